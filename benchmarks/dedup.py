@@ -32,8 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.text import clusters, giant_clusters, keep_best, load_signatures, near_pairs, signatures
-from tasks.text.near import MinhashFile
+from tasks.text import clusters, giant_clusters, keep_best, near_pairs, signatures
+from tasks.text.minhash import U32, Block, read_minima
+from tasks.text.words import I64
 
 GOAL_DOCUMENTS_PER_SECOND = 4_000
 GOAL_RECALL = 0.95
@@ -149,6 +150,25 @@ def _read(segment: Path) -> list[str]:
     return texts
 
 
+class SegmentMinhashes:
+    """Signatures of n documents, read from their segments."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self._folders = [folder / f"{number}" for number in range(-(-n // SEGMENT_DOCUMENTS))]
+        self.n_shingles: I64 = np.zeros(n, np.int64)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the signatures of each segment, and note the numbers of shingles."""
+        n = len(self.n_shingles)
+        for numbers in np.split(np.arange(n), range(SEGMENT_DOCUMENTS, n, SEGMENT_DOCUMENTS)):
+            minima, self.n_shingles[numbers] = read_minima(self._folders, *np.divmod(numbers, SEGMENT_DOCUMENTS))
+            yield Block(numbers, minima, self.n_shingles[numbers], numbers.astype(np.uint64))
+
+    def minima_of(self, numbers: I64) -> U32:
+        """Return the values of some documents."""
+        return read_minima(self._folders, *np.divmod(numbers, SEGMENT_DOCUMENTS))[0]
+
+
 def texts_of(documents: Sequence[int], folder: Path) -> list[str]:
     """Texts of documents by ascending numbers, read segment by segment."""
     found = []
@@ -182,12 +202,7 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
 
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak of what came before
         started = time.perf_counter()
-        joined = MinhashFile(folder / "minhashes", n)
-        for number in segments:
-            part = load_signatures(folder / f"{number}")
-            joined.append(part.minima, part.n_shingles)
-        seconds["reading them"] = time.perf_counter() - started
-        started = time.perf_counter()
+        joined = SegmentMinhashes(folder, n)
         found = near_pairs(joined, partial(texts_of, folder=folder), THRESHOLD)
         seconds["pairs"] = time.perf_counter() - started
         started = time.perf_counter()

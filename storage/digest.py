@@ -71,10 +71,13 @@ def sorted_rows_digest(rows: Iterable[tuple[str, str]]) -> str:
     return digest.hexdigest()
 
 
-def list_digest(items: Iterable[Any]) -> str:
-    """Return the `sha256_json` of a list of these items, without holding them."""
-    digest = hashlib.sha256(b"[")
+def list_digest(items: Iterable[Any], head: str = "") -> str:
+    """Return the `sha256_json` of the list of these items, or of `[head, items]` if there is a head.
+
+    The items are not held.
+    """
+    digest = hashlib.sha256(f"[{canonical_json(head)},[".encode() if head else b"[")
     for number, item in enumerate(items):
         digest.update(f"{',' if number else ''}{canonical_json(item)}".encode("utf-8", "surrogatepass"))
-    digest.update(b"]")
+    digest.update(b"]]" if head else b"]")
     return digest.hexdigest()

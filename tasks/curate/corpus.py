@@ -118,6 +118,27 @@ class Corpus:
         self.sql(f"insert into {name} select * from fresh_rows")
         self.connection.unregister("fresh_rows")
 
+    def rows_of(self, folders: Sequence[str], name: str, schema: pa.Schema) -> str:
+        """Return SQL for all rows of a per-segment table, with `part` (number of its folder) and `place` (row in it).
+
+        Args:
+            folders: One may stand for several segments with the same documents.
+            name: File name of the table in each of them.
+            schema: What it is if there are no folders.
+        """
+        paths = [str(Path(folder) / name) for folder in folders]
+        if not paths:
+            self.insert(f'"no {name}"', schema.empty_table())
+            return f'(select 0 as part, 0 as place, * from "no {name}")'
+        numbers = pa.array(range(len(paths)), pa.int32())
+        self.insert(f'"parts of {name}"', pa.table([numbers, pa.array(paths)], ["part", "path"]))
+        source = ", ".join(quoted(literal_path(Path(path))) for path in dict.fromkeys(paths))
+        return (
+            "(select part, file_row_number as place, found.* exclude (filename, file_row_number) "
+            f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
+            f'join "parts of {name}" as parts on parts.path = found.filename)'
+        )
+
     def want_live(self, snapshot: Path) -> None:
         """Want the live documents of a snapshot, with the segments and the licences noted there."""
         self.sql(

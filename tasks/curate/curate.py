@@ -1,21 +1,22 @@
 """The stage that decides: policy, duplicates, split and leaks come together, and every document gets a row.
 
 Everything it reads was measured before, so that another threshold costs seconds. What it drops is in `dropped.parquet`
-with a reason, what it leaves out of a text in `cuts.parquet`.
+with a reason, what it leaves out of a text in `cuts.parquet`. Documents are rows of a `Corpus` and never objects; only
+runs of thirteen words are compared outside of the database, segment by segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from storage.digest import rows_digest, sha256_json
+from storage.digest import list_digest, sha256_json, sorted_rows_digest
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
@@ -27,26 +28,33 @@ from storage.schemas import (
     DROPPED,
     DROPPED_FILE,
     GRAMS_FILE,
+    MEASURES,
     MEASURES_FILE,
     PAIRS_FILE,
+    SCORES,
     SCORES_FILE,
     SELECTION,
     SELECTION_FILE,
 )
 from storage.store import StoreError
-from storage.tables import read_columns, unpacked_size, write_columns, write_table
+from storage.tables import unpacked_size
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, tables_of
-from tasks.curate.leaks import SegmentSignatures, contained, evaluation_overlaps, repeated_paragraphs
-from tasks.curate.policy import PolicySettings, may_be_refused, measures_needed, refusals
-from tasks.curate.selection import Candidate, refuse_duplicates, split_documents
+from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
+from tasks.curate.leaks import SHARES, SegmentSignatures, contained, evaluation_overlaps, repeated_paragraphs
+from tasks.curate.policy import PolicySettings, refusal
+from tasks.curate.redaction import cut
+from tasks.curate.selection import RANK, begin_selection, begin_split, hold_out, refuse_duplicates
 from tasks.curate.settings import CurateSettings
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
-UNUSED = "none"  # the side of a cluster none of whose documents are in use
+GRAM_BYTES = 64  # of the memory of queries, for each run of thirteen words of validation that is held
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
+
+_CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64())])
+
+Segments = Callable[[str], Iterable[SegmentSignatures]]
 
 
 class EmptyCorpus(UserError):
@@ -81,19 +89,20 @@ def curate(
 
     Scores are those of the user's classifier; an empty set where there is none.
     """
-    shelves = tables_of(work.store, documents)
     measured = matching_folders(work.store, documents, measures)
     made = work.in_subprocess(
         select_documents,
         sum(unpacked_size(Path(folder) / MEASURES_FILE) for folder in measured),
-        snapshot=str(work.folder(snapshot)),
-        shelves=[list(shelf) for shelf in shelves],
+        snapshot=work.folder(snapshot),
+        tables=[list(table) for table in tables_of(work.store, documents)],
         measured=measured,
         scored=matching_folders(work.store, documents, scores) if scores.refs else [],
-        duplicates=str(work.folder(duplicates)),
-        evaluation=str(work.folder(evaluation)),
-        out=str(work.out),
-        settings=asdict(settings),
+        duplicates=work.folder(duplicates),
+        evaluation=work.folder(evaluation),
+        out=work.out,
+        spill=work.scratch,
+        memory_bytes=work.machine.query_bytes,
+        settings=settings,
     )
     work.counts.update(made["counts"])
     # a selection of other texts under the same names is another selection
@@ -101,235 +110,188 @@ def curate(
 
 
 def select_documents(
-    snapshot: str,
-    shelves: list[tuple[str, str]],
+    snapshot: Path,
+    tables: list[list[str]],
     measured: list[str],
     scored: list[str],
-    duplicates: str,
-    evaluation: str,
-    out: str,
-    settings: dict[str, Any],
+    duplicates: Path,
+    evaluation: Path,
+    out: Path,
+    spill: Path,
+    memory_bytes: int,
+    settings: CurationSettings,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write what is kept, dropped and cut; returns counts and a digest."""
-    chosen = CurateSettings(**settings["curate"])
-    places = [SegmentTable(*shelf) for shelf in shelves]
-    clusters = dict(zip(*read_columns(Path(duplicates) / CLUSTERS_FILE, ["doc_id", "cluster"]).values(), strict=True))
-    live, licences, read_at = _live(Path(snapshot), places)
-    policy = PolicySettings(**settings["policy"])
-    candidates = list(_candidates(live, licences, read_at, places, measured, scored, clusters, policy))
-    cuts: list[dict[str, Any]] = []
-    signed = _signed(candidates, read_at, places, measured)
-    _cut_evaluation_text(candidates, signed, Path(evaluation), chosen, cuts)
-    refuse_duplicates(candidates, _near(Path(duplicates)), chosen.near_duplicates == "drop")
-    split = _split_without_leaks(candidates, _without_refused(signed, candidates), chosen)
-    if chosen.paragraphs == "cut":
-        _cut_paragraphs(candidates, _without_refused(signed, candidates), cuts)
-    progress(len(candidates), len(candidates))
-    return _write(Path(out), candidates, split, cuts)
+    """Write what is kept, dropped and cut; returns counts and a digest.
 
-
-def _live(snapshot: Path, shelves: Sequence[SegmentTable]) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
-    """The segment noted for each live document, the licences of their folders, and where each is read."""
-    with Corpus() as corpus:
+    Args:
+        snapshot: Folder of the files.
+        tables: Segments and folders of the documents.
+        measured: Folder of measures and signatures for each of them.
+        scored: Folder of the classifier's scores for each of them; empty where there is none.
+        duplicates: Folder of near pairs and clusters.
+        evaluation: Folder of the runs of thirteen words of evaluation sets.
+        out: Folder for the tables.
+        spill: Folder for temporary files.
+        memory_bytes: Memory of queries.
+    """
+    chosen = settings.curate
+    places = [SegmentTable(*table) for table in tables]
+    with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
-        corpus.locate(shelves, DOCUMENTS_FILE)
-        rows = corpus.sql("select doc_id, segment, licence, part from wanted join located using (doc_id)").fetchall()
-    return (
-        {row[0]: row[1] for row in rows},
-        {row[0]: row[2] for row in rows if row[2]},
-        {row[0]: row[3] for row in rows},
+        corpus.locate(places, DOCUMENTS_FILE, ["text_sha256", "n_bytes", "ocr_share"])
+        _list_candidates(corpus, measured, scored, parquet(duplicates / CLUSTERS_FILE), settings.policy)
+        segments = partial(_segments, corpus, places, measured)
+        _cut_evaluation_text(corpus, segments, evaluation, chosen)
+        refuse_duplicates(corpus, parquet(duplicates / PAIRS_FILE), chosen.near_duplicates == "drop")
+        _split_without_leaks(corpus, segments, chosen, memory_bytes // GRAM_BYTES)
+        if chosen.paragraphs == "cut":
+            _cut_paragraphs(corpus, segments)
+        made = _write(corpus, out)
+    progress(made["counts"]["rows"], made["counts"]["rows"])
+    return made
+
+
+def _list_candidates(
+    corpus: Corpus, measured: Sequence[str], scored: Sequence[str], clusters: str, policy: PolicySettings
+) -> None:
+    """Make the tables `candidates` and `refused`: the live documents, and those that the policy refuses."""
+    measures = corpus.rows_of(measured, MEASURES_FILE, MEASURES)
+    scores = corpus.rows_of(scored, SCORES_FILE, SCORES)
+    found = corpus.sql(
+        f"select distinct licence from (select licence from {measures} union select licence from wanted)"
+    )
+    corpus.sql(
+        f"create table candidates as select row_number() over (order by {RANK}) as number, doc_id, segment, part, "
+        "place, text_sha256, cluster, cluster_size, n_bytes, licence, "
+        f"{refusal(policy, [licence for (licence,) in found.fetchall()])} as refusal from (select measures.* exclude "
+        "(licence), located.* exclude (doc_id, part, place), segment, cluster, cluster_size, coalesce(nullif("
+        "measures.licence, ''), wanted.licence) as licence, score as classifier_score from located "
+        f"join {measures} as measures using (part, place) join wanted on wanted.doc_id = located.doc_id "
+        f"join {clusters} as clusters on clusters.doc_id = located.doc_id left join {scores} as scores "
+        "on scores.part = located.part and scores.doc_id = located.doc_id where measures.doc_id = located.doc_id)"
+    )
+    (lost,) = corpus.sql("select min(doc_id) from located anti join candidates using (doc_id)").fetchall()[0]
+    if lost is not None:
+        raise StoreError(
+            f"document {lost} has no measures or no cluster where they are expected: --refresh measure,dedup"
+        )
+    begin_selection(corpus)
+    corpus.sql(
+        "insert into refused select number, refusal.code, refusal.reason from candidates where refusal is not null"
     )
 
 
-def _candidates(
-    live: Mapping[str, str],
-    licences: Mapping[str, str],
-    read_at: Mapping[str, int],
-    shelves: Sequence[SegmentTable],
-    measured: Sequence[str],
-    scored: Sequence[str],
-    clusters: Mapping[str, str],
-    policy: PolicySettings,
-) -> Iterator[Candidate]:
-    """The live documents, those that the policy refuses with the reason."""
-    wanted = ["doc_id", "text_sha256", "n_bytes", "ocr_share"]
-    needed = measures_needed(policy)
-    for number, (shelf, folder) in enumerate(zip(shelves, measured, strict=True)):
-        scores = _scores(Path(scored[number])) if scored else {}
-        # row for row the same documents
-        texts = read_columns(Path(shelf.folder) / DOCUMENTS_FILE, wanted)
-        measures = pq.read_table(Path(folder) / MEASURES_FILE, columns=needed)
-        if measures.column("doc_id").to_pylist() != texts["doc_id"]:
-            raise StoreError(f"{folder} does not hold the measures of {shelf.folder}: --refresh measure")
-        doubted = may_be_refused(measures, policy)
-        rows = dict(zip(doubted, measures.take(pa.array(doubted, pa.int64())).to_pylist(), strict=True))
-        own = zip(*texts.values(), measures.column("licence").to_pylist(), strict=True)
-        for place, (doc_id, text_sha256, n_bytes, ocr_share, licence) in enumerate(own):
-            if read_at.get(doc_id) != number:
-                continue
-            licence = licence or licences.get(doc_id)
-            row = rows.get(place)
-            if row is not None:
-                row["licence"] = licence
-                if scored:
-                    row["classifier_score"] = scores[doc_id]
-            yield Candidate(
-                doc_id=doc_id,
-                segment=live[doc_id],
-                text_sha256=text_sha256,
-                cluster=clusters[doc_id],
-                n_bytes=n_bytes,
-                ocr_share=ocr_share,
-                licence=licence,
-                refusal=None if row is None else refusals(row, policy),
-            )
+def _segments(
+    corpus: Corpus, tables: Sequence[SegmentTable], measured: Sequence[str], candidates: str
+) -> Iterator[SegmentSignatures]:
+    """Yield the signatures of candidates, segment by segment; one such reading at a time."""
+    corpus.sql(f"create or replace table reading as select part, place, number {candidates} order by part, place")
+    for part, (table, folder) in enumerate(zip(tables, measured, strict=True)):
+        places, numbers = corpus.columns(f"select place, number from reading where part = {part} order by place")
+        if len(places):
+            yield SegmentSignatures(Path(folder), Path(table.folder), places, numbers)
 
 
-def _scores(folder: Path) -> dict[str, float]:
-    columns = read_columns(folder / SCORES_FILE, ["doc_id", "score"])
-    return dict(zip(*columns.values(), strict=True))
-
-
-def _signed(
-    candidates: Sequence[Candidate],
-    read_at: Mapping[str, int],
-    shelves: Sequence[SegmentTable],
-    measured: Sequence[str],
-) -> list[SegmentSignatures]:
-    """Signatures of the documents that are in use by now."""
-    wanted: list[dict[str, None]] = [{} for _ in shelves]
-    for candidate in candidates:
-        if candidate.refusal is None:
-            wanted[read_at[candidate.doc_id]][candidate.doc_id] = None
-    return [
-        SegmentSignatures(Path(folder), Path(shelf.folder), own)
-        for shelf, folder, own in zip(shelves, measured, wanted, strict=True)
-    ]
-
-
-def _near(duplicates: Path) -> list[tuple[str, str, float]]:
-    columns = read_columns(duplicates / PAIRS_FILE, ["doc_id", "other_id", "similarity"])
-    return list(zip(*columns.values(), strict=True))
-
-
-def _cut_evaluation_text(
-    candidates: Sequence[Candidate],
-    shelves: Sequence[SegmentSignatures],
-    evaluation: Path,
-    settings: CurateSettings,
-    cuts: list[dict[str, Any]],
-) -> None:
+def _cut_evaluation_text(corpus: Corpus, segments: Segments, evaluation: Path, settings: CurateSettings) -> None:
     """Refuse documents that are mostly text of an external evaluation set, and cut it out of the others."""
-    by_id = {candidate.doc_id: candidate for candidate in candidates}
+    cuts, mostly = [], []
     grams = np.load(evaluation / GRAMS_FILE, mmap_mode="r", allow_pickle=False)
-    for doc_id, spans, share in evaluation_overlaps(shelves, grams):
+    for number, spans, share in evaluation_overlaps(segments("from in_use"), grams) if len(grams) else ():
         if share > settings.max_evaluation_share:
-            reason = f"{share:.1%} of it stands in an evaluation set, more than {settings.max_evaluation_share:.0%}"
-            by_id[doc_id].refusal = ("evaluation_set", reason)
+            mostly.append({"number": number, "share": share})
         else:
-            cuts += [_cut(doc_id, start, length, "evaluation_set") for start, length in spans]
+            cuts += [{"number": number, "start": start, "length": length} for start, length in spans]
+    corpus.insert(
+        "cuts", pa.Table.from_pylist(cuts, _CUTS).append_column("code", pa.repeat("evaluation_set", len(cuts)))
+    )
+    reason = f"of it stands in an evaluation set, more than {settings.max_evaluation_share:.0%}"
+    _refuse_shares(corpus, pa.Table.from_pylist(mostly, SHARES), "evaluation_set", reason)
 
 
-def _split_without_leaks(
-    candidates: Sequence[Candidate], shelves: Sequence[SegmentSignatures], settings: CurateSettings
-) -> dict[str, str]:
-    """The split of each cluster; documents that stand on the other side are refused.
+def _refuse_shares(corpus: Corpus, shares: pa.Table, code: str, reason: str) -> None:
+    """Refuse documents for a share of their text; the reason begins with it."""
+    corpus.connection.register("shares", shares)
+    corpus.sql(
+        "insert into refused select number, $code, format('{:.1f}% ', 100 * share) || $reason from shares",
+        {"code": code, "reason": reason},
+    )
+    corpus.connection.unregister("shares")
+
+
+def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings, grams_at_once: int) -> None:
+    """Split the clusters, and refuse documents that stand on the other side.
 
     Validation documents give way first. If none would be left, other clusters are tried, in the order of their hashes.
     """
-    barred: set[str] = set()
+
+    def leaks() -> tuple[int, pa.Table, pa.Table]:
+        held_out = list(segments("from in_use semi join held_out using (cluster)"))
+        trained = partial(segments, "from in_use anti join held_out using (cluster)")
+        found = contained(held_out, trained, settings.max_containment, grams_at_once)
+        return sum(len(part.numbers) for part in held_out), *found
+
+    begin_split(corpus, settings)
     for _ in range(MAX_NEW_SPLITS):
-        split = split_documents(candidates, settings, barred)
-        sides = _sides(candidates, split)
-        in_training, in_validation = contained(shelves, sides)
-        leaked = {doc_id: share for doc_id, share in in_training.items() if share > settings.max_containment}
-        held_out = {doc_id for doc_id, side in sides.items() if side == "validation"}
-        barred |= {candidate.cluster for candidate in candidates if candidate.doc_id in held_out}
-        if len(leaked) < len(held_out) or not held_out:
+        hold_out(corpus, settings)
+        n_held_out, in_training, in_validation = leaks()
+        if len(in_training) < n_held_out or not n_held_out:
             break
-    by_id = {candidate.doc_id: candidate for candidate in candidates}
-    for doc_id, share in leaked.items():
-        by_id[doc_id].refusal = ("contained_in_training", _overlap(share, "training", settings))
-    if leaked:  # what stood in them alone stands in no validation text any more
-        _, in_validation = contained(_without_refused(shelves, candidates), _sides(candidates, split))
-    for doc_id, share in in_validation.items():
-        if share > settings.max_containment:
-            by_id[doc_id].refusal = ("contained_in_validation", _overlap(share, "validation", settings))
-    return split
+        corpus.sql("insert into barred from held_out")
+    reason = f"of its runs of thirteen words stand in {{}} text; more than {settings.max_containment:.0%} are a leak"
+    _refuse_shares(corpus, in_training, "contained_in_training", reason.format("training"))
+    if len(in_training):  # what stood in them alone stands in no validation text any more
+        _, _, in_validation = leaks()
+    _refuse_shares(corpus, in_validation, "contained_in_validation", reason.format("validation"))
 
 
-def _overlap(share: float, side: str, settings: CurateSettings) -> str:
-    most = f"more than {settings.max_containment:.0%} are a leak"
-    return f"{share:.1%} of its runs of thirteen words stand in {side} text; {most}"
-
-
-def _without_refused(
-    shelves: Sequence[SegmentSignatures], candidates: Sequence[Candidate]
-) -> Sequence[SegmentSignatures]:
-    """The shelves, from which what was refused since is taken."""
-    gone = {candidate.doc_id for candidate in candidates if candidate.refusal is not None}
-    for shelf in shelves:
-        shelf.drop(gone)
-    return shelves
-
-
-def _sides(candidates: Sequence[Candidate], split: Mapping[str, str]) -> dict[str, str]:
-    return {item.doc_id: split[item.cluster] for item in candidates if item.refusal is None}
-
-
-def _cut_paragraphs(
-    candidates: Sequence[Candidate], shelves: Sequence[SegmentSignatures], cuts: list[dict[str, Any]]
-) -> None:
+def _cut_paragraphs(corpus: Corpus, segments: Segments) -> None:
     """Leave out paragraphs that a better document has as well."""
-    ranked = sorted((item for item in candidates if item.refusal is None), key=lambda item: item.rank)
-    order = {item.doc_id: place for place, item in enumerate(ranked)}
-    by_id = {item.doc_id: item for item in ranked}
-    for doc_id, spans, emptied in repeated_paragraphs(shelves, order):
-        if emptied:
-            by_id[doc_id].refusal = ("duplicate_paragraphs", "all of its paragraphs stand in other documents")
-            continue
-        cuts += [_cut(doc_id, start, length, "duplicate_paragraph") for start, length in spans]
-
-
-def _cut(doc_id: str, start: int, length: int, code: str) -> dict[str, Any]:
-    return {"doc_id": doc_id, "start": start, "length": length, "reason_code": code}
-
-
-def _write(
-    out: Path, candidates: list[Candidate], split: Mapping[str, str], cuts: list[dict[str, Any]]
-) -> dict[str, Any]:
-    candidates.sort(key=lambda item: item.doc_id)
-    cuts.sort(key=lambda row: (row["doc_id"], row["start"], row["length"], row["reason_code"]))
-    selected: dict[str, list[Any]] = {
-        "doc_id": [item.doc_id for item in candidates],
-        "segment": [item.segment for item in candidates],
-        "cluster": [item.cluster for item in candidates],
-        "split": [split.get(item.cluster, UNUSED) for item in candidates],
-        "kept": [item.refusal is None for item in candidates],
-        "licence": [item.licence for item in candidates],
-        "n_bytes": [item.n_bytes for item in candidates],
-    }
-    dropped = (
-        {"doc_id": item.doc_id, "reason_code": item.refusal[0], "reason": item.refusal[1]}
-        for item in candidates
-        if item.refusal is not None
+    repeated_paragraphs(corpus, segments("from in_use"))
+    emptied = []
+    for segment in segments("from in_use semi join whole using (number)"):
+        for number, text in segment.texts(range(len(segment.numbers))):
+            ((spans,),) = corpus.sql("select spans from whole where number = $number", {"number": number}).fetchall()
+            if not cut(text, spans).strip():
+                emptied.append({"number": number})
+    corpus.insert("emptied", pa.Table.from_pylist(emptied, pa.schema([("number", pa.int64())])))
+    corpus.sql(
+        "insert into refused select number, 'duplicate_paragraphs', 'all of its paragraphs stand in other documents' "
+        "from emptied; "
+        "insert into cuts select number, start, length, 'duplicate_paragraph' from repeated anti join emptied "
+        "using (number)"
     )
+
+
+def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
+    """Write the tables; returns counts and a digest."""
+    corpus.sql(
+        "create table selected as select doc_id, segment, cluster, case when held_out.cluster is not null then "
+        "'validation' when clusters.cluster is not null then 'train' else 'none' end as split, code is null as kept, "
+        "licence, n_bytes, code as reason_code, reason from candidates left join refused using (number) "
+        "left join clusters using (cluster) left join held_out using (cluster)"
+    )
+    cuts = "select doc_id, start, length, code as reason_code from cuts join candidates using (number) order by all"
     counts = {
-        "rows": write_columns(out / SELECTION_FILE, SELECTION, selected),
-        "dropped": write_table(out / DROPPED_FILE, DROPPED, dropped),
-        "cuts": write_table(out / CUTS_FILE, CUTS, cuts),
+        "rows": corpus.write(out / SELECTION_FILE, SELECTION, _ordered("selected", SELECTION)),
+        "dropped": corpus.write(out / DROPPED_FILE, DROPPED, _ordered("selected where not kept", DROPPED)),
+        "cuts": corpus.write(out / CUTS_FILE, CUTS, cuts),
     }
     for side in ("train", "validation"):
-        counts[side] = sum(item.refusal is None and split[item.cluster] == side for item in candidates)
+        (counts[side],) = corpus.sql(f"select count(*) from selected where kept and split = '{side}'").fetchall()[0]
     # where a document lies is not part of what was selected
-    content = rows_digest((item.doc_id, canonical(item, split.get(item.cluster, UNUSED))) for item in candidates)
-    return {"counts": counts, "digest": sha256_json([content, cuts])}
+    content = sorted_rows_digest(
+        corpus.rows(
+            "select doc_id, sha256(json_array(cluster, split, if(kept, null, json_array(reason_code, reason)), "
+            "licence)::varchar) from selected order by doc_id"
+        )
+    )
+    cut_rows = (dict(zip(CUTS.names, row, strict=True)) for row in corpus.rows(cuts))
+    return {"counts": counts, "digest": list_digest(cut_rows, content)}
 
 
-def canonical(item: Candidate, side: str) -> str:
-    """What of a document's selection enters the digest."""
-    return sha256_json([item.cluster, side, item.refusal, item.licence])
+def _ordered(table: str, schema: pa.Schema) -> str:
+    return f"select {', '.join(schema.names)} from {table} order by doc_id"
 
 
 def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:

@@ -6,12 +6,13 @@ Finds, and decides nothing: which member of a cluster is kept, and what follows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage.digest import list_digest, sha256_json, sorted_rows_digest
@@ -29,15 +30,14 @@ from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.settings import DedupSettings
-from tasks.text import Pairs, clusters, giant_clusters, load_signatures, near_pairs
-from tasks.text.near import MinhashFile
+from tasks.text import Pairs, clusters, giant_clusters, near_pairs
+from tasks.text.minhash import U32, Block, read_minima
 from tasks.text.words import I64, distinct
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
-SIGNED_AT_ONCE = 1 << 16
 
 
 @stage(
@@ -101,15 +101,13 @@ def find_duplicates(
         places = [SegmentTable(*table) for table in tables]
         corpus.locate(places, DOCUMENTS_FILE, ["text_sha256"])
         _number_texts(corpus)
-        minhashes = _minhashes(corpus, signed, Path(spill) / "minhashes")
-        (tie,) = corpus.columns("select row_number() over (order by text_sha256) from texts order by number")
         found = near_pairs(
-            minhashes,
+            _CorpusMinhashes(corpus, signed),
             lambda wanted: _read_texts(corpus, wanted, places),
             chosen.threshold,
-            tie=tie,
             max_bucket=chosen.max_bucket,
             known=_known_pairs(corpus, known) if known else None,
+            connection=corpus.connection,
         )
         counts = {
             "near_pairs": len(found.pairs),
@@ -120,8 +118,9 @@ def find_duplicates(
         corpus.insert("verified", _pair_table(found.verified))
         counts |= _join_clusters(corpus, found.pairs)
         digest = _write(corpus, Path(out), chosen.threshold)
-        n_texts = len(minhashes.n_shingles)
-        (n_documents,) = corpus.sql("select count(*) from located").fetchall()[0]
+        ((n_documents, n_texts),) = corpus.sql(
+            "select coalesce(sum(n_documents), 0)::bigint, count(*) from texts"
+        ).fetchall()
         progress(n_texts, n_texts)
     counts |= {"rows": n_documents, "texts": n_texts, "exact_duplicates": n_documents - n_texts}
     return {"digest": digest, "counts": counts}
@@ -136,24 +135,36 @@ def _number_texts(corpus: Corpus) -> None:
     )
 
 
-def _minhashes(corpus: Corpus, signed: Sequence[str], path: Path) -> MinhashFile:
-    """MinHash values of the texts; 13-grams and paragraphs stay where they are, they are much larger."""
-    part, place = corpus.columns("select part, place from texts order by number")
-    minhashes = MinhashFile(path, len(part))
-    bounds = np.searchsorted(part, np.arange(len(signed) + 1)).tolist()
-    for number, folder in enumerate(signed):
-        for start in range(bounds[number], bounds[number + 1], SIGNED_AT_ONCE):
-            found = load_signatures(Path(folder))
-            own = place[start : min(start + SIGNED_AT_ONCE, bounds[number + 1])]
-            minhashes.append(found.minima[own], found.n_shingles[own])
-    return minhashes
+class _CorpusMinhashes:
+    """MinHash values of the texts, read where they lie, segment by segment."""
+
+    def __init__(self, corpus: Corpus, signed: Sequence[str]) -> None:
+        self._corpus = corpus
+        self._signed = signed
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the signatures of all texts, some at a time."""
+        tie = "('0x' || left(text_sha256, 16))::ubigint as tie"
+        for batch in self._corpus.batches(f"select number, part, place, {tie} from texts order by number"):
+            number, part, place, tie = (column.to_numpy() for column in batch.columns)
+            yield Block(number, *read_minima(self._signed, part, place), tie)
+
+    def minima_of(self, numbers: I64) -> U32:
+        """Return the values of some texts."""
+        return read_minima(self._signed, *_places(self._corpus, numbers))[0]
+
+
+def _places(corpus: Corpus, numbers: npt.ArrayLike) -> list[npt.NDArray[Any]]:
+    """Parts and places of texts by their ascending numbers."""
+    corpus.insert("asked", pa.table({"number": pa.array(numbers, pa.int64())}))
+    found = corpus.columns("select part, place from texts semi join asked using (number) order by number")
+    corpus.sql("drop table asked")
+    return found
 
 
 def _read_texts(corpus: Corpus, wanted: Sequence[int], tables: Sequence[SegmentTable]) -> list[str]:
     """Texts by their ascending numbers, each table read once."""
-    corpus.insert("asked", pa.table({"number": pa.array(wanted, pa.int64())}))
-    part, place = corpus.columns("select part, place from texts semi join asked using (number) order by number")
-    corpus.sql("drop table asked")
+    part, place = _places(corpus, wanted)
     texts: list[str] = []
     for number in distinct(part).tolist():
         own = place[part == number].tolist()

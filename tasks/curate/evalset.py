@@ -23,8 +23,7 @@ from storage.store import Store, StoreError
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import kept_documents, kept_rows
-from tasks.curate.leaks import SegmentSignatures
-from tasks.text import Hashes
+from tasks.text import Hashes, load_signatures
 from tasks.text.words import joined
 
 if TYPE_CHECKING:
@@ -123,10 +122,10 @@ def _grams(work: Work, wanted: dict[str, str], measures: RefSet) -> dict[str, Ha
     """Runs of thirteen words of some documents, as they were before anything was cut or redacted."""
     grams: dict[str, Hashes] = {}
     for ref, live in zip(measures.refs, measures.live or [wanted] * len(measures.refs), strict=True):
-        folder = work.folder(ref)
-        shelf = SegmentSignatures(folder, folder, {doc_id: None for doc_id in wanted if doc_id in live})
-        found = shelf.grams(range(len(shelf.doc_ids)))
-        for doc_id, (first, last) in zip(shelf.doc_ids, pairwise(found.offsets.tolist()), strict=True):
+        names = enumerate(read_columns(work.folder(ref) / MEASURES_FILE, ["doc_id"])["doc_id"])
+        chosen = {doc_id: place for place, doc_id in names if doc_id in wanted and doc_id in live}
+        found = load_signatures(work.folder(ref)).gram_hashes.take(np.array(list(chosen.values()), np.int64))
+        for doc_id, (first, last) in zip(chosen, pairwise(found.offsets.tolist()), strict=True):
             grams[doc_id] = Hashes(found.values[first:last], np.array([0, last - first]))
     return grams
 

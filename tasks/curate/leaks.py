@@ -1,136 +1,158 @@
 """Text on both sides: validation documents that stand in training text, training documents that stand in validation.
 
 Clusters see documents that resemble each other as wholes; a page that stands word for word in a manual is no such
-thing. What is compared are runs of thirteen words, which every segment keeps beside its measures.
+thing. What is compared are runs of thirteen words, which every segment keeps beside its measures. Documents are numbers
+here, and one segment is in memory at a time; of validation documents a bounded number of runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE
-from storage.tables import read_columns, read_places
-from tasks.curate.redaction import cut
-from tasks.text import (
-    GramIndex,
-    Hashes,
-    Signatures,
-    containment,
-    duplicate_paragraphs,
-    load_signatures,
-    overlapping_spans,
-)
-from tasks.text.words import joined
+from storage.schemas import DOCUMENTS_FILE
+from storage.tables import read_places
+from tasks.curate.corpus import Corpus
+from tasks.text import GramIndex, Hashes, judged_share, load_signatures, overlapping_spans
+from tasks.text.overlap import shared_grams
+from tasks.text.words import I64, flat_places, joined
 
 Span = tuple[int, int]
+SHARES = pa.schema([("number", pa.int64()), ("share", pa.float64())])
+_PARAGRAPHS = pa.schema([("number", pa.int64()), ("hash", pa.uint64()), ("start", pa.int64()), ("length", pa.int64())])
 
 
+@dataclass(frozen=True)
 class SegmentSignatures:
-    """Signatures of one segment, with the documents of it that are in use.
+    """Signatures of the documents of one segment that are in use.
 
-    Args:
-        measures: folder of the measures and signatures.
-        documents: folder of the texts, row for row the same.
-        wanted: documents in use that are read here.
+    Attributes:
+        measures: Folder of the measures and signatures.
+        documents: Folder of the texts, row for row the same.
+        places: (n,) int64, the rows of the documents, rising.
+        numbers: (n,) int64, their numbers in the selection.
     """
 
-    def __init__(self, measures: Path, documents: Path, wanted: Mapping[str, object]) -> None:
-        ids = read_columns(measures / MEASURES_FILE, ["doc_id"])["doc_id"]
-        self.places = [place for place, doc_id in enumerate(ids) if doc_id in wanted]
-        self.doc_ids = [ids[place] for place in self.places]
-        self._measures = measures
-        self._documents = documents
+    measures: Path
+    documents: Path
+    places: I64
+    numbers: I64
 
-    @property
-    def signatures(self) -> Signatures:
-        """Mapped anew at each use: held open, those of a hundred segments would use up the files a process may have."""
-        return load_signatures(self._measures)
+    def grams(self) -> Hashes:
+        """Return the runs of thirteen words of the documents.
 
-    def drop(self, gone: Container[str]) -> None:
-        """Take documents out of use."""
-        left = [n for n, doc_id in enumerate(self.doc_ids) if doc_id not in gone]
-        self.places = [self.places[n] for n in left]
-        self.doc_ids = [self.doc_ids[n] for n in left]
+        They are copied out of files that are mapped at each use: held open, those of a hundred segments would use up
+        the files a process may have.
+        """
+        return load_signatures(self.measures).gram_hashes.take(self.places)
 
-    def grams(self, chosen: Sequence[int]) -> Hashes:
-        """Runs of thirteen words of some of the documents, by their numbers here."""
-        return self.signatures.gram_hashes.take(np.array([self.places[number] for number in chosen], np.int64))
+    def gram_counts(self) -> I64:
+        """Return (n,) how many runs of thirteen words each document has."""
+        offsets = load_signatures(self.measures).gram_offsets
+        return offsets[self.places + 1] - offsets[self.places]
+
+    def paragraphs(self) -> pa.Table:
+        """Return `number`, `hash`, `start` and `length` of all paragraphs."""
+        signatures = load_signatures(self.measures)
+        places, offsets = flat_places(signatures.paragraph_offsets, self.places)
+        values = (signatures.paragraphs, signatures.paragraph_starts, signatures.paragraph_lengths)
+        numbers = np.repeat(self.numbers, np.diff(offsets))
+        return pa.table([numbers, *(array[places] for array in values)], schema=_PARAGRAPHS)
 
     def texts(self, chosen: Sequence[int]) -> Iterator[tuple[int, str]]:
-        """Texts of some of the documents."""
-        by_place = {self.places[number]: number for number in chosen}
-        for place, text in read_places(self._documents / DOCUMENTS_FILE, "text", sorted(by_place)).items():
-            yield by_place[place], text
+        """Yield number and text of some documents, given by their indices here."""
+        numbers = dict(zip(self.places[chosen].tolist(), self.numbers[chosen].tolist(), strict=True))
+        for place, text in read_places(self.documents / DOCUMENTS_FILE, "text", list(numbers)).items():
+            yield numbers[place], text
 
 
 def contained(
-    shelves: Sequence[SegmentSignatures], sides: Mapping[str, str]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """How much of each validation document stands in training text, and of each training document in validation text.
+    held_out: Sequence[SegmentSignatures],
+    trained: Callable[[], Iterable[SegmentSignatures]],
+    limit: float,
+    grams_at_once: int = 0,
+) -> tuple[pa.Table, pa.Table]:
+    """Return the validation documents that stand in training text, and the training documents that stand in validation.
 
     Args:
-        sides: `train` or `validation` for each document in use.
+        held_out: The validation documents.
+        trained: Yields the training documents, in the same order at each call.
+        limit: Largest share of a document's runs of thirteen words that may stand on the other side.
+        grams_at_once: Runs of validation documents in memory at a time, about; if there are more, all documents are
+            read again for each part of the values that a hash may have. 0 for all at once.
+
+    Returns:
+        Two tables with the `number` and the `share` of those above the limit.
     """
-    places = {
-        side: [[n for n, doc in enumerate(shelf.doc_ids) if sides[doc] == side] for shelf in shelves]
-        for side in ("train", "validation")
-    }
-    held_out = joined([shelf.grams(chosen) for shelf, chosen in zip(shelves, places["validation"], strict=True)])
-    found = containment(held_out, (shelf.grams(chosen) for shelf, chosen in zip(shelves, places["train"], strict=True)))
-    names = [shelf.doc_ids[n] for shelf, chosen in zip(shelves, places["validation"], strict=True) for n in chosen]
-    in_training = dict(zip(names, found.validation.tolist(), strict=True))
-    in_validation = {
-        shelf.doc_ids[n]: share
-        for shelf, chosen, shares in zip(shelves, places["train"], found.training, strict=True)
-        for n, share in zip(chosen, shares.tolist(), strict=True)
-    }
-    return in_training, in_validation
+    none = np.zeros(0, np.int64)
+    own_counts = np.concatenate([none, *(segment.gram_counts() for segment in held_out)])
+    turns = 1 + int(own_counts.sum()) // grams_at_once if grams_at_once else 1
+    own_hits, hits = list[I64](), list[I64]()
+    for turn in range(turns):
+        numbers, counts = [none], [none]
+
+        def blocks(turn: int = turn, numbers: list[I64] = numbers, counts: list[I64] = counts) -> Iterator[Hashes]:
+            for segment in trained():
+                numbers.append(segment.numbers)
+                counts.append(segment.gram_counts())
+                yield _share_of(segment.grams(), turn, turns)
+
+        own = joined([_share_of(segment.grams(), turn, turns) for segment in held_out])
+        own_found, found = shared_grams(own, blocks())
+        own_hits.append(own_found)
+        hits.append(np.concatenate([none, *found]))
+    own_numbers = np.concatenate([none, *(segment.numbers for segment in held_out)])
+    return (
+        _above(limit, own_numbers, judged_share(np.sum(own_hits, axis=0), own_counts)),
+        _above(limit, np.concatenate(numbers), judged_share(np.sum(hits, axis=0), np.concatenate(counts))),
+    )
+
+
+def _share_of(grams: Hashes, turn: int, turns: int) -> Hashes:
+    """The hashes that have their turn; equal ones have the same."""
+    if turns == 1:
+        return grams
+    chosen = grams.values % np.uint64(turns) == turn
+    return Hashes(grams.values[chosen], np.append(0, np.cumsum(chosen))[grams.offsets])
+
+
+def _above(limit: float, numbers: I64, shares: npt.NDArray[np.float64]) -> pa.Table:
+    return pa.table([numbers[shares > limit], shares[shares > limit]], schema=SHARES)
 
 
 def evaluation_overlaps(
-    shelves: Sequence[SegmentSignatures], grams: np.ndarray
-) -> Iterator[tuple[str, list[Span], float]]:
+    segments: Iterable[SegmentSignatures], grams: np.ndarray
+) -> Iterator[tuple[int, list[Span], float]]:
     """Documents with text of an external evaluation set: the spans, and the share of the document that they are."""
-    if not len(grams):
-        return
     index = GramIndex(grams)
-    for shelf in shelves:
-        hits = index.count(shelf.grams(range(len(shelf.doc_ids))))
-        for number, text in shelf.texts(np.flatnonzero(hits).tolist()):
+    for segment in segments:
+        hits = index.count(segment.grams())
+        for number, text in segment.texts(np.flatnonzero(hits).tolist()):
             spans = overlapping_spans(text, index.values)
             if spans:
-                yield shelf.doc_ids[number], spans, sum(length for _, length in spans) / len(text)
+                yield number, spans, sum(length for _, length in spans) / len(text)
 
 
-def repeated_paragraphs(
-    shelves: Sequence[SegmentSignatures], order: Mapping[str, int]
-) -> Iterator[tuple[str, list[Span], bool]]:
-    """Paragraphs that stand in an earlier document as well, by document, and whether nothing is left without them.
+def repeated_paragraphs(corpus: Corpus, segments: Iterable[SegmentSignatures]) -> None:
+    """Make the table `repeated` of paragraphs that stand in a document of a lower number as well.
 
-    Args:
-        order: the place of each document; lower is earlier.
+    A document that has nothing else is in the table `whole`, with its `spans`.
     """
-    taken = [shelf.signatures.take(np.array(shelf.places, np.int64)) for shelf in shelves]
-    paragraphs = joined([part.paragraph_hashes for part in taken])
-    names = [doc_id for shelf in shelves for doc_id in shelf.doc_ids]
-    mask = duplicate_paragraphs(paragraphs, np.array([order[name] for name in names], np.int64))
-    starts = np.concatenate([np.zeros(0, np.int64), *(part.paragraph_starts for part in taken)])
-    lengths = np.concatenate([np.zeros(0, np.int64), *(part.paragraph_lengths for part in taken)])
-    number = 0
-    for shelf in shelves:
-        repeated: dict[int, list[Span]] = {}
-        whole = []
-        for place in range(len(shelf.doc_ids)):
-            own = slice(int(paragraphs.offsets[number]), int(paragraphs.offsets[number + 1]))
-            hit = np.flatnonzero(mask[own])
-            if len(hit):
-                repeated[place] = list(zip(starts[own][hit].tolist(), lengths[own][hit].tolist(), strict=True))
-                if len(hit) == own.stop - own.start:
-                    whole.append(place)
-            number += 1
-        emptied = {place for place, text in shelf.texts(whole) if not cut(text, repeated[place]).strip()}
-        for place, spans in repeated.items():
-            yield shelf.doc_ids[place], spans, place in emptied
+    corpus.insert("paragraphs", _PARAGRAPHS.empty_table())
+    for segment in segments:
+        corpus.insert("paragraphs", segment.paragraphs())
+    corpus.sql(
+        "create table repeated as select number, start, length from paragraphs join (select hash, min(number) as first "
+        "from paragraphs group by hash having min(number) < max(number)) using (hash) where number > first"
+    )
+    corpus.sql(
+        "create table whole as select number, spans from "
+        "(select number, count(*) as n, list([start, length]) as spans from repeated group by number) "
+        "join (select number, count(*) as n from paragraphs group by number) using (number, n)"
+    )
+    corpus.sql("drop table paragraphs")

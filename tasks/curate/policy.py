@@ -1,22 +1,20 @@
 """Policy: which documents are refused, by thresholds on what was measured.
 
 Cheap and separate from measuring, so that a changed threshold measures nothing again. A preset gives every threshold;
-one that is set by itself takes the place of the preset's. `RULES` says what each threshold compares and whose it is.
+one that is set by itself takes the place of the preset's. `RULES` says what each threshold compares and whose it is;
+`refusal` makes one SQL expression of those that are on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import make_dataclass
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from storage.catalog import quoted
 from tasks.core.option import STRICT, option
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 UNKNOWN_LICENCE = "unknown"
 UNSPACED_LIMIT = 0.3  # share of letters of scripts without spaces above which counts of words mean nothing
@@ -24,6 +22,15 @@ REPETITION_CHARS = 1_000  # a text shorter than this may well compress to nothin
 SPOKEN_STOP_WORDS = 2  # English stop words that dummy text does not hold
 
 Scope = Literal["all", "prose", "code", "spaced", "english", "long", "dummy"]
+_SCOPES: dict[Scope, str] = {
+    "all": "true",
+    "long": f"n_chars >= {REPETITION_CHARS}",
+    "code": "kind = 'code'",
+    "prose": "kind <> 'code'",
+    "dummy": f"kind <> 'code' and stop_words < {SPOKEN_STOP_WORDS}",
+    "spaced": f"kind <> 'code' and unspaced_share <= {UNSPACED_LIMIT}",
+    "english": "kind <> 'code' and language = 'en'",
+}
 
 
 class Rule(NamedTuple):
@@ -32,7 +39,7 @@ class Rule(NamedTuple):
     Attributes:
         name: field of the settings; its beginning says whether documents below (`min_`), above (`max_`) or with a
             mark (`drop_`) are refused.
-        measure: column of the measures.
+        measure: column of the measures, or an SQL expression over them.
         code: reason for programs.
         what: reason for people: what the measured value is.
         source: whose rule it is.
@@ -49,17 +56,7 @@ class Rule(NamedTuple):
     kind: type = float
 
 
-class Check(NamedTuple):
-    """A rule that is on.
-
-    Attributes:
-        below: whether it refuses what lies below the threshold, not above.
-    """
-
-    rule: Rule
-    threshold: float
-    below: bool
-
+_LOREM_RATIO = "coalesce(lorem_ipsum / nullif(n_words, 0), 0)"
 
 _OURS = "this project's: what is certainly no text"
 _GOPHER = "Gopher, Rae et al. 2021, appendix A1.1"
@@ -76,7 +73,7 @@ RULES: tuple[Rule, ...] = (
          "long"),
     Rule("max_blob_share", "blob_share", "encoded_data", "of its characters are base64 or hexadecimal data", _OURS,
          "long"),
-    Rule("max_lorem_ratio", "lorem_ratio", "dummy_text", "of its words begin 'lorem ipsum'", _OURS, "dummy"),
+    Rule("max_lorem_ratio", _LOREM_RATIO, "dummy_text", "of its words begin 'lorem ipsum'", _OURS, "dummy"),
     Rule("drop_minified", "minified", "minified", "minified code: long lines with hardly a space",
          _OURS, "code", kind=bool),
     Rule("drop_generated", "generated", "generated", "code that says that a program wrote it",
@@ -220,132 +217,86 @@ class PolicySettings(_Thresholds):
         0.0, "Refuse documents with a lower score of the classifier; 0 refuses none.", ge=0, le=1
     )
 
-    @cached_property
-    def checks(self) -> tuple[Check, ...]:
-        """The rules that are on, with their thresholds."""
+    def thresholds(self) -> Iterator[tuple[Rule, float]]:
+        """Yield the rules that are on, with their thresholds; a mark's is 0."""
         preset = PRESETS[self.preset]
-        checks = []
         for rule in RULES:
             own = getattr(self, rule.name)
             threshold = preset.get(rule.name) if own is None else own
-            if rule.name.startswith("drop_"):
-                threshold = 0 if threshold else None
-            if threshold is not None:
-                checks.append(Check(rule, threshold, rule.name.startswith("min_")))
-        return tuple(checks)
+            if threshold is not None and (rule.kind is not bool or threshold):
+                yield rule, 0 if rule.kind is bool else threshold
 
 
-def refusals(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str, str] | None:
-    """Why a document is refused.
+def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
+    """Return an SQL expression for why a document is refused, by the first rule that refuses it.
 
     Args:
-        measures: row of `storage.schemas.MEASURES`; `licence` may come from elsewhere, `classifier_score` may be added.
+        licences: All that the documents have; None among them where one has none.
 
     Returns:
-        A code and a sentence with the measured value and the threshold, of the first rule that refuses it; None if the
-        document may stay.
+        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may come from elsewhere) and
+        `classifier_score` (which may be null): a struct of `code` and `reason`, which is a sentence with the measured
+        value and the threshold; null for a document that may stay.
     """
-    scopes = _scopes(measures)
-    for rule, threshold, below in settings.checks:
-        if rule.scope not in scopes:
-            continue
-        value = _lorem_ratio(measures) if rule.measure == "lorem_ratio" else measures[rule.measure]
-        if value < threshold if below else value > threshold:
-            return rule.code, _sentence(rule, value, threshold, below)
-    return _by_choice(measures, settings)
+    cases = [_case(rule, threshold) for rule, threshold in settings.thresholds()]
+    if languages := _listed(settings.languages.lower()):
+        sentence = (
+            "'its language is ' || language || format(' ({:.0f}% sure), expected ', 100 * language_confidence) || "
+            + quoted(_either(languages))
+        )
+        cases.append((f"kind <> 'code' and language not in ({_literals(languages)})", "language", sentence))
+    if listed := _listed(settings.licences):
+        refused = [found or "" for found in licences if not _is_allowed(found, listed)]
+        sentence = (
+            f"'its licence is ' || coalesce(licence, '{UNKNOWN_LICENCE}') || {quoted(f', expected {_either(listed)}')}"
+        )
+        if refused:
+            cases.append((f"coalesce(licence, '') in ({_literals(refused)})", "licence", sentence))
+    least = settings.min_classifier_score
+    sentence = f"format('the classifier gives it {{:.2f}}%, less than {least:.2%}', 100 * classifier_score)"
+    cases.append((f"classifier_score < {_double(least)}", "low_score", sentence))
+    whens = "".join(f" when {refuses} then {{'code': '{code}', 'reason': {why}}}" for refuses, code, why in cases)
+    return f"case{whens} end"
 
 
-def may_be_refused(measures: pa.Table, settings: PolicySettings) -> list[int]:
-    """Places of the rows that `refusals` has to look at; it would let all others stay.
-
-    Column by column this takes a hundredth of the time, and few documents cross a threshold.
-
-    Args:
-        measures: with the columns `measures_needed`.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not measures.num_rows:
-        return []  # Arrow crashes where a column has no chunk
-    if settings.languages.strip() or settings.licences.strip() or settings.min_classifier_score > 0:
-        return list(range(measures.num_rows))
-    places: set[int] = set()
-    for rule, threshold, below in settings.checks:
-        # without the scope of a rule, and the ratio without its divisor: rather one row too many
-        column = measures.column("lorem_ipsum" if rule.measure == "lorem_ratio" else rule.measure)
-        least = 0 if rule.measure == "lorem_ratio" else threshold
-        if pa.types.is_boolean(column.type):
-            column = column.cast(pa.int8())
-        crossed = pc.less(column, least) if below else pc.greater(column, least)
-        places.update(pc.indices_nonzero(crossed.combine_chunks().fill_null(True)).to_pylist())
-    return sorted(places)
+def _case(rule: Rule, threshold: float) -> tuple[str, str, str]:
+    """Condition, code and sentence of a rule, in SQL."""
+    if rule.kind is bool:
+        condition, sentence = rule.measure, quoted(f"{rule.what} ({rule.name} is on)")
+    else:
+        sign, place = ("<", "fewer than") if rule.name.startswith("min_") else (">", "more than")
+        condition = f"{rule.measure} {sign} {_double(threshold)}"
+        sentence = f"{_shown_value(rule)} || {quoted(f' {rule.what}, {place} {_shown(rule, threshold)}')}"
+    return f"{_SCOPES[rule.scope]} and {condition}", rule.code, sentence
 
 
-_ASKED = ("doc_id", "kind", "language", "language_confidence", "licence", "n_chars", "stop_words", "unspaced_share")
+def _double(value: float) -> str:
+    """SQL of a number; without the cast it would be a decimal one."""
+    return f"'{value!r}'::double"
 
 
-def measures_needed(settings: PolicySettings) -> list[str]:
-    """Columns of the measures that `refusals` reads under these settings: a few of sixty."""
-    needed = {check.rule.measure for check in settings.checks} | set(_ASKED)
-    if "lorem_ratio" in needed:
-        needed = needed - {"lorem_ratio"} | {"lorem_ipsum", "n_words"}
-    return sorted(needed)
-
-
-def _scopes(measures: Mapping[str, Any]) -> set[Scope]:
-    """The kinds of rules that apply to a document."""
-    scopes: set[Scope] = {"all"}
-    if measures["n_chars"] >= REPETITION_CHARS:
-        scopes.add("long")
-    if measures["kind"] == "code":
-        scopes.add("code")
-        return scopes
-    scopes.add("prose")
-    if measures["stop_words"] < SPOKEN_STOP_WORDS:
-        scopes.add("dummy")
-    if measures["unspaced_share"] <= UNSPACED_LIMIT:
-        scopes.add("spaced")
-    if measures["language"] == "en":
-        scopes.add("english")
-    return scopes
-
-
-def _lorem_ratio(measures: Mapping[str, Any]) -> float:
-    words = measures["n_words"]
-    return measures["lorem_ipsum"] / words if words else 0.0
-
-
-def _sentence(rule: Rule, value: float, threshold: float, below: bool) -> str:
-    if rule.name.startswith("drop_"):
-        return f"{rule.what} ({rule.name} is on)"
-    place = "fewer than" if below else "more than"
-    return f"{_shown(rule, value)} {rule.what}, {place} {_shown(rule, threshold)}"
+def _is_share(rule: Rule) -> bool:
+    return rule.measure == _LOREM_RATIO or rule.measure.endswith(("_share", "_confidence", "compression_ratio"))
 
 
 def _shown(rule: Rule, value: float) -> str:
-    if rule.measure.endswith(("_share", "_confidence", "compression_ratio", "lorem_ratio")):
+    """A value as people read it; `_shown_value` says the same of a measured one."""
+    if _is_share(rule):
         return f"{value:.4g}" if 0 < value < 0.0001 else f"{value:.2%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _by_choice(measures: Mapping[str, Any], settings: PolicySettings) -> tuple[str, str] | None:
-    """Languages, licences and the classifier."""
-    languages = _listed(settings.languages.lower())
-    if languages and measures["kind"] != "code" and measures["language"] not in languages:
-        language, sure = measures["language"], measures["language_confidence"]
-        return "language", f"its language is {language} ({sure:.0%} sure), expected {_either(languages)}"
-    licences = _listed(settings.licences)
-    if licences and not _is_allowed(measures["licence"], licences):
-        found = measures["licence"] or UNKNOWN_LICENCE
-        return "licence", f"its licence is {found}, expected {_either(licences)}"
-    score = measures.get("classifier_score")
-    if score is not None and score < settings.min_classifier_score:
-        return "low_score", f"the classifier gives it {score:.2%}, less than {settings.min_classifier_score:.2%}"
-    return None
+def _shown_value(rule: Rule) -> str:
+    value = rule.measure
+    if _is_share(rule):
+        return f"if({value} > 0 and {value} < 0.0001, format('{{:.4g}}', {value}), format('{{:.2f}}%', 100 * {value}))"
+    return f"format('{{:,}}', {value})" if rule.kind is int else f"format('{{:g}}', {value})"
 
 
-@lru_cache(maxsize=64)
+def _literals(texts: Collection[str]) -> str:
+    return ", ".join(map(quoted, texts))
+
+
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
@@ -354,7 +305,6 @@ def _either(items: tuple[str, ...]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} or {items[-1]}"
 
 
-@lru_cache(maxsize=4_096)
 def _is_allowed(licence: str | None, allowed: tuple[str, ...]) -> bool:
     """Return whether an SPDX expression can be met with licences from a list.
 

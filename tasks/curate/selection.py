@@ -1,138 +1,101 @@
-"""Selection: which documents of a snapshot are used, and on which side of the split each one is.
+"""Selection: which documents of a snapshot are used, and on which side of the split each one is, as queries.
 
 The split is a pure function of texts: a document is in validation if the hash of every text in its cluster (all that
 equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation.
 Three exceptions are rare and on purpose: where every hash says validation, one cluster is trained on all the same;
 where all that was held out stands in training text, the cluster of the next hash is held out instead; and where
 near-duplicates come in such masses that not all pairs of them are compared, a cluster may fall apart again.
+
+The queries read two tables of a `Corpus`: `candidates`, the live documents, numbered by `RANK`; and `refused`, the
+numbers of those that are not used, with a code and a reason.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
 import numpy as np
+import pyarrow as pa
 
+from tasks.curate.corpus import Corpus
 from tasks.curate.settings import CurateSettings
 from tasks.text import Pairs, keep_best
+from tasks.text.words import distinct
+
+# Which of several like documents is kept, the first: typed before read by OCR, then the longest, then by id.
+RANK = "ocr_share, n_bytes desc, doc_id"
+
+# Place of a text in [0, 1), evenly spread and fixed for ever.
+_HASH_SHARE = "('0x' || left(sha256($salt || chr(0) || text_sha256), 16))::ubigint / 18446744073709551616::double"
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A live document as selection sees it.
-
-    Attributes:
-        segment: where it lies.
-        text_sha256: of its normalised text.
-        cluster: the lowest text digest among those that equal or nearly equal it.
-        n_bytes: of its text.
-        ocr_share: of its pages, from 0 to 1.
-        licence: its own, or that of its folder.
-        refusal: why it is not used: a code and a sentence; None while it is.
-    """
-
-    doc_id: str
-    segment: str
-    text_sha256: str
-    cluster: str
-    n_bytes: int
-    ocr_share: float
-    licence: str | None = None
-    refusal: tuple[str, str] | None = None
-
-    @property
-    def rank(self) -> tuple[float, int, str]:
-        """Which of several like ones is kept, the lowest: typed before read by OCR, then the longest, then by id."""
-        return self.ocr_share, -self.n_bytes, self.doc_id
+def begin_selection(corpus: Corpus) -> None:
+    """Make an empty table `refused`, and the view `in_use` of the candidates that are not in it."""
+    corpus.sql(
+        "create table refused (number bigint, code varchar, reason varchar); "
+        "create view in_use as from candidates anti join refused using (number)"
+    )
 
 
-def hash_share(text_sha256: str, salt: str) -> float:
-    """Place of a text in [0, 1), evenly spread and fixed for ever."""
-    digest = hashlib.sha256(f"{salt}\x00{text_sha256}".encode()).digest()
-    return int.from_bytes(digest[:8]) / 2**64
-
-
-def split_clusters(
-    clusters: Mapping[str, Iterable[str]], settings: CurateSettings, barred: Collection[str] = ()
-) -> dict[str, str]:
-    """Split of each cluster: `train` or `validation`.
-
-    If no cluster falls into validation, the one with the lowest hash is it; a single cluster is trained on.
-
-    Args:
-        clusters: the text digests of each.
-        barred: clusters that cannot be held out.
-    """
-    places = {name: max(hash_share(text, settings.salt) for text in texts) for name, texts in clusters.items()}
-    split = {
-        name: "validation" if place < settings.validation_share and name not in barred else "train"
-        for name, place in places.items()
-    }
-    order = sorted(places.keys() - set(barred), key=lambda name: (places[name], name))
-    if order:
-        if "validation" not in split.values():
-            split[order[0]] = "validation"
-        if "train" not in split.values():
-            split[order[-1]] = "train"
-    return split
-
-
-def refuse_duplicates(candidates: Sequence[Candidate], near: Iterable[tuple[str, str, float]], drop_near: bool) -> None:
+def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
     """Refuse all but the best of documents that equal each other, and those that nearly equal one that is kept.
 
     Args:
-        near: pairs of document ids with their similarity; documents with the same text count as one.
-        drop_near: whether near-duplicates are dropped; exact ones always are.
+        near_pairs: Table in SQL, pairs of `doc_id` and `other_id` with their `similarity`; documents with the same text
+            count as one.
+        drop_near: Drop near-duplicates; exact ones are always dropped.
     """
-    texts: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in candidates:
-        if candidate.refusal is None:
-            texts[candidate.text_sha256].append(candidate)
-    best: dict[str, Candidate] = {}
-    for text, members in texts.items():
-        members.sort(key=lambda member: member.rank)
-        best[text] = members[0]
-        for member in members[1:]:
-            member.refusal = ("duplicate_text", f"same text as document {members[0].doc_id}")
-    near = list(near)
-    if drop_near and near:
-        _refuse_near(sorted(best.values(), key=lambda member: member.rank), candidates, near)
+    corpus.sql(
+        "insert into refused select in_use.number, 'duplicate_text', 'same text as document ' || kept.doc_id "
+        "from in_use join (select text_sha256, min(number) as best from in_use where cluster_size > 1 "
+        "group by text_sha256) using (text_sha256) "
+        "join candidates kept on kept.number = best where in_use.number > best"
+    )
+    if drop_near:
+        _refuse_near(corpus, near_pairs)
 
 
-def _refuse_near(
-    ranked: Sequence[Candidate], candidates: Sequence[Candidate], near: Iterable[tuple[str, str, float]]
-) -> None:
-    text_of = {candidate.doc_id: candidate.text_sha256 for candidate in candidates}
-    place = {candidate.text_sha256: number for number, candidate in enumerate(ranked)}
-    similarity: dict[tuple[int, int], float] = {}
-    for one, other, value in near:
-        first, second = place.get(text_of.get(one, "")), place.get(text_of.get(other, ""))
-        if first is not None and second is not None:
-            similarity[min(first, second), max(first, second)] = value
-    if not similarity:
-        return
-    ends = np.array(sorted(similarity), np.int64)
-    values = np.array([similarity[first, second] for first, second in ends.tolist()])
-    kept, stands_for = keep_best(len(ranked), Pairs.sorted(ends[:, 0], ends[:, 1], values), np.arange(len(ranked)))
-    for number in np.flatnonzero(~kept).tolist():
-        keeper = int(stands_for[number])
-        shared = similarity[min(number, keeper), max(number, keeper)]
-        reason = f"nearly the same text as document {ranked[keeper].doc_id} (Jaccard similarity {shared:.3f})"
-        ranked[number].refusal = ("near_duplicate", reason)
+def _refuse_near(corpus: Corpus, near_pairs: str) -> None:
+    corpus.sql(
+        "create table near as select least(ours.number, theirs.number) as first, greatest(ours.number, theirs.number) "
+        f"as second, similarity from {near_pairs} as pair join candidates one on one.doc_id = pair.doc_id "
+        "join candidates other on other.doc_id = pair.other_id join in_use ours on ours.text_sha256 = one.text_sha256 "
+        "join in_use theirs on theirs.text_sha256 = other.text_sha256"
+    )
+    first, second, similarity = corpus.columns("from near")
+    ends = distinct(np.concatenate([first, second]))
+    pairs = Pairs.sorted(np.searchsorted(ends, first), np.searchsorted(ends, second), similarity)
+    kept, stands_for = keep_best(len(ends), pairs, np.arange(len(ends)))
+    corpus.insert("stand_ins", pa.table({"number": ends[~kept], "keeper": ends[stands_for[~kept]]}))
+    corpus.sql(
+        "insert into refused select stand_ins.number, 'near_duplicate', 'nearly the same text as document ' || doc_id "
+        "|| format(' (Jaccard similarity {:.3f})', similarity) from stand_ins "
+        "join near on first = keeper and second = stand_ins.number join candidates on candidates.number = keeper"
+    )
 
 
-def split_documents(
-    candidates: Sequence[Candidate], settings: CurateSettings, barred: Collection[str] = ()
-) -> dict[str, str]:
-    """Split of each cluster that has a document in use; those that are barred are trained on."""
-    texts: dict[str, set[str]] = defaultdict(set)
-    in_use = set()
-    for candidate in candidates:
-        texts[candidate.cluster].add(candidate.text_sha256)
-        if candidate.refusal is None:
-            in_use.add(candidate.cluster)
+def begin_split(corpus: Corpus, settings: CurateSettings) -> None:
+    """Make the table `clusters` of those with a document in use, and an empty table `barred` of clusters."""
     # a member that is not used decides all the same: else a threshold could move a cluster into validation
-    return split_clusters({name: members for name, members in texts.items() if name in in_use}, settings, barred)
+    corpus.sql(
+        f"create table clusters as select cluster, max({_HASH_SHARE}) as share from candidates "
+        "left join refused using (number) group by cluster having bool_or(refused.number is null)",
+        {"salt": settings.salt},
+    )
+    corpus.sql("create table barred (cluster varchar)")
+
+
+def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
+    """Make the table `held_out` of the clusters in validation; the others, and all that are barred, are trained on.
+
+    If no cluster falls into validation, the one with the lowest hash is it; a single cluster is trained on.
+    """
+    corpus.sql(
+        "create or replace table held_out as select cluster from clusters anti join barred using (cluster) "
+        "where share < $share",
+        {"share": settings.validation_share},
+    )
+    corpus.sql(
+        "insert into held_out select cluster from clusters anti join barred using (cluster) "
+        "where not exists (from held_out) order by share, cluster limit 1; "
+        "delete from held_out where (select count(*) from held_out) = (select count(*) from clusters) "
+        "and cluster = (select cluster from clusters order by share desc, cluster desc limit 1)"
+    )

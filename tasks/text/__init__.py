@@ -19,7 +19,6 @@ from tasks.text.overlap import (
     GramIndex,
     common,
     containment,
-    duplicate_paragraphs,
     judged_share,
     overlapping_spans,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "clusters",
     "common",
     "containment",
-    "duplicate_paragraphs",
     "giant_clusters",
     "gram_hashes",
     "join_signatures",

@@ -7,15 +7,28 @@ the text, and unlike the one-permutation kind the estimate is as good for short 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import I64, U64, Batch, Chosen, Hashes, copied, flat_places, joined, read_batches, word_runs
+from tasks.text.words import (
+    I64,
+    U64,
+    Batch,
+    Chosen,
+    Hashes,
+    copied,
+    distinct,
+    flat_places,
+    joined,
+    read_batches,
+    word_runs,
+)
 
 SHINGLE_WORDS = 5
 GRAM_WORDS = 13
@@ -26,6 +39,23 @@ U32 = npt.NDArray[np.uint32]
 _SEED = 0x5EED
 _SLICE = 1 << 16  # shingles permuted at a time, so that buffers stay in the cache
 _NOTHING = np.uint32(0xFFFFFFFF)
+
+
+class Block(NamedTuple):
+    """Signatures of some documents.
+
+    Attributes:
+        numbers: (m,) int64, rising.
+        minima: (m, 120) MinHash values.
+        n_shingles: (m,) numbers of distinct shingles.
+        tie: (m,) uint64, no two documents' alike. The others of a giant bucket are compared with its longest members;
+            of equal length those go by words, and only of the same words by this.
+    """
+
+    numbers: I64
+    minima: U32
+    n_shingles: I64
+    tie: U64
 
 
 @dataclass(frozen=True)
@@ -66,9 +96,14 @@ class Signatures:
         """Hashes of paragraphs, document by document."""
         return Hashes(self.paragraphs, self.paragraph_offsets)
 
-    def column(self, number: int) -> U32:
-        """Return (n,) values of all documents under one permutation."""
-        return self.minima[:, number]
+    def blocks(self) -> Iterator[Block]:
+        """Yield the MinHash signatures of all documents, for `tasks.text.near`."""
+        numbers = np.arange(len(self))
+        yield Block(numbers, self.minima, self.n_shingles, numbers.astype(np.uint64))
+
+    def minima_of(self, numbers: I64) -> U32:
+        """Return (m, 120) MinHash values of documents."""
+        return self.minima[numbers]
 
     def take(self, documents: Chosen) -> Signatures:
         """Copy the signatures of some documents, in the order given; an array of bool selects as in NumPy."""
@@ -92,6 +127,25 @@ def load_signatures(folder: Path) -> Signatures:
     Each array keeps its file open for as long as it lives: load where it is used, hold no hundreds of folders.
     """
     return Signatures(*(np.load(folder / f"{field.name}.npy", "r", allow_pickle=False) for field in fields(Signatures)))
+
+
+def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U32, I64]:
+    """Return (m, 120) MinHash values and (m,) numbers of shingles of documents in several folders of signatures.
+
+    Args:
+        folders: Those of `Signatures.save`.
+        part: (m,) int64, the number of the folder of each document, rising.
+        place: (m,) int64, its row there.
+    """
+    parts = distinct(part)
+    bounds = np.searchsorted(part, [*parts, len(folders)])
+    found = [np.zeros((0, N_PERMUTATIONS), np.uint32)]
+    n_shingles = [np.zeros(0, np.int64)]
+    for number, begin, end in zip(parts.tolist(), bounds[:-1], bounds[1:], strict=True):
+        signed = load_signatures(Path(folders[number]))
+        found.append(signed.minima[place[begin:end]])
+        n_shingles.append(signed.n_shingles[place[begin:end]])
+    return np.concatenate(found), np.concatenate(n_shingles)
 
 
 def join_signatures(parts: Sequence[Signatures]) -> Signatures:

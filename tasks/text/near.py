@@ -1,10 +1,10 @@
 """Near-duplicates: pairs of documents whose sets of shingles have at least a given Jaccard similarity.
 
 Candidates are documents that share all values of a band of their MinHash signatures (locality-sensitive hashing); bands
-are sorted, not put into dictionaries, and every candidate is verified against the texts, so that no pair is a guess.
-The time is that of sorting, unless documents resemble each other in masses: a bucket larger than `max_bucket` is
-compared with its best few members only, and reported. Memory holds some numbers of each document and one of its 120
-MinHash values at a time.
+are joined in DuckDB, out of core, and every candidate is verified against the texts, so that no pair is a guess. The
+time is that of joining, unless documents resemble each other in masses: a bucket larger than `max_bucket` is compared
+with its best few members only, and reported. Memory holds the pairs that pass their estimate, and nothing of a document
+that resembles no other.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from tasks.text.groups import Pairs, clusters
-from tasks.text.minhash import N_PERMUTATIONS, U32, shingle_sets
+from tasks.text.minhash import N_PERMUTATIONS, U32, Block, shingle_sets
 from tasks.text.words import I64, U64, distinct
+
+if TYPE_CHECKING:
+    import duckdb
 
 TextsOf = Callable[[Sequence[int]], list[str]]
 
@@ -30,48 +33,18 @@ FOUND_SHARE = 0.995  # least probability that a pair at the threshold becomes a 
 BLOCK_SHINGLES = 1 << 22  # shingles in memory while candidates are verified
 MARGIN = 3.7  # standard errors below the threshold at which an estimate rules a pair out: 1 in 10,000
 
-_PENDING_PAIRS = 1 << 24  # that wait for their estimate
+_AT_ONCE = 1 << 16  # rows of a result, the minima of two documents with each
 _BASE = np.uint64(0xD1342543DE82EF95)
 
 
 class Minhashes(Protocol):
-    """MinHash signatures of n documents: `Signatures` in memory, or `MinhashFile` on disk."""
+    """MinHash signatures of documents, in memory (`Signatures`) or in files."""
 
-    @property
-    def n_shingles(self) -> I64:
-        """(n,) number of distinct shingles of each document."""
+    def blocks(self) -> Iterator[Block]:
+        """Yield the signatures of all documents, some at a time."""
 
-    def column(self, number: int) -> U32:
-        """Return (n,) values of all documents under one permutation."""
-
-
-class MinhashFile:
-    """MinHash signatures of n documents in a file, column by column, so that memory holds one of 120 at a time.
-
-    Args:
-        path: Written anew.
-        n: Number of documents.
-    """
-
-    def __init__(self, path: Path, n: int) -> None:
-        self.n_shingles: I64 = np.zeros(n, np.int64)
-        self._path = path
-        self._n = n
-        self._done = 0
-        path.write_bytes(b"")
-
-    def append(self, minima: U32, n_shingles: I64) -> None:
-        """Add the (m, 120) values of the next documents."""
-        with self._path.open("r+b") as file:
-            for number in range(N_PERMUTATIONS):
-                file.seek((number * self._n + self._done) * minima.itemsize)
-                file.write(np.ascontiguousarray(minima[:, number]).data)
-        self.n_shingles[self._done : self._done + len(minima)] = n_shingles
-        self._done += len(minima)
-
-    def column(self, number: int) -> U32:
-        """Return (n,) values of all documents under one permutation."""
-        return np.fromfile(self._path, np.uint32, self._n, offset=number * self._n * np.dtype(np.uint32).itemsize)
+    def minima_of(self, numbers: I64) -> U32:
+        """Return (m, 120) values of documents given by rising numbers."""
 
 
 @dataclass(frozen=True)
@@ -94,37 +67,40 @@ class NearPairs:
 
 
 def near_pairs(
-    signatures: Minhashes,
+    minhashes: Minhashes,
     texts_of: TextsOf,
     threshold: float = 0.8,
     *,
-    tie: npt.NDArray[np.generic] | None = None,
     max_bucket: int = MAX_BUCKET,
     known: Pairs | None = None,
+    connection: duckdb.DuckDBPyConnection | None = None,
 ) -> NearPairs:
     """Return all near-duplicates; a pair at the threshold is missed once in 200 or more rarely.
 
     Args:
-        signatures: Of n documents. Documents with the same text should be left out before; they cost time, no more.
+        minhashes: Of n documents. Documents with the same text should be left out before; they cost time, no more.
         texts_of: Texts of documents given by ascending indices; called with some thousands at a time.
         threshold: Least Jaccard similarity of a pair, above 0 and at most 1.
-        tie: Of each document, a number, no two alike. The others of a giant bucket are compared with its longest
-            members; of equal length those go by words, and only of the same words by this. By default the index.
         max_bucket: Largest number of documents that share a band and are compared all against all.
         known: Similarities of pairs from earlier calls, in the indices of this one. They save time and change nothing.
+        connection: Database for the bands, whose memory limit holds; one in memory by default.
     """
+    import duckdb
+
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold {threshold} is no Jaccard similarity: expected a number above 0 and at most 1")
-    n = len(signatures.n_shingles)
-    found = _candidates(signatures, _best_first(signatures, tie), threshold, max_bucket)
-    first, second = np.divmod(found.codes, max(n, 1))
+    connection = connection or duckdb.connect()
+    n_bands = _list_bands(connection, minhashes, band_rows(threshold))
+    n_giant, largest = _pair_buckets(connection, n_bands, threshold, max_bucket)
+    first, second = _likely_pairs(connection, minhashes, threshold)
     similarity = np.full(len(first), np.nan)
     if known is not None:
-        _recall(found.codes, n, known, similarity)
+        _recall(first, second, known, similarity)
     unknown = np.flatnonzero(np.isnan(similarity))
-    similarity[unknown] = _verify(first[unknown], second[unknown], signatures.n_shingles, texts_of)
+    similarity[unknown] = _verify(connection, first[unknown], second[unknown], texts_of)
+    connection.execute("drop table bands")
     verified = Pairs.sorted(first, second, similarity)
-    return NearPairs(verified.at_least(threshold), verified, len(first), found.n_giant, found.largest)
+    return NearPairs(verified.at_least(threshold), verified, len(first), n_giant, largest)
 
 
 def band_rows(threshold: float) -> int:
@@ -138,104 +114,112 @@ def band_rows(threshold: float) -> int:
     return rows
 
 
-@dataclass
-class _Found:
-    """Candidates as `lower index * n + higher index`, sorted, and what the buckets were like."""
-
-    codes: I64
-    n_giant: int = 0
-    largest: int = 0
-
-
-def _best_first(signatures: Minhashes, tie: npt.NDArray[np.generic] | None) -> I64:
-    """Documents with words, by length, then content, then the tie."""
-    content = _combined(signatures, 0, N_PERMUTATIONS)
-    order = np.lexsort([*([] if tie is None else [tie]), content, -signatures.n_shingles])
-    return order[signatures.n_shingles[order] > 0]
+def _list_bands(connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, rows: int) -> int:
+    """Make the table `bands` of documents with words and a hash of each band of values; returns the number of bands."""
+    n_bands = N_PERMUTATIONS // rows
+    names = ["number", "size", "tie", "content", *(f"band_{number}" for number in range(n_bands))]
+    hashed = ", ".join(f"{name} ubigint" for name in names[2:])
+    connection.execute(f"create or replace table bands (number bigint, size bigint, {hashed})")
+    for block in minhashes.blocks():
+        hashes = (_combined(block.minima, start, start + rows) for start in range(0, n_bands * rows, rows))
+        content = _combined(block.minima, 0, N_PERMUTATIONS)
+        _insert(connection, "bands", pa.table([block.numbers, block.n_shingles, block.tie, content, *hashes], names))
+    connection.execute("delete from bands where size = 0")
+    return n_bands
 
 
-def _combined(signatures: Minhashes, start: int, stop: int) -> U64:
+def _combined(minima: U32, start: int, stop: int) -> U64:
     """One hash for some of the values of each document."""
-    combined = np.zeros(len(signatures.n_shingles), np.uint64)
+    combined = np.zeros(len(minima), np.uint64)
     for number in range(start, stop):
         combined *= _BASE
-        combined += signatures.column(number)
+        combined += minima[:, number]
         combined ^= combined >> np.uint64(29)
     combined *= _BASE
     return combined
 
 
-def _candidates(signatures: Minhashes, order: I64, threshold: float, max_bucket: int) -> _Found:
-    """Pairs that share a band and may reach the threshold by their estimates and by their sizes."""
-    n = len(signatures.n_shingles)
-    rows = band_rows(threshold)
-    found = _Found(np.zeros(0, np.int64))
-    pending = [found.codes]
-    for start in range(0, N_PERMUTATIONS - rows + 1, rows):
-        keys = _combined(signatures, start, start + rows)[order]
-        for one, other in _bucket_pairs(keys, max_bucket, found):
-            one, other = order[one], order[other]
-            ours, theirs = signatures.n_shingles[one], signatures.n_shingles[other]
-            reach = np.minimum(ours, theirs) / np.maximum(ours, theirs) >= threshold  # divided, as the similarity is
-            pending.append((np.minimum(one, other) * n + np.maximum(one, other))[reach])
-        pending = [distinct(np.concatenate(pending))]
-        if len(pending[0]) > _PENDING_PAIRS or start + 2 * rows > N_PERMUTATIONS:
-            fresh = np.setdiff1d(pending[0], found.codes, assume_unique=True)
-            found.codes = np.union1d(found.codes, fresh[_may_reach(signatures, fresh, threshold)])
-            pending = [np.zeros(0, np.int64)]
-    return found
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    connection.register("fresh_rows", rows)
+    connection.execute(f"insert into {table} select * from fresh_rows")
+    connection.unregister("fresh_rows")
 
 
-def _bucket_pairs(keys: U64, max_bucket: int, found: _Found) -> Iterator[tuple[I64, I64]]:
-    """Pairs of places with equal keys; of a giant bucket only those with its first members.
+def _pair_buckets(
+    connection: duckdb.DuckDBPyConnection, n_bands: int, threshold: float, max_bucket: int
+) -> tuple[int, int]:
+    """Make the table `band_pairs` of documents that share a band and may reach the threshold by their sizes.
 
-    Places stand in the low bits of the sorted keys, which puts each bucket in order without a slow stable sort. What
-    is left of a key tells buckets apart well enough: a wrong pair does not survive its estimate.
+    Of a giant bucket there are only the pairs with its first members.
+
+    Returns:
+        Number of giant buckets, and members of the largest bucket.
     """
-    low = np.uint64(max(len(keys) - 1, 1).bit_length())
-    keys = keys >> low << low
-    keys |= np.arange(len(keys), dtype=np.uint64)
-    keys.sort()
-    places = (keys & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
-    keys >>= low
-    begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else np.zeros(0, np.int64)
-    sizes = np.diff(np.append(begins, len(keys)))
-    found.largest = max(found.largest, int(sizes.max(initial=0)))
-    found.n_giant += int(np.count_nonzero(sizes > max_bucket))
-    yield from _all_pairs(places, begins, sizes, (sizes > 1) & (sizes <= max_bucket), max_bucket)
-    yield from _all_pairs(places, begins, sizes, sizes > max_bucket, min(LEADERS + 1, max_bucket))
+    n_giant, largest = 0, int(connection.execute("from bands limit 1").fetchone() is not None)
+    connection.execute("create or replace table band_pairs (first bigint, second bigint)")
+    for band in (f"band_{number}" for number in range(n_bands)):
+        connection.execute(
+            f"create or replace table bucket as select {band} as key, number, size, "
+            "count(*) over (partition by key) as members, "
+            "row_number() over (partition by key order by size desc, content, tie) as rank from bands "
+            f"where key in (select {band} from bands group by {band} having count(*) > 1)"
+        )
+        connection.execute(
+            "insert into band_pairs select least(one.number, other.number), greatest(one.number, other.number) "
+            "from (from bucket where members <= $max_bucket or rank <= $leaders) as one join bucket as other "
+            "on other.key = one.key and other.rank > one.rank "
+            "where least(one.size, other.size) / greatest(one.size, other.size) >= $threshold",
+            {"max_bucket": max_bucket, "leaders": min(LEADERS, max_bucket - 1), "threshold": threshold},
+        )
+        sizes = "select count(*) filter (members > $most and rank = 1), coalesce(max(members), 0) from bucket"
+        ((giant, size),) = connection.execute(sizes, {"most": max_bucket}).fetchall()
+        n_giant, largest = n_giant + giant, max(largest, size)
+    connection.execute("drop table bucket")
+    return n_giant, largest
 
 
-def _all_pairs(
-    places: I64, begins: I64, sizes: I64, chosen: npt.NDArray[np.bool_], leaders: int
-) -> Iterator[tuple[I64, I64]]:
-    """For each of the first members but one of each chosen bucket, its pairs with all that follow it."""
-    begins, sizes = begins[chosen], sizes[chosen]
-    for leader in range(leaders - 1):
-        larger = sizes > leader + 1
-        if not larger.any():
-            return
-        begins, sizes = begins[larger], sizes[larger]
-        counts = sizes - leader - 1
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        yield np.repeat(places[begins + leader], counts), places[np.repeat(begins + leader + 1, counts) + within]
-
-
-def _may_reach(signatures: Minhashes, codes: I64, threshold: float) -> npt.NDArray[np.bool_]:
-    """Pairs that their estimates do not rule out."""
+def _likely_pairs(connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, threshold: float) -> tuple[I64, I64]:
+    """Return the pairs that their estimates do not rule out."""
+    connection.execute("create or replace table minima (number bigint, hashes blob)")
+    connection.execute("create or replace table likely as select distinct first, second from band_pairs")
+    connection.execute("drop table band_pairs")
+    ends = "select first as number from likely union select second from likely order by number"
+    for (numbers,) in _batches(connection, ends):
+        found = np.ascontiguousarray(minhashes.minima_of(numbers))
+        hashes = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(found.itemsize * N_PERMUTATIONS), len(found), [None, pa.py_buffer(found)]
+        )
+        _insert(connection, "minima", pa.table([numbers, hashes], ["number", "hashes"]))
     least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
-    one, other = np.divmod(codes, max(len(signatures.n_shingles), 1))
-    equal = np.zeros(len(codes), np.uint8)
-    for number in range(N_PERMUTATIONS if len(codes) else 0):
-        values = signatures.column(number)
-        equal += values[one] == values[other]
-    reach: npt.NDArray[np.bool_] = equal / N_PERMUTATIONS >= least
-    return reach
+    query = (
+        "select first, second, one.hashes, other.hashes from likely join minima as one on one.number = first "
+        "join minima as other on other.number = second"
+    )
+    reaching = [np.zeros((2, 0), np.int64)]
+    for first, second, one, other in _batches(connection, query):
+        reach = np.count_nonzero(one == other, axis=1) / N_PERMUTATIONS >= least
+        reaching.append(np.stack([first[reach], second[reach]]))
+    connection.execute("drop table minima; drop table likely")
+    first, second = np.concatenate(reaching, axis=1)
+    return first, second
 
 
-def _recall(codes: I64, n: int, known: Pairs, similarity: npt.NDArray[np.float64]) -> None:
+def _batches(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[list[npt.NDArray[Any]]]:
+    """Yield the columns of a result piece by piece; those of minima as (m, 120)."""
+    with connection.cursor() as cursor:
+        for batch in cursor.sql(query).to_arrow_reader(_AT_ONCE):
+            yield [
+                np.frombuffer(column.buffers()[2], np.uint32, len(column) * N_PERMUTATIONS).reshape(-1, N_PERMUTATIONS)
+                if pa.types.is_binary(column.type)
+                else column.to_numpy()
+                for column in batch.columns
+            ]
+
+
+def _recall(first: I64, second: I64, known: Pairs, similarity: npt.NDArray[np.float64]) -> None:
     """Fill in the similarities that are known."""
-    known_codes = known.first * n + known.second
+    n = max([0, *(int(numbers.max(initial=0)) for numbers in (second, known.second))]) + 1
+    codes, known_codes = first * n + second, known.first * n + known.second
     order = np.argsort(known_codes)
     place = np.minimum(np.searchsorted(known_codes, codes, sorter=order), max(len(order) - 1, 0))
     if len(order):
@@ -243,16 +227,21 @@ def _recall(codes: I64, n: int, known: Pairs, similarity: npt.NDArray[np.float64
         similarity[same] = known.similarity[order[place[same]]]
 
 
-def _verify(first: I64, second: I64, sizes: I64, texts_of: TextsOf) -> npt.NDArray[np.float64]:
+def _verify(
+    connection: duckdb.DuckDBPyConnection, first: I64, second: I64, texts_of: TextsOf
+) -> npt.NDArray[np.float64]:
     """Exact similarity of each pair, reading the texts block by block, those that belong together in one."""
     similarity = np.zeros(len(first))
     if not len(first):
         return similarity
     ends = distinct(np.concatenate([first, second]))
+    connection.register("ends", pa.table({"number": ends}))
+    sizes = connection.sql("select size from bands semi join ends using (number) order by number").fetchnumpy()["size"]
+    connection.unregister("ends")
     one, other = np.searchsorted(ends, first), np.searchsorted(ends, second)
     labels = clusters(len(ends), Pairs(one, other, similarity))
     order = np.lexsort((first, second, labels[one]))
-    for block in _blocks(first[order].tolist(), second[order].tolist(), sizes):
+    for block in _blocks(one[order].tolist(), other[order].tolist(), sizes):
         pairs = order[block]
         similarity[pairs] = _jaccard(first[pairs], second[pairs], texts_of)
     return similarity

@@ -1,4 +1,4 @@
-"""Text that stands in two places: validation in training, an external evaluation set in training, a paragraph twice.
+"""Text that stands in two places: validation in training, an external evaluation set in training.
 
 Similarity of whole documents does not see it: a page that stands word for word in a manual resembles the manual by
 less than a hundredth. What counts here is containment, the share of a document's runs of thirteen words that stand
@@ -7,7 +7,7 @@ elsewhere. Memory follows the smaller side (validation, evaluation set); trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,16 +83,29 @@ def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int 
         blocks: those of the training documents, some at a time (the segments).
         min_grams: runs a document needs to be judged.
     """
+    sizes = []
+
+    def noted() -> Iterator[Hashes]:
+        for block in blocks:
+            sizes.append(block.counts)
+            yield block
+
+    held_out, trained = shared_grams(validation, noted())
+    training = [judged_share(hits, counts, min_grams) for hits, counts in zip(trained, sizes, strict=True)]
+    return Containment(judged_share(held_out, validation.counts, min_grams), training)
+
+
+def shared_grams(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[I64, list[I64]]:
+    """How many runs of each validation document stand in training, and of each document of the blocks in validation."""
     index = GramIndex(validation.values)
     stands = np.zeros(len(index), bool)
     training = []
     for block in blocks:
         where, which = index.find(block.values)
         stands[which] = True
-        training.append(judged_share(_count(where, block.offsets), block.counts, min_grams))
+        training.append(_count(where, block.offsets))
     where, which = index.find(validation.values)
-    hits = _count(where[stands[which]], validation.offsets)
-    return Containment(judged_share(hits, validation.counts, min_grams), training)
+    return _count(where[stands[which]], validation.offsets), training
 
 
 def common(one: U64, other: U64) -> U64:
@@ -142,27 +155,6 @@ def _covered(words: U64, grams: U64) -> list[tuple[int, int]]:
     gaps = np.flatnonzero(np.diff(hits) > GRAM_WORDS)
     firsts, lasts = hits[np.append(0, gaps + 1)], hits[np.append(gaps, len(hits) - 1)] + GRAM_WORDS - 1
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-
-
-def duplicate_paragraphs(paragraphs: Hashes, order: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which paragraphs stand in an earlier document as well.
-
-    Args:
-        paragraphs: hashes of each document's paragraphs.
-        order: of each document, a number; lower is earlier. No two alike.
-    """
-    earliness = np.empty(len(paragraphs), np.int64)
-    earliness[np.argsort(order, kind="stable")] = np.arange(len(paragraphs))
-    place = np.repeat(earliness, paragraphs.counts)
-    values = paragraphs.values[paragraphs.offsets[0] : paragraphs.offsets[-1]]
-    by_hash = np.lexsort((place, values))
-    ordered = values[by_hash]
-    new = np.ones(len(ordered), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    first = place[by_hash][np.flatnonzero(new)][np.cumsum(new) - 1] if len(ordered) else place
-    duplicate = np.zeros(len(values), bool)
-    duplicate[by_hash] = place[by_hash] > first
-    return duplicate
 
 
 def _count(where: I64, offsets: I64) -> I64:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_run import Ran, home_at, plan_of, run_prepare, run_whole, text_of, tiny_settings, write_texts
+from tiny_run import Ran, hash_share, home_at, plan_of, run_prepare, run_whole, text_of, tiny_settings, write_texts
 
 from storage.catalog import Catalog, read_state
 from storage.home import Home
@@ -19,7 +19,6 @@ from storage.store import Store, StoreError, open_store
 from storage.tables import read_columns, read_rows
 from tasks.core.run import StageReport
 from tasks.curate.corpus import kept_documents, kept_rows
-from tasks.curate.selection import hash_share
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
 from tasks.upkeep.checks import check_split, check_tokens

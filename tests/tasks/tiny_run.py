@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import shutil
 from collections.abc import Callable, Collection, Iterator
@@ -39,6 +40,11 @@ SETTINGS = (
     "generate.max_new_tokens=12",
     "evaluate.trace=false",
 )
+
+
+def hash_share(text_sha256: str, salt: str) -> float:
+    """Place of a text in [0, 1): below `curate.validation_share` it is held out."""
+    return int.from_bytes(hashlib.sha256(f"{salt}\x00{text_sha256}".encode()).digest()[:8]) / 2**64
 
 
 def text_of(number: int, n_words: int = 90) -> str:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
-from tasks.curate.selection import (
-    Candidate,
-    hash_share,
-    refuse_duplicates,
-    split_clusters,
-    split_documents,
-)
+import pyarrow as pa
+from tiny_run import hash_share
+
+from storage.schemas import NEAR_PAIRS
+from tasks.curate.corpus import Corpus
+from tasks.curate.selection import RANK, begin_selection, begin_split, hold_out, refuse_duplicates
 from tasks.curate.settings import CurateSettings
 
 SETTINGS = CurateSettings(validation_share=0.2)
 Pair = tuple[str, str, float]
+
+
+@dataclass
+class Candidate:
+    """A live document as selection sees it, and why it is not used."""
+
+    doc_id: str
+    text_sha256: str
+    cluster: str
+    n_bytes: int
+    ocr_share: float
+    refusal: str | None = None
 
 
 def sha256(text: str) -> str:
@@ -27,7 +38,6 @@ def sha256(text: str) -> str:
 def candidate(text: str, doc_id: str = "", cluster: str = "", n_bytes: int = 0, ocr_share: float = 0.0) -> Candidate:
     return Candidate(
         doc_id=doc_id or sha256("id" + text),
-        segment="s",
         text_sha256=sha256(text),
         cluster=cluster or sha256(text),
         n_bytes=n_bytes or len(text.encode()),
@@ -39,16 +49,53 @@ def candidates(count: int, start: int = 0) -> list[Candidate]:
     return [candidate(f"document number {number}") for number in range(start, start + count)]
 
 
+def listed(corpus: Corpus, items: Sequence[Candidate]) -> None:
+    """Make the tables that the stage makes of the measures."""
+    schema = pa.table({name: [value] for name, value in asdict(replace(items[0], refusal="")).items()}).schema
+    corpus.insert("items", pa.Table.from_pylist(list(map(asdict, items)), schema=schema))
+    corpus.sql(
+        f"create table candidates as select row_number() over (order by {RANK}) as number, *, "
+        "count(*) over (partition by cluster) + count(*) over (partition by text_sha256) - 1 as cluster_size from items"
+    )
+    begin_selection(corpus)
+    corpus.sql("insert into refused select number, refusal, '' from candidates where refusal is not null")
+
+
+def split(
+    items: Sequence[Candidate], settings: CurateSettings = SETTINGS, barred: Sequence[str] = ()
+) -> dict[str, str]:
+    """The side of each cluster that has a document in use."""
+    with Corpus() as corpus:
+        listed(corpus, items)
+        begin_split(corpus, settings)
+        corpus.insert("barred", pa.table({"cluster": pa.array(barred, pa.string())}))
+        hold_out(corpus, settings)
+        found = corpus.sql("select cluster, cluster in (from held_out) from clusters").fetchall()
+    return {cluster: "validation" if held_out else "train" for cluster, held_out in found}
+
+
 def sides(items: Sequence[Candidate], settings: CurateSettings = SETTINGS) -> dict[str, str]:
     """The side of each document."""
-    split = split_documents(items, settings)
-    return {item.doc_id: split[item.cluster] for item in items if item.cluster in split}
+    found = split(items, settings)
+    return {item.doc_id: found[item.cluster] for item in items if item.cluster in found}
+
+
+def refusals(
+    items: Sequence[Candidate], near: Sequence[Pair] = (), drop_near: bool = True
+) -> dict[str, tuple[str, str]]:
+    """Code and reason of all refused documents, with those that duplicates cost."""
+    with Corpus() as corpus:
+        listed(corpus, items)
+        corpus.insert(
+            "pairs", pa.Table.from_pylist([dict(zip(NEAR_PAIRS.names, pair, strict=True)) for pair in near], NEAR_PAIRS)
+        )
+        refuse_duplicates(corpus, "pairs", drop_near)
+        rows = corpus.sql("select doc_id, code, reason from refused join candidates using (number)").fetchall()
+    return {doc_id: (code, reason) for doc_id, code, reason in rows}
 
 
 def refused(items: Sequence[Candidate], near: Sequence[Pair] = (), drop_near: bool = True) -> dict[str, str]:
-    """The documents that duplicates cost, with the code."""
-    refuse_duplicates(items, near, drop_near)
-    return {item.doc_id: item.refusal[0] for item in items if item.refusal is not None}
+    return {doc_id: code for doc_id, (code, _) in refusals(items, near, drop_near).items()}
 
 
 def share_of(item: Candidate) -> float:
@@ -65,8 +112,8 @@ def test_a_cluster_is_held_out_only_if_the_hash_of_every_text_in_it_says_so() ->
     trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
     together = [replace(item, cluster="c") for item in held_out[:3]]
     others = held_out[3:6]
-    assert split_documents([*together, *others], SETTINGS)["c"] == "validation"
-    assert split_documents([*together, *others, replace(trained, cluster="c")], SETTINGS)["c"] == "train"
+    assert split([*together, *others])["c"] == "validation"
+    assert split([*together, *others, replace(trained, cluster="c")])["c"] == "train"
 
 
 def test_merging_clusters_only_ever_moves_documents_out_of_validation() -> None:
@@ -84,15 +131,14 @@ def test_a_member_that_is_not_used_decides_all_the_same() -> None:
     """Else a threshold that refuses it could move its cluster into validation."""
     held_out = next(item for item in candidates(300) if share_of(item) < 0.2)
     trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
-    pair = [replace(held_out, cluster="c"), replace(trained, cluster="c", refusal=("near_duplicate", ""))]
+    pair = [replace(held_out, cluster="c"), replace(trained, cluster="c", refusal="near_duplicate")]
     others = [item for item in candidates(30, start=400) if share_of(item) < 0.2]
-    assert split_documents([*pair, *others], SETTINGS)["c"] == "train"
+    assert split([*pair, *others])["c"] == "train"
 
 
 def test_of_documents_with_the_same_text_the_lowest_id_is_kept() -> None:
     items = [candidate("same", "c"), candidate("same", "a"), candidate("same", "b"), *candidates(5)]
-    refuse_duplicates(items, (), drop_near=True)
-    assert {item.doc_id: item.refusal for item in items if item.refusal} == {
+    assert refusals(items) == {
         "b": ("duplicate_text", "same text as document a"),
         "c": ("duplicate_text", "same text as document a"),
     }
@@ -117,9 +163,9 @@ def test_of_near_duplicates_the_typed_one_is_kept_then_the_longest_then_the_lowe
 
 def test_a_near_duplicate_is_refused_with_the_document_that_stands_for_it_and_how_like_it_is() -> None:
     items = [candidate("short", "a", "c", n_bytes=10), candidate("long", "b", "c", n_bytes=20)]
-    refuse_duplicates(items, [("a", "b", 0.87654)], drop_near=True)
-    assert items[0].refusal == ("near_duplicate", "nearly the same text as document b (Jaccard similarity 0.877)")
-    assert items[1].refusal is None
+    assert refusals(items, [("a", "b", 0.87654)]) == {
+        "a": ("near_duplicate", "nearly the same text as document b (Jaccard similarity 0.877)")
+    }
 
 
 def test_near_duplicates_stay_where_they_are_to_be_kept_and_exact_ones_do_not() -> None:
@@ -138,14 +184,14 @@ def test_a_document_like_one_that_is_itself_refused_is_kept() -> None:
 
 
 def test_a_refused_document_takes_no_like_one_with_it() -> None:
-    long = replace(candidate("long", "a", "c", n_bytes=30), refusal=("minified", ""))
+    long = replace(candidate("long", "a", "c", n_bytes=30), refusal="minified")
     items = [long, candidate("short", "b", "c", n_bytes=20)]
     assert refused(items, [("a", "b", 0.95)]) == {"a": "minified"}
 
 
 def test_a_pair_of_texts_holds_for_every_document_that_has_them() -> None:
     """The pair names the lowest document of each text; it may be refused for other reasons."""
-    first = replace(candidate("x", "a", "c", n_bytes=30), refusal=("licence", ""))
+    first = replace(candidate("x", "a", "c", n_bytes=30), refusal="licence")
     items = [first, candidate("x", "b", "c", n_bytes=30), candidate("y", "d", "c", n_bytes=20)]
     assert refused(items, [("a", "d", 0.95)]) == {"a": "licence", "d": "near_duplicate"}
 
@@ -180,12 +226,12 @@ def test_training_is_never_empty_either() -> None:
 
 
 def test_barred_clusters_are_trained_on_and_the_next_lowest_hash_is_held_out() -> None:
-    clusters = {item.cluster: [item.text_sha256] for item in candidates(20)}
-    settings = CurateSettings(validation_share=1e-9)
-    order = sorted(clusters, key=lambda name: hash_share(name, settings.salt))
-    assert split_clusters(clusters, settings, barred=order[:3])[order[3]] == "validation"
-    assert list(split_clusters(clusters, settings, barred=order[:3]).values()).count("validation") == 1
+    items = candidates(20)
+    order = [item.cluster for item in sorted(items, key=share_of)]
+    found = split(items, CurateSettings(validation_share=1e-9), barred=order[:3])
+    assert [cluster for cluster, side in found.items() if side == "validation"] == [order[3]]
 
 
 def test_where_all_clusters_are_barred_none_is_held_out() -> None:
-    assert set(split_clusters({"a": ["a"], "b": ["b"]}, SETTINGS, barred=["a", "b"]).values()) == {"train"}
+    items = [candidate("one", cluster="a"), candidate("two", cluster="b")]
+    assert split(items, barred=["a", "b"]) == {"a": "train", "b": "train"}

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import Ingestion, edited, home_at, ingest, prose, settings_of, write
+from tiny_run import hash_share
 
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
-from tasks.curate.selection import hash_share
 from tasks.upkeep.checks import check_split
 
 CURATE = settings_of().curate

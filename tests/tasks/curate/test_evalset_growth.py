@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from ingest_run import edited, prose, write
-from tiny_run import Ran, home_at, run_prepare, tiny_settings
+from tiny_run import Ran, hash_share, home_at, run_prepare, tiny_settings
 
 from storage.catalog import read_state
 from storage.tables import read_columns
-from tasks.curate.selection import hash_share
 from tasks.upkeep.checks import check_split
 
 SETTINGS = tiny_settings("tokenizer.kind=char")

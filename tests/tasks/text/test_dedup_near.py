@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from dedup_samples import all_pairs, edited, plain_words, planted, prose
 
@@ -19,7 +20,8 @@ from tasks.text import (
     near_pairs,
     signatures,
 )
-from tasks.text.near import MinhashFile
+from tasks.text.minhash import Block, Signatures, read_minima
+from tasks.text.words import I64
 
 SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
@@ -38,6 +40,26 @@ class Reader:
 
 def find(texts: list[str], threshold: float = 0.8, **options: object) -> NearPairs:
     return near_pairs(signatures(texts), Reader(texts), threshold, **options)  # type: ignore[arg-type]
+
+
+class Tied:
+    """Signatures in several folders, of documents with ties of their own."""
+
+    def __init__(self, signed: Signatures, tie: I64, folder: Path, at_once: int = 100) -> None:
+        self.tie = tie.astype(np.uint64)
+        self.part, self.place = np.divmod(np.arange(len(signed)), at_once)
+        self.folders = [folder / f"{part}" for part in range(int(self.part.max()) + 1)]
+        for part, own in enumerate(self.folders):
+            own.mkdir(parents=True)
+            signed.take(self.part == part).save(own)
+
+    def blocks(self) -> Iterator[Block]:
+        for numbers in np.array_split(np.arange(len(self.tie)), 3):
+            minima, n_shingles = read_minima(self.folders, self.part[numbers], self.place[numbers])
+            yield Block(numbers, minima, n_shingles, self.tie[numbers])
+
+    def minima_of(self, numbers: I64) -> npt.NDArray[np.uint32]:
+        return read_minima(self.folders, self.part[numbers], self.place[numbers])[0]
 
 
 def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
@@ -78,12 +100,13 @@ def test_the_order_of_documents_changes_nothing(corpus: list[str], max_bucket: i
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
 
 
-def test_the_order_of_documents_of_the_same_words_changes_nothing_if_a_number_tells_them_apart() -> None:
+def test_the_order_of_documents_of_the_same_words_changes_nothing_if_a_number_tells_them_apart(tmp_path: Path) -> None:
     texts = ["The same words in all of these", "the same words in all of these", "THE SAME WORDS IN ALL OF THESE!"] * 30
-    tie = np.arange(90)
+    signed = signatures(texts)
     shuffled = np.random.default_rng(1).permutation(90)
-    before = as_dict(find(texts, max_bucket=3, tie=tie).pairs)
-    after = as_dict(find([texts[place] for place in shuffled], max_bucket=3, tie=tie[shuffled]).pairs)
+    before = as_dict(near_pairs(Tied(signed, np.arange(90), tmp_path / "1"), Reader(texts), max_bucket=3).pairs)
+    mixed = Tied(signed.take(shuffled), shuffled, tmp_path / "2")
+    after = as_dict(near_pairs(mixed, Reader([texts[place] for place in shuffled]), max_bucket=3).pairs)
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
 
 
@@ -112,11 +135,8 @@ def test_masses_of_one_page_are_compared_with_few(masses: list[str]) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
-def test_signatures_in_a_file_give_the_same_pairs(corpus: list[str], threshold: float, tmp_path: Path) -> None:
-    signed = signatures(corpus)
-    filed = MinhashFile(tmp_path / "minhashes", len(corpus))
-    for start in range(0, len(corpus), 100):
-        filed.append(signed.minima[start : start + 100], signed.n_shingles[start : start + 100])
+def test_signatures_in_several_folders_give_the_same_pairs(corpus: list[str], threshold: float, tmp_path: Path) -> None:
+    filed = Tied(signatures(corpus), np.arange(len(corpus)), tmp_path)
     found = near_pairs(filed, Reader(corpus), threshold)
     assert as_dict(found.verified) == as_dict(find(corpus, threshold).verified)
 

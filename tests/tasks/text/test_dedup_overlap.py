@@ -1,4 +1,4 @@
-"""Overlap: shares as sets give them, spans that give the text back, paragraphs that stand twice."""
+"""Overlap: shares as sets give them, spans that give the text back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dedup_samples import edited, peak_memory, plain_runs, prose
 
-from tasks.text import containment, duplicate_paragraphs, gram_hashes, overlapping_spans, signatures
+from tasks.text import containment, gram_hashes, overlapping_spans
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import BATCH_CHARS, word_pieces
 
@@ -113,14 +113,3 @@ def test_spans_of_a_long_text_need_little_memory() -> None:
     assert len(text) > 20 * BATCH_CHARS
     grams = evaluation_set(PAGE, prose(50_000, 3))
     assert peak_memory(lambda: overlapping_spans(text, grams)) < 16 * 2**20
-
-
-def test_a_paragraph_of_an_earlier_document_is_marked() -> None:
-    first, second, third = (prose(40, seed) for seed in (1, 2, 3))
-    texts = [f"{first}\n\n{second}", f"{third}\n\n{second}", "", f"{second}\n\n{first}"]
-    signed = signatures(texts)
-    paragraphs = signed.paragraph_hashes
-    in_order = duplicate_paragraphs(paragraphs, np.arange(4))
-    assert in_order.tolist() == [False, False, False, True, True, True]
-    backwards = duplicate_paragraphs(paragraphs, np.array([9, 7, 3, 2]))
-    assert backwards.tolist() == [True, True, False, True, False, False]

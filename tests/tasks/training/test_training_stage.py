@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from tiny_run import (
     Ran,
     direct_run,
+    hash_share,
     home_at,
     run_prepare,
     run_whole,
@@ -36,7 +37,6 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_columns, read_rows
 from tasks.core.progress import StageProgress
 from tasks.core.run import Run
-from tasks.curate.selection import hash_share
 from tasks.registry.models import ensure_training_run
 from tasks.text.cleaning import normalise_text
 from tasks.training.suggest import read_suggestion
@@ -254,7 +254,6 @@ sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
 import tasks.training.train
 from tasks.text.cleaning import normalise_text
-from tasks.curate.selection import hash_share
 from tasks.core.progress import StageProgress
 from tiny_run import direct_run, home_at, train_in
 
