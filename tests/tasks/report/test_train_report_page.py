@@ -81,9 +81,7 @@ def test_figures_follow_from_the_curves() -> None:
 
 def test_what_is_not_known_is_not_made_up() -> None:
     found = facts(bare())
-    assert {found[name] for name in ("Loss", "Validation loss", "Speed", "Of the machine", "Time of the steps")} == {
-        "–"
-    }
+    assert {found[name] for name in ("Loss", "Validation loss", "Speed", "MFU", "Time of the steps")} == {"–"}
     assert "left no curve" in words_of(bare())
 
 
