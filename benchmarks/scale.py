@@ -176,7 +176,7 @@ def _write(path: Path, schema: pa.Schema, n: int, columns: Mapping[str, Any]) ->
 
 @dataclass
 class Cost:
-    """What a stage took; memory is that of all processes without pages of mapped files."""
+    """Cost of a stage; memory is that of all processes without pages of mapped files."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0

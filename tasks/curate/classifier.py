@@ -198,7 +198,7 @@ def _within_limits(texts: dict[bytes, str]) -> dict[bytes, str]:
 
 
 def _form(side: str, path: Path) -> str:
-    """How a file is read: `TEXT`, `LINES` or `PARQUET`."""
+    """Return the layout of a file: `TEXT`, `LINES` or `PARQUET`."""
     suffix = path.suffix.lower()
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
@@ -213,7 +213,7 @@ def _form(side: str, path: Path) -> str:
 
 
 def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, str]]:
-    """Where each text of a file stands, and the text."""
+    """Yield the place of each text of a file, and the text."""
     form = _form(side, path)
     if form == TEXT:
         with path.open("rb") as handle:

@@ -38,7 +38,7 @@ class ClassifierSettings:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is to be a classifier."""
+        """True if examples for a classifier are given."""
         return bool(self.good_paths)
 
     @property

@@ -330,7 +330,7 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
 
 
 def _shown(found: Row) -> dict[str, Any]:
-    """What the templates of page and card share."""
+    """Return the values that the templates of page and card share."""
     sides = {"train": side(found, "train"), "held_out": side(found, "validation")}
     return {**vars(found), **sides, "folded": folded, "names": NO_LANGUAGE}
 

@@ -323,7 +323,7 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
 
 
 def _calibration(bins: Sequence[CalibrationBin]) -> list[Markup]:
-    """How often the likeliest token was right, by how likely it was held, and how many tokens that was."""
+    """Return the calibration: accuracy of the likeliest token by its confidence, and the number of tokens."""
     rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
     layers = [  # on the diagonal it is as right as it is sure
         Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),

@@ -96,7 +96,7 @@ def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int 
 
 
 def shared_grams(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[I64, list[I64]]:
-    """How many runs of each validation document stand in training, and of each document of the blocks in validation."""
+    """Count the 13-grams of each validation document in training, and of each document of the blocks in validation."""
     index = GramIndex(validation.values)
     stands = np.zeros(len(index), bool)
     training = []

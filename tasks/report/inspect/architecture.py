@@ -81,7 +81,7 @@ class Subject:
 
     @property
     def training(self) -> TrainConfig:
-        """How it was trained, or how it would be by default."""
+        """Configuration of the training, or the default one."""
         return TrainConfig.from_dict(dict(self.train)) if self.train else TrainConfig(max_steps=1000)
 
 
