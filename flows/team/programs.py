@@ -9,10 +9,12 @@ and the deployments.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,6 +53,9 @@ FLOWS = Path(__file__).parents[1]
 PREFECT_FILE, AUTOMATIONS_FILE = FLOWS / "prefect.yaml", FLOWS / "automations.yaml"
 PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of a program and of every process that it starts
 MLFLOW_AUTH = "mlflow-auth.ini"
+# supervisord's socket, and the link to its folder, which is a temporary one: its address has at most 107 bytes, and a
+# home may lie deeper, or on a file system without sockets
+SOCKET, SOCKET_FOLDER = "supervisor.sock", "socket"
 PREFECT_SCHEMA, MLFLOW_SCHEMA = "sheepfold_prefect", "sheepfold_mlflow"
 RUNS_AT_ONCE = {WORKER: max(4, os.cpu_count() or 1), GPU_WORKER: 1}
 LOOPBACK_HOSTS = ("localhost", "localhost:*", "127.0.0.1", "127.0.0.1:*", "[[]::1]", "[[]::1]:*")  # also of a tunnel
@@ -297,8 +302,11 @@ def _start_supervisord(home: Home, settings: TeamSettings) -> None:
         create_database(f"sqlite:///{home.path / 'mlflow.db'}")
     if settings.auth:
         _prepare_mlflow_users(team_folder(home), settings.secrets[MLFLOW_PASSWORD])
+    _remove_socket(home)
+    place = Path(tempfile.mkdtemp(prefix="sheepfold-"))
+    (team_folder(home) / SOCKET_FOLDER).symlink_to(place)
     configuration = team_folder(home) / "supervisord.conf"
-    write_private(configuration, _configuration())
+    write_private(configuration, _configuration(place / SOCKET))
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -342,17 +350,17 @@ def _prepare_mlflow_users(folder: Path, password: str) -> None:
             users.update_user(MLFLOW_USER, password, is_admin=True)
 
 
-def _configuration() -> str:
+def _configuration(address: Path) -> str:
     """Return supervisord's configuration; programs run in the home, the folder above it."""
-    python = sys.executable.replace("%", "%%")
-    text = """\
+    python, listening = (str(path).replace("%", "%%") for path in (sys.executable, address))
+    text = f"""\
 ; Written by `sheepfold up`.
 [supervisord]
 pidfile=%(here)s/supervisord.pid
 logfile=%(here)s/logs/supervisord.log
 
 [unix_http_server]
-file=%(here)s/supervisor.sock
+file={listening}
 
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
@@ -377,8 +385,17 @@ stdout_logfile_maxbytes=10MB
 def _rpc(home: Home) -> Any:
     from supervisor.xmlrpc import SupervisorTransport
 
-    transport = SupervisorTransport(serverurl=f"unix://{team_folder(home) / 'supervisor.sock'}")
+    address = (team_folder(home) / SOCKET_FOLDER).resolve() / SOCKET
+    transport = SupervisorTransport(serverurl=f"unix://{address}")
     return ServerProxy("http://127.0.0.1", transport=transport).supervisor
+
+
+def _remove_socket(home: Home) -> None:
+    link = team_folder(home) / SOCKET_FOLDER
+    if link.is_symlink():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(link.resolve())
+        link.unlink()
 
 
 def program_states(home: Home) -> dict[str, dict[str, Any]]:
@@ -444,6 +461,7 @@ def _stop(home: Home, say: Say) -> list[str]:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait()
     _end(processes(home))
+    _remove_socket(home)
     return [name for name in SERVICES if name in running]
 
 

@@ -32,11 +32,10 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> Iterator[Box]:
-    """A team on SQLite."""
-    for made in new_box(tmp_path_factory.mktemp("box")):
+    """A team on SQLite, in a home that lies deeper than the address of a socket may be long."""
+    temporary = tmp_path_factory.mktemp("temporary")  # where Prefect makes a folder for each run
+    for made in new_box(tmp_path_factory.mktemp("box" + 100 * "-")):
         shutil.copytree(sample_folder / "text", made.folder / "documents")
-        temporary = made.folder / "temporary"  # where Prefect makes a folder for each run
-        temporary.mkdir()
         made.variables["TMPDIR"] = str(temporary)
         made.run("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
         yield made
