@@ -54,7 +54,7 @@ QUIET = {
 Point = tuple[str, int, float]  # metric, step, value
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Set MLflow's settings in the environment, which it reads when it is imported."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -62,7 +62,7 @@ def _quieten() -> None:
 
 def client(home: Home) -> MlflowClient:
     """Return a client of the home's tracking server and registry."""
-    _quieten()
+    quieten()
     import mlflow
     from mlflow import MlflowClient
 
@@ -87,7 +87,7 @@ def create_database(address: str) -> None:
     name = make_url(address).database
     if not name or name == ":memory:" or Path(name).exists():
         return
-    _quieten()
+    quieten()
     from mlflow import MlflowClient
 
     path = Path(name)

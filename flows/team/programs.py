@@ -43,7 +43,7 @@ from flows.team.settings import (
 from storage.errors import Unreachable, UserError
 from storage.home import Home, without_password
 from storage.locks import owner_lock
-from storage.tracking import create_database
+from storage.tracking import create_database, quieten
 
 SERVICES = PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
 DEPLOY = "deploy"  # not run by supervisord
@@ -342,6 +342,7 @@ def _prepare_mlflow_users(folder: Path, password: str) -> None:
         "grant_default_workspace_access = false\n",
     )
     if (folder / "mlflow-users.db").exists():  # MLflow gives a password to a new administrator only
+        quieten()
         from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
 
         users = SqlAlchemyStore()
@@ -460,8 +461,8 @@ def _stop(home: Home, say: Say) -> list[str]:
         supervisor.shutdown()
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait()
+        _remove_socket(home)
     _end(processes(home))
-    _remove_socket(home)
     return [name for name in SERVICES if name in running]
 
 

@@ -203,7 +203,8 @@ def collect_training(
 
 def _curves(path: Path) -> dict[str, Curve]:
     """The curves of a table of (step, metric, value)."""
-    query = "select metric, list(step order by step), list(value order by step) from read_parquet(?) group by 1"
+    lists = "list(step order by step, value), list(value order by step, value)"
+    query = f"select metric, {lists} from read_parquet(?) group by 1"
     with duckdb.connect() as connection:
         rows = connection.execute(query, [str(path)]).fetchall()
     return {name: Curve(steps, values) for name, steps, values in rows}
