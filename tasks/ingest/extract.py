@@ -93,8 +93,8 @@ def extract_rows(
     """
     for found in document:
         doc_id = document_id(content.sha256, found.locator)
-        row = found.to_dict()
-        pages = sorted(row.pop("pages"), key=lambda page: page["page"])
+        row = dict(vars(found))
+        pages = [dict(vars(page)) for page in sorted(row.pop("pages"), key=lambda page: page.page)]
         row |= {"doc_id": doc_id, "file_sha256": content.sha256, "n_pages": len(pages)}
         row["sha256"] = found.sha256 or content.sha256
         for page in pages:

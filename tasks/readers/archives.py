@@ -21,10 +21,10 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
-from tasks.readers.records import ExtractionProblem, ExtractOptions
+from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions
 from tasks.sources.folder import encode_path
 
 TAR_BLOCK = 512
@@ -78,11 +78,12 @@ class Entry:
     """One entry of a container.
 
     Attributes:
-        locator: Its place inside the container, unique there.
+        locator: Its place inside the container, unique there; of a member its place inside the file.
         data: Its bytes, for the entry of an archive.
         text: Its text, for the row of a table; None for the entry of an archive.
         suffix: The suffix of its name, with the dot and in lower case, or "".
-        problem: Why it could not be read; then there are neither bytes nor text.
+        problem: Why it could not be read, or is not.
+        detected: What it is, once that is known.
     """
 
     locator: str
@@ -90,6 +91,7 @@ class Entry:
     text: str | None = None
     suffix: str = ""
     problem: ExtractionProblem | None = None
+    detected: Detected = field(default_factory=Detected)
 
 
 class Budget:

@@ -15,14 +15,14 @@ import re
 import tomllib
 import zipfile
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
 from tasks.readers.decode import utf16_without_mark
-from tasks.readers.records import ExtractionProblem, ExtractOptions, Kind
+from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
 
 HEAD_BYTES = 8192  # How much of a file `detect` wants to see.
@@ -74,21 +74,6 @@ _VIM_MODE = re.compile(r"\bvim?:[^\n]{0,200}?\b(?:ft|filetype|syntax)=([A-Za-z+#
 _MODE_LINES = 5  # Editors look for their mode lines in the first and the last few lines.
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\r\f\x08\x1b"))
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
-
-
-@dataclass(frozen=True, slots=True)
-class Detected:
-    """Type of a file.
-
-    Attributes:
-        kind: "pdf", "image", "code" or "text"; "archive" or "table" for a container; empty for anything else.
-        media_type: For example "text/markdown"; "application/octet-stream" when unknown. It names the extractor, too.
-        programming_language: Its name, or None; code without a known language is of kind "text".
-    """
-
-    kind: Kind
-    media_type: str
-    programming_language: str | None = None
 
 
 def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from tasks.ingest.journal import lines_file, read_document, write_lines, write_outcome
+from tasks.ingest.journal import finish_document, part_file, read_document, write_lines
 from tasks.readers.document import yield_document
 from tasks.readers.records import Extraction, ExtractOptions, PageText
 
@@ -48,7 +48,6 @@ def load(out: Path) -> Document:
 
 def save(out: Path, document: Extraction) -> None:
     """Write a finished document to a journal."""
-    items = getattr(document, "members", None) or document.pages
-    write_lines(lines_file(out), items)
+    write_lines(part_file(out, 0), getattr(document, "members", None) or document.pages)
     alone = Extraction(**{item.name: getattr(document, item.name) for item in fields(Extraction)} | {"pages": []})
-    write_outcome(out, alone, len(items))
+    finish_document(part_file(out, 0), out, alone)

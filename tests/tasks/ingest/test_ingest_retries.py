@@ -61,7 +61,7 @@ def losing(*numbers: int, code: Any = "timeout") -> Callable[[Document], None]:
         for number in numbers:
             error = f"page {number} took more than 60 s"
             found.pages[number - 1] = PageText(number, "", "none", "", error=error, error_code=code)
-        judge_pages(found, ocr=True)
+        judge_pages(found, found.pages, ocr=True)
 
     return lose
 
