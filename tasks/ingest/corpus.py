@@ -33,11 +33,11 @@ from tasks.ingest.extract import (
 )
 from tasks.ingest.importing import SUFFIX, ImportSettings, Part, cut_imports, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
-from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
+from tasks.ingest.snapshot import CONTAINERS
 from tasks.readers.ocr import ocr_ready
 from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
-from tasks.sources.listing import HashMemo, walk_sources
+from tasks.sources.listing import HashMemo, ListedFile, walk_sources
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
@@ -87,7 +87,7 @@ class Segments:
         return run.union(made, table, self.live[: len(made)], segments=keys[: len(made)])
 
 
-def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], SourceFiles]:
+def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], SourceFiles]:
     """Walk sources and hash what changed; returns the files, and where each content lies.
 
     Args:
@@ -105,16 +105,16 @@ def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[Listed
         run.home.cache,
         HashMemo(run.home.hash_memo),
         exclude=[run.home.path, Path(run.home.store)],  # never documents
+        forgotten=forgotten.contents,
         fetch=not run.plan,
     )
     if walked.n_ignored:
         run.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
     if walked.n_pending:
         run.note(f"{walked.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
-    files = list_files(walked.files, walked.digests, forgotten.contents)
-    sizes = {file.sha256: file.size for file in files if file.sha256 is not None}
+    sizes = {file.sha256: file.size for file in walked.files if file.sha256 is not None}
     passwords = settings.passwords.read()
-    return files, SourceFiles(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
+    return walked.files, SourceFiles(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
 
 
 def split_by_reader(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:

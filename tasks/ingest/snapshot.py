@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
-from os.path import splitext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,26 +23,7 @@ from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.sources.folder import WalkedFile, encode_path
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """One path of the walk.
-
-    Attributes:
-        sha256: of its bytes; None where it was not or could not be read.
-        status: set where the walk itself decided (`skipped`, `failed`), else empty.
-    """
-
-    path: str
-    source: str
-    size: int
-    sha256: str | None
-    suffix: str
-    status: str
-    reason: str
-
+from tasks.sources.listing import ListedFile
 
 LINES_AT_ONCE = 1_000  # parsed in one go, in half the time
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
@@ -85,37 +65,6 @@ def _stream_digest(items: Iterable[Any]) -> str:
     for item in items:
         digest.update(canonical_json(item).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
-
-
-def list_files(
-    walked: Sequence[WalkedFile], digests: Sequence[str | OSError | None], forgotten: Collection[str] = ()
-) -> list[ListedFile]:
-    """Join a walk with the digests of its files.
-
-    Args:
-        forgotten: sha256 of contents that are not to be read again.
-    """
-    listed = []
-    suffixes: dict[str, str] = {}
-    for entry, digest in zip(walked, digests, strict=True):
-        status, reason = entry.status, entry.reason
-        if not status and not isinstance(digest, str):
-            status, reason = "failed", f"cannot be read: {digest}"
-        elif not status and digest in forgotten:
-            status, reason = "skipped", FORGOTTEN_REASON
-        suffix = encode_path(splitext(entry.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
-        listed.append(
-            ListedFile(
-                path=entry.path,
-                source=entry.source,
-                size=entry.size,
-                sha256=digest if isinstance(digest, str) and not status else None,
-                suffix=suffixes.setdefault(suffix, suffix),
-                status=status,
-                reason=reason,
-            )
-        )
-    return listed
 
 
 class Extracted(NamedTuple):

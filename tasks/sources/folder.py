@@ -103,11 +103,6 @@ class FileState(NamedTuple):
         """Return the state in a stat result."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
 
-    @classmethod
-    def walked(cls, file: WalkedFile) -> FileState:
-        """Return the state that a walk saw."""
-        return cls(file.size, file.mtime_ns, file.ctime_ns, file.inode & LARGEST_INTEGER)
-
 
 @dataclass(frozen=True)
 class Filters:
@@ -351,13 +346,11 @@ def refuse_large(size: int, filters: Filters) -> str:
 
 def file_row(path: str, source: str, location: str, status: os.stat_result, filters: Filters) -> WalkedFile:
     """Return the row of a path that is not a folder."""
-    mode, size, mtime_ns = status.st_mode, status.st_size, status.st_mtime_ns
-    if stat.S_ISREG(mode):
-        reason = refuse_large(size, filters)
-        times = mtime_ns, status.st_ctime_ns, status.st_ino
-        return WalkedFile(path, source, location, size, *times, "rejected" if reason else "", reason)
-    reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(mode)), "")
-    return WalkedFile(path, source, location, 0, mtime_ns, status="skipped", reason=reason or "not a regular file")
+    if stat.S_ISREG(status.st_mode):
+        reason = refuse_large(status.st_size, filters)
+        return WalkedFile(path, source, location, *FileState.of(status), "rejected" if reason else "", reason)
+    reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(status.st_mode)), "not a regular file")
+    return WalkedFile(path, source, location, 0, status.st_mtime_ns, status="skipped", reason=reason)
 
 
 def _unreadable(path: str, source: str, location: str, error: OSError) -> WalkedFile:
