@@ -21,7 +21,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from storage.digest import plain, sha256_json
 from storage.home import Home
@@ -202,18 +202,7 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
 # segments
 
 
-class Cuttable(Protocol):
-    """Content of which segments are made."""
-
-    @property
-    def sha256(self) -> str:
-        """Of the file."""
-
-    def __lt__(self, other: Any, /) -> bool:
-        """Return True if it comes first."""
-
-
-Item = TypeVar("Item", bound=Cuttable)
+Item = TypeVar("Item", bound=Any)  # a `Content`, or a part of a corpus
 
 
 def cut_segments(

@@ -92,7 +92,7 @@ class DocumentsSettings:
         return {getattr(self, name): f"documents.{name}" for name in settings if getattr(self, name)}
 
 
-@dataclass(frozen=True, order=True, slots=True)
+@dataclass(frozen=True, order=True)
 class Part:
     """A part of a corpus.
 
@@ -144,13 +144,13 @@ def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[
     made = work.in_subprocess(
         import_parts,
         sum(Path(location).stat().st_size for location in locations),
-        parts=[asdict(part) for part in settings.parts],
+        parts=list(settings.parts),
         locations=list(locations),
-        cache=str(work.home.cache),
-        settings=asdict(settings.documents),
+        cache=work.home.cache,
+        settings=settings.documents,
         repair=settings.repair_mojibake,
-        out=str(work.out),
-        forgotten=[[item.doc_id, item.sha256] for item in read_tombstones(work.store).documents.values()],
+        out=work.out,
+        forgotten=dict(read_tombstones(work.store).documents),
     )
     work.counts.update(rows=made["rows"], refused=made["refused"], units=len(settings.parts))
     return str(made["digest"])
@@ -185,34 +185,31 @@ def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactR
 
 
 def import_parts(
-    parts: list[dict[str, Any]],
+    parts: list[Part],
     locations: list[str],
-    cache: str,
-    settings: dict[str, Any],
+    cache: Path,
+    settings: DocumentsSettings,
     repair: bool,
-    out: str,
+    out: Path,
     progress: Callable[[int, int], None],
-    forgotten: Sequence[Sequence[str]] = (),
+    forgotten: dict[str, Tombstone],
 ) -> dict[str, Any]:
     """Write the documents of some parts; returns counts and a digest.
 
     Args:
         locations: Where the file of each part lies.
         cache: Folder that remembers the state of large files.
-        forgotten: Documents that are left out: of each its id and the sha256 of its bytes.
+        forgotten: Documents that are left out, by id.
     """
-    left_out = Tombstones({doc_id: Tombstone(doc_id, sha256) for doc_id, sha256 in forgotten})
-    chosen = DocumentsSettings(**settings)
-    folder = Path(out)
-    with _Columns(folder / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(folder / EXTRACTS_FILE, EXTRACTS) as told:
-        for done, (fields, location) in enumerate(zip(parts, locations, strict=True), start=1):
-            part = Part(**fields)
-            with unchanged(location, part, Path(cache)):
-                _import_part(part, Path(location), chosen, repair, documents, told, left_out)
+    left_out = Tombstones(forgotten)
+    with _Columns(out / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(out / EXTRACTS_FILE, EXTRACTS) as told:
+        for done, (part, location) in enumerate(zip(parts, locations, strict=True), start=1):
+            with unchanged(location, part, cache):
+                _import_part(part, Path(location), settings, repair, documents, told, left_out)
             progress(done, len(parts))
-    write_table(folder / PAGES_FILE, PAGES, ())  # what was never on a page
+    write_table(out / PAGES_FILE, PAGES, ())  # what was never on a page
     digest = sha256_json([documents.digest.hexdigest(), told.digest.hexdigest()])
-    refused = told.count - documents.count - sum(not part["number"] for part in parts)
+    refused = told.count - documents.count - sum(not part.number for part in parts)
     return {"rows": documents.count, "refused": max(0, refused), "digest": digest}
 
 

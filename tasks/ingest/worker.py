@@ -29,7 +29,6 @@ from tasks.readers.records import (
     Extraction,
     ExtractOptions,
     Limits,
-    MemberStarted,
     PageText,
     Returning,
     stable_text,
@@ -100,7 +99,8 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
             send(_written(item, out))
         return extraction.result
     except MemoryError:
-        return Extraction("failed", _memory_reason(job), "memory", **asdict(detected))
+        needed = f"more than {Limits(**job['limits']).memory_bytes // 1024**2} MiB of memory (limits.memory_bytes)"
+        return Extraction("failed", f"the extraction needed {needed}", "memory", **asdict(detected))
     except (BrokenPipeError, _CannotWrite):
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
@@ -109,12 +109,12 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         return Extraction("failed", reason, "crashed", **asdict(detected))
 
 
-def _written(item: PageText | MemberStarted | Extraction | None, out: int) -> dict[str, Any]:
+def _written(item: PageText | str | Extraction | None, out: int) -> dict[str, Any]:
     """Write a page or member to its file; return what the parent needs to know of it."""
     if item is None:
         return {"alive": True}
-    if isinstance(item, MemberStarted):
-        return {"member": item.locator}
+    if isinstance(item, str):
+        return {"member": item}
     try:
         write_message(out, vars(item), "replace")
     except OSError as error:
@@ -122,11 +122,6 @@ def _written(item: PageText | MemberStarted | Extraction | None, out: int) -> di
     if isinstance(item, Extraction):
         return {"member_done": True, "end": os.lseek(out, 0, os.SEEK_CUR)}
     return {"page": item.page, "put_off": item.method == "deferred", "end": os.lseek(out, 0, os.SEEK_CUR)}
-
-
-def _memory_reason(job: dict[str, Any]) -> str:
-    mebibytes = Limits(**job["limits"]).memory_bytes // 1024**2
-    return f"the extraction needed more than {mebibytes} MiB of memory (limits.memory_bytes)"
 
 
 def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extraction:

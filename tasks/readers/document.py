@@ -32,7 +32,6 @@ from tasks.readers.records import (
     Extraction,
     ExtractionProblem,
     ExtractOptions,
-    MemberStarted,
     PageText,
     Returning,
     judge_pages,
@@ -60,7 +59,7 @@ def yield_document(
     skip: int = 0,
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
-) -> Generator[PageText | MemberStarted | Extraction | None, None, Extraction]:
+) -> Generator[PageText | str | Extraction | None, None, Extraction]:
     """Extract one document page by page, or a container member by member.
 
     Args:
@@ -73,8 +72,8 @@ def yield_document(
         ocr_pages: After so many pages by OCR the others are put off, for other processes to read; None for never.
 
     Yields:
-        Each page as soon as it is read. For each member of a container: `MemberStarted`, None after each of its
-        pages, as a sign of life, and its outcome with its pages.
+        Each page as soon as it is read. For each member of a container its locator, so that a member that kills the
+        process can be named, None after each of its pages, as a sign of life, and its outcome with its pages.
 
     Returns:
         The outcome, without pages and members. A container's is ok if it could be opened, whatever became of its
@@ -176,14 +175,14 @@ class _Members:
         # Over all containers: what lies in `a.zip` and an entry called "a.zip/..." beside it may spell the same.
         self._locators = Locators()
 
-    def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
+    def run(self, skip: int) -> Generator[str | Extraction | None, None, str]:
         """Extract all members in order.
 
         Args:
             skip: Number of members that were done before and are passed over.
 
         Yields:
-            For each member `MemberStarted`, None after each of its pages, and its outcome.
+            For each member its locator, None after each of its pages, and its outcome.
 
         Returns:
             A sentence on members that were left out; empty if none were.
@@ -207,7 +206,7 @@ class _Members:
                     f"{self._options.archive_max_bytes} bytes (archive_max_bytes)"
                 )
             if number > skip:
-                yield MemberStarted(entry.locator)
+                yield entry.locator
                 if over:
                     yield _outcome(entry, ExtractionProblem("rejected", "too_many", left_out))
                 else:

@@ -146,17 +146,6 @@ class Returning(Generic[_Item, _Result]):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberStarted:
-    """Announces the next member of a container, so that a member that kills its process can be named.
-
-    Attributes:
-        locator: Its place inside the container.
-    """
-
-    locator: str
-
-
-@dataclass(frozen=True, slots=True)
 class ExtractOptions:
     """Options that change what is extracted; part of a result's identity."""
 

@@ -245,11 +245,6 @@ class FolderSource:
         """Return the first part of its files' paths, which is used where there are several sources."""
         return self.path.name
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return the folders that are walked for it: the one it is, and those above."""
-        return tuple(str(folder) for folder in (self.path, *self.path.parents))
-
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Yield its rows; see `tasks.sources.address.Source`."""
         source, path = encode_path(str(self.path)), label or encode_path(self.name)

@@ -175,12 +175,14 @@ def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclu
                 files.append(row)
                 if several:
                     seen.add(row.location)
+    covered: set[str] = set()
     for source in ordered:
-        repository = source.files if isinstance(source, DocumentsSource) else source
-        if isinstance(repository, GitSource):  # only now: the commits of one repository may be several sources
-            repository.tidy(cache)
+        place = source.files if isinstance(source, DocumentsSource) else source
+        if isinstance(place, GitSource):  # only now: the commits of one repository may be several sources
+            place.tidy(cache)
+        elif isinstance(place, FolderSource):
+            covered.update(map(str, (place.path, *place.path.parents)))
     # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
-    covered = {location for source in ordered for location in source.covers}
     rows = [row for row in files if row.reason != EXCLUDED_REASON or row.location not in covered]
     return Walk(sorted(rows, key=lambda row: row.path), n_ignored)
 
