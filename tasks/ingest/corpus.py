@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from tasks.sources.listing import HashMemo, ListedFile, walk_sources
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
+_KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there
 
 
 @dataclass(frozen=True)
@@ -225,16 +227,10 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
 
 
 def _report(run: Run, stage: Stage, placed: list[Placed], reused: int) -> list[Placed]:
-    """Report contents that an index located, and the key of all segments together."""
     line = run.line(stage)
     line.add(reused=reused, rows=reused)
-    line.key = RefSet.of(_by_key(ref for _, ref in placed)).digest or line.key
+    line.key = RefSet.of(sorted({ref for _, ref in placed}, key=_KEY)).digest or line.key
     return placed
-
-
-def _by_key(refs: Iterable[ArtifactRef]) -> list[ArtifactRef]:
-    """Return segments in an order that does not depend on which of them were there."""
-    return sorted(set(refs), key=lambda ref: ref.key)
 
 
 def segments_of(run: Run, *placed: Sequence[Placed]) -> Segments:
@@ -242,7 +238,7 @@ def segments_of(run: Run, *placed: Sequence[Placed]) -> Segments:
     contents: dict[ArtifactRef, set[str]] = defaultdict(set)
     for content, ref in (pair for part in placed for pair in part):
         contents[ref].add(content.sha256)
-    refs = [ref for part in placed for ref in _by_key(ref for _, ref in part)]
+    refs = [ref for part in placed for ref in sorted({ref for _, ref in part}, key=_KEY)]
     live = [_live_documents(run, ref, contents[ref]) for ref in refs]
     return Segments(refs, [contents[ref] for ref in refs], live)
 

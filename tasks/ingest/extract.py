@@ -32,7 +32,7 @@ from storage.tables import TableWriter, read_columns, read_rows, union_digest, w
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
-from tasks.ingest.journal import Content, is_doubtful, lines_file, read_document, resume
+from tasks.ingest.journal import Content, is_doubtful, read_document, resume
 from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions
 
@@ -149,7 +149,7 @@ def _extract_contents(
         content = jobs.pop(future)
         future.result()
         submit(1)
-        size = _BYTES_OF_ROW + lines_file(journal / content.name).stat().st_size
+        size = _BYTES_OF_ROW + (journal / content.name).stat().st_size
         if size <= room:  # made now, while this process would wait, and not read again
             room -= size
             made[content] = list(extract_rows(content, read_document(journal / content.name), forgotten))

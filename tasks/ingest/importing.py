@@ -335,7 +335,6 @@ def _kind(settings: DocumentsSettings, row: Row) -> str:
 
 
 def _raw_digest(text: str) -> tuple[str, int]:
-    """The sha256 and the size of a text in UTF-8."""
     digest, size = hashlib.sha256(), 0
     for start in range(0, len(text), CHARACTERS_AT_ONCE):
         data = text[start : start + CHARACTERS_AT_ONCE].encode()
@@ -370,12 +369,11 @@ def _digest(*values: object) -> str:
 
 
 def _tidy(value: Any) -> str:
-    """A name or title on one line."""
     return "" if value is None else " ".join(clean(str(value)).split())
 
 
 class _Columns:
-    """Writes rows to a table.
+    """Writer of the rows of a table.
 
     Attributes:
         count: Rows so far.
@@ -471,7 +469,7 @@ def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
 
 @contextmanager
 def unchanged(location: str, part: Part, cache: Path) -> Iterator[None]:
-    """Sees that a file is what its digest says, before and after something is read from it.
+    """Check that a file is what its digest says, before and after something is read from it.
 
     Raises:
         UserError: It is another file by now.

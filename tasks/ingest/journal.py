@@ -1,7 +1,7 @@
 """The journal of a segment in the making: finished documents on disk at once, so that a kill loses only those in work.
 
 A document is one file. It has a line for each page, or for each member of a container with its pages, which a worker
-process writes to `NAME.0.part`. The parent adds the outcome as the last line and renames the file to `NAME.jsonl`.
+process writes to `NAME.0.part`. The parent adds the outcome as the last line and renames the file to `NAME`.
 The lines are JSON and not Arrow, because a worker parses hostile files and a reader of Arrow trusts the offsets in it.
 """
 
@@ -43,19 +43,14 @@ class Content:
 
     @property
     def name(self) -> str:
-        """Name in the journal; a suffix may hold what no file name can."""
+        """Name of the file in the journal; a suffix may hold what no file name can."""
         suffix = hashlib.sha256(self.suffix.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return f"{self.sha256}-{suffix}-{self.attempt}"
+        return f"{self.sha256}-{suffix}-{self.attempt}.jsonl"
 
 
 def is_doubtful(status: str, reason_code: str) -> bool:
     """Return True if another attempt may give a document more text: by time, memory, an engine or a password."""
     return status == "failed" or reason_code in _LOST_TO
-
-
-def lines_file(out: Path) -> Path:
-    """Return the file of a finished document."""
-    return out.with_name(f"{out.name}.jsonl")
 
 
 def part_file(out: Path, number: int) -> Path:
@@ -89,7 +84,7 @@ def finish_document(written: Path, out: Path, outcome: Extraction) -> Extraction
     """Add the outcome of a document to its pages or members, and return it; from then on the document is finished."""
     with written.open("ab", buffering=0) as lines:
         write_message(lines.fileno(), {_OUTCOME: outcome}, "replace")
-    written.replace(lines_file(out))
+    written.replace(out)
     return outcome
 
 
@@ -99,12 +94,12 @@ def read_document(out: Path) -> Iterator[Extraction]:
     Raises:
         ValueError: The file of the document is damaged.
     """
-    with lines_file(out).open("rb") as lines:
+    with out.open("rb") as lines:
         last = json.loads(b"".join(deque(lines, 1)))
     if _OUTCOME not in last:
-        raise ValueError(f"{lines_file(out)} ends without an outcome")
+        raise ValueError(f"{out} ends without an outcome")
     outcome = Extraction(**last[_OUTCOME])
-    items: Iterator[Any] = read_lines(lines_file(out))
+    items: Iterator[Any] = read_lines(out)
     for item in items:  # a document has pages or members
         if isinstance(item, Extraction):
             items = chain([item], items)
@@ -126,14 +121,14 @@ def resume(folder: Path, contents: Iterable[Content]) -> set[Content]:
     finished = set()
     for content in contents:
         out = folder / content.name
-        if not lines_file(out).exists():
+        if not out.exists():
             continue
         try:
             doubtful = any(is_doubtful(found.status, found.reason_code) for found in read_document(out))
         except (ValueError, TypeError, OSError):  # the machine lost its power before all was on disk
             doubtful = True
         if doubtful:
-            lines_file(out).unlink()
+            out.unlink()
         else:
             finished.add(content)
     return finished

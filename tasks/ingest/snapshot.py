@@ -54,7 +54,7 @@ class Listing:
     contents: Sequence[tuple[Content, str]]
 
     def settings(self) -> SnapshotSettings:
-        """What of it goes into the snapshot's key."""
+        """Return the part of it that goes into the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
         return SnapshotSettings(_stream_digest(map(_FIELDS_OF_FILE, self.files)), _stream_digest(contents))
 
@@ -68,7 +68,7 @@ def _stream_digest(items: Iterable[Any]) -> str:
 
 
 class Extracted(NamedTuple):
-    """What a snapshot takes from a row of `extracts`: a tuple, because there may be hundreds of thousands."""
+    """The columns of `extracts` that a snapshot needs: a tuple, because there may be hundreds of thousands."""
 
     doc_id: str
     locator: str
@@ -154,7 +154,7 @@ def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | N
 
 
 def _outcome(record: Extracted) -> dict[str, Any]:
-    """What became of a file or member; a container is itself no document."""
+    """The columns of `files` on the status of a file or member; a container is itself no document."""
     contains = record.kind in CONTAINERS
     return {
         "media_type": record.media_type,

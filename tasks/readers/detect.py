@@ -156,7 +156,6 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
 
 
 def _by_magic(head: bytes, suffix: str) -> Detected | None:
-    """Return the type that the first bytes prove, or None."""
     if head.startswith(b"%PDF"):
         return Detected("pdf", "application/pdf")
     # Ahead of a PDF further on, which may be the first member.
@@ -203,7 +202,6 @@ def _readable(head: bytes) -> str:
 
 
 def _by_markup(text: str, suffix: str) -> Detected | None:
-    """HTML and XML, by their first elements."""
     start = _skip_comments(text)
     if not start.startswith("<"):
         # Text before the first tag is a fragment of a page only if it is named as one.
@@ -233,7 +231,6 @@ def _skip_comments(text: str) -> str:
 
 
 def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
-    """Notebooks, JSON Lines and JSON."""
     start = text.lstrip()
     may_be = suffix in _SUFFIXES["json"] or suffix in _SUFFIXES["json_lines"] or suffix in (".ipynb", "", ".txt")
     if not start.startswith(("{", "[")) or not may_be:
@@ -248,7 +245,6 @@ def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
 
 
 def _is_json_lines(text: str) -> bool:
-    """Return True if the first line is a whole object, and the next begins like one."""
     line, _, rest = text.partition("\n")
     return rest.lstrip().startswith("{") and _is_json(line)
 
@@ -290,7 +286,6 @@ def _by_language(text: str, suffix: str) -> Detected:
 
 
 def _by_shebang(head: str) -> str | None:
-    """The language of the interpreter that the first line names."""
     match = _SHEBANG.match(head[:300].split("\n", 1)[0])
     if match is None:
         return None
@@ -326,7 +321,6 @@ def _compiled(mark: Any, language: str) -> re.Pattern[str]:
 
 
 def _code_media_type(language: str) -> str:
-    """A media type for source code, for example "text/x-python"."""
     return "text/x-" + language.lower().replace("+", "p").replace("#", "sharp").replace(" ", "-")
 
 
@@ -361,7 +355,6 @@ def _package(media_type: str) -> Detected:
 
 
 def _look_into_ole(data: bytes) -> str:
-    """The media type of an older Office document, by the names of its streams."""
     for name, media_type in _TABLES["ole_streams"]:
         if name.encode("utf-16-le") in data:
             return media_type

@@ -225,7 +225,6 @@ def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> Non
 
 
 def _name_page(page: PageText) -> str:
-    """The error of a page, with its number unless it names it itself."""
     error = page.error or page.error_code
     return error if f"page {page.page}" in error else f"page {page.page}: {error}"
 

@@ -247,7 +247,7 @@ class FolderSource:
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Yield its rows; see `tasks.sources.address.Source`."""
-        source, path = encode_path(str(self.path)), label or encode_path(self.name)
+        source = encode_path(str(self.path))
         try:
             status = self.path.lstat()
         except FileNotFoundError:
@@ -255,13 +255,13 @@ class FolderSource:
                 f"source {str(self.path)!r} does not exist: name a folder or a file with documents"
             ) from None
         except OSError as error:
-            yield _unreadable(path, source, str(self.path), error)
+            yield _unreadable(label or encode_path(self.name), source, str(self.path), error)
             return
         if stat.S_ISDIR(status.st_mode):
             include = Patterns(self.include) if self.include else None
             yield from walk_folder(self.path, source, f"{label}/" if label else "", filters, excluded, include)
         else:  # Named itself: no pattern applies.
-            yield file_row(path, source, str(self.path), status, filters)
+            yield file_row(label or encode_path(self.name), source, str(self.path), status, filters)
 
 
 def walk_folder(

@@ -167,8 +167,9 @@ def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclu
     files: list[WalkedFile] = []
     seen: set[str] = set()
     n_ignored = 0
-    for source, name in zip(ordered, _labels([source.name for source in ordered]), strict=True):
-        for row in source.rows(encode_path(name) if several else "", filters, excluded, cache):
+    labels = _labels([source.name for source in ordered]) if several else [""]
+    for source, label in zip(ordered, labels, strict=True):
+        for row in source.rows(label, filters, excluded, cache):
             if row is None:
                 n_ignored += 1
             elif not several or row.location not in seen:
@@ -211,7 +212,7 @@ def _order(source: Source) -> tuple[int, tuple[str, ...]]:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """A distinct first part of the path for each source: its name, numbered where two are called the same."""
+    """A distinct first part of the path for each source: its name, numbered where two are called the same, encoded."""
     labels: list[str] = []
     for name in names:
         label, number = name or "root", 1
@@ -219,7 +220,7 @@ def _labels(names: Sequence[str]) -> list[str]:
             number += 1
             label = f"{Path(name).stem}-{number}{Path(name).suffix}"
         labels.append(label)
-    return labels
+    return [encode_path(label) for label in labels]
 
 
 class HashMemo:

@@ -20,7 +20,7 @@ from tasks.core.progress import StageProgress
 from tasks.core.run import Run
 from tasks.ingest import extract as extract_module
 from tasks.ingest.extract import SegmentSettings, SourceFiles, document_id, extract
-from tasks.ingest.journal import Content, lines_file, read_document, resume
+from tasks.ingest.journal import Content, read_document, resume
 from tasks.readers.records import Extraction, PageText
 
 
@@ -60,7 +60,7 @@ def test_a_document_of_which_the_disk_has_not_all_counts_as_not_written(tmp_path
     whole, torn = (Content(letter * 64, ".zip") for letter in "ab")
     for content in (whole, torn):
         save(tmp_path / content.name, boxed("first", "second"))
-    path = lines_file(tmp_path / torn.name)
+    path = tmp_path / torn.name
     cut = cut or len(path.read_bytes().splitlines(keepends=True)[-1])
     with path.open("r+b") as file:
         file.truncate(max(0, path.stat().st_size - cut))  # a line without its end is whole
@@ -86,7 +86,7 @@ def test_an_archive_s_members_come_back_in_order_and_one_at_a_time(tmp_path: Pat
     assert [next(documents).kind for documents in read] == ["archive", "archive"]
     assert [next(members).pages[0].text for members in (read[0], read[1], read[0])] == ["first", "third", "second"]
     assert [next(members, None) for members in read] == [None, None]
-    assert len(lines_file(one).read_bytes().splitlines()) == 3  # a line for each member, and the outcome
+    assert len(one.read_bytes().splitlines()) == 3  # a line for each member, and the outcome
 
 
 @pytest.mark.parametrize(
