@@ -282,54 +282,50 @@ def walk_folder(
         excluded: Locations of folders to pass over without a row.
         include: Patterns of this folder alone; they apply besides those of the filters.
     """
-    wanted = tuple((patterns, False) for patterns in (include, filters.include) if patterns is not None)
-    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", wanted)]
+    outer = tuple((patterns, False) for patterns in (include, filters.include) if patterns is not None)
+    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", outer)]
     while pending:
-        yield from _walk_folder(pending.pop(), source, filters, excluded, pending)
-
-
-def _walk_folder(
-    folder: _Folder, source: str, filters: Filters, excluded: frozenset[str], pending: list[_Folder]
-) -> Iterator[WalkedFile | None]:
-    """The rows of one folder; the folders in it are added to `pending`."""
-    try:
-        with os.scandir(folder.location) as scan:
-            entries = list(scan)
-    except OSError as error:
-        reason = f"folder cannot be read: {error.strerror}"
-        path = folder.prefix.removesuffix("/") or "."
-        yield WalkedFile(path, source, folder.location, status="failed", reason=reason)
-        return
-    if filters.respect_gitignore:
-        folder.enter(entries)
-    for entry in entries:
-        name, location = entry.name, entry.path
-        path = folder.prefix + encode_path(name)
-        relative = folder.relative + name
+        folder = pending.pop()
         try:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            status = None if is_folder else entry.stat(follow_symlinks=False)
+            with os.scandir(folder.location) as scan:
+                entries = list(scan)
         except OSError as error:
-            yield _unreadable(path, source, location, error)
+            reason = f"folder cannot be read: {error.strerror}"
+            top = folder.prefix.removesuffix("/") or "."
+            yield WalkedFile(top, source, folder.location, status="failed", reason=reason)
             continue
-        if is_folder and location in excluded:
-            continue
-        if is_folder and name in EXCLUDED_FOLDERS:
-            yield WalkedFile(path, source, location, status="skipped", reason=EXCLUDED_REASON)
-            continue
-        if folder.ignores and folder.ignored_by_git(relative, is_folder):
-            yield None
-            continue
-        if filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder):
-            yield None
-            continue
-        wanted = folder.matched(relative, is_folder) if folder.wanted else ()
-        if status is None:
-            pending.append(_Folder(location, f"{path}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree))
-        elif all(match for _, match in wanted):
-            yield file_row(path, source, location, status, filters)
-        else:
-            yield None
+        if filters.respect_gitignore:
+            folder.enter(entries)
+        for entry in entries:
+            name, location = entry.name, entry.path
+            encoded = folder.prefix + encode_path(name)
+            relative = folder.relative + name
+            try:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                status = None if is_folder else entry.stat(follow_symlinks=False)
+            except OSError as error:
+                yield _unreadable(encoded, source, location, error)
+                continue
+            if is_folder and location in excluded:
+                continue
+            if is_folder and name in EXCLUDED_FOLDERS:
+                yield WalkedFile(encoded, source, location, status="skipped", reason=EXCLUDED_REASON)
+                continue
+            if folder.ignores and folder.ignored_by_git(relative, is_folder):
+                yield None
+                continue
+            if filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder):
+                yield None
+                continue
+            wanted = folder.matched(relative, is_folder) if folder.wanted else ()
+            if status is None:
+                pending.append(
+                    _Folder(location, f"{encoded}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree)
+                )
+            elif all(match for _, match in wanted):
+                yield file_row(encoded, source, location, status, filters)
+            else:
+                yield None
 
 
 def refuse_large(size: int, filters: Filters) -> str:
