@@ -22,7 +22,7 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,6 +60,8 @@ _MAGICS = ((b"PAR1", PARQUET), (b"\x1f\x8b", GZIP), (b"\x28\xb5\x2f\xfd", ZSTD))
 _BLOCK = 4 * 2**20
 
 _Cut = tuple[int, int, int]  # start, stop and first row of a part
+# rows of `extracts` and of `documents`, its text as UTF-8 (None where there is no document), and the bytes of the text
+_Entry = tuple[tuple[Any, ...], tuple[Any, ...] | None, int]
 
 
 @checked_dataclass(frozen=True, config=STRICT)
@@ -247,9 +249,10 @@ def _import_part(
         empty = None if entry is not None else ExtractionProblem("skipped", "empty", "the table holds no rows")
         told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, empty, known))
     while entry is not None:
-        if entry.document is not None:
-            documents.add(entry.document, entry.size)
-        told.add(entry.record)
+        record, document, size = entry
+        if document is not None:
+            documents.add(document, size)
+        told.add(record)
         entry = next(entries, None)
 
 
@@ -271,28 +274,14 @@ def _chosen_columns(part: Part, settings: DocumentsSettings, columns: Columns) -
     return list(settings.columns)
 
 
-class _Entry(NamedTuple):
-    """Columns written for a row.
-
-    Attributes:
-        record: A row of `extracts`.
-        document: A row of `documents`, its text as UTF-8; None where it is none.
-        size: Bytes of the text.
-    """
-
-    record: tuple[Any, ...]
-    document: tuple[Any, ...] | None = None
-    size: int = 0
-
-
 def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tombstones, row: Row) -> _Entry:
-    """A document, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
+    """The document of a row, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
     try:
         raw = row.text(settings.text_column)
         kind = _kind(settings, row)
     except ExtractionProblem as problem:
         locator, nothing = str(row.number), hashlib.sha256(b"").hexdigest()
-        return _Entry(_record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN))
+        return _record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN), None, 0
     name = _tidy(row.values.get(settings.id_column))
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
     doc_id = document_id(part.sha256, locator)
@@ -302,17 +291,18 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
     del text
     text_sha256 = hashlib.sha256(data).hexdigest()
     sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(raw)
+    refusal = None
     if forgotten.covers(doc_id, sha256):
         refusal = ExtractionProblem("skipped", FORGOTTEN, FORGOTTEN_REASON)
-        return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
-    if not data:
+    elif not data:
         refusal = ExtractionProblem("rejected", "no_text", "no text")
-        return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
+    if refusal is not None:
+        return _record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN), None, 0
     title = _tidy(row.values.get(settings.title_column)) or None
     language = _tidy(row.values.get(settings.language_column)) or None
     share = 1.0 if kind == "image" else 0.0
     content = (kind, title, language, text_sha256, len(data), 1, share, None)
-    return _Entry(
+    return (
         _record(part, doc_id, locator, sha256, size, None, (kind, "text/plain", title, language, 1)),
         (doc_id, *content[:3], data, *content[3:], _digest(*content)),  # in the order of the schema
         len(data),
