@@ -153,7 +153,14 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
     placed = {content: segment for content, segment in chosen.items() if segment is not None}
     for contents, segment in zip(cuts, made, strict=True):
         placed |= dict.fromkeys(contents, segment)
-    _take_better_attempts(run, settings, placed, set(made))
+    retried = [content for content in placed if content.attempt and placed[content] in made and placed[content].made]
+    if retried and extract.name not in run.refresh:
+        index = segment_index(run.store, settings.extract)
+        for content in retried:
+            best = index[content.identity]
+            if best.content != content:  # an earlier attempt gave more text
+                del placed[content]
+                placed[best.content] = best.segment
     return _report(run, extract, list(placed.items()), sum(segment not in made for segment in placed.values()))
 
 
@@ -184,21 +191,6 @@ def choose_contents(
             # a refresh makes the same attempt again: an earlier one would not be the one that counts
             chosen[known.content] = None if refresh else known.segment
     return chosen
-
-
-def _take_better_attempts(
-    run: Run, settings: Settings, placed: dict[Content, ArtifactRef], made: Collection[ArtifactRef]
-) -> None:
-    """Replace retries that gave less text than an earlier attempt by that attempt, which counts."""
-    retried = [content for content, ref in placed.items() if content.attempt and ref in made and ref.made]
-    if not retried or extract.name in run.refresh:
-        return
-    index = segment_index(run.store, settings.extract)
-    for content in retried:
-        best = index[content.identity]
-        if best.content != content:
-            del placed[content]
-            placed[best.content] = best.segment
 
 
 def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, settings: Settings) -> list[Placed]:
