@@ -225,10 +225,10 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
     made = work.in_subprocess(
         write_snapshot,
         sum(unpacked_size(folder / "extracts.parquet") for folder in folders.values()),
-        files=str(files),
-        contents=str(contents),
-        segments={key: str(folder) for key, folder in folders.items()},
-        out=str(work.out / "files.parquet"),
+        files=files,
+        contents=contents,
+        segments=folders,
+        out=work.out / "files.parquet",
     )
     work.counts.update(made["counts"])
     # paths are no content, but the licences that they give are
@@ -236,7 +236,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
 
 
 def write_snapshot(
-    files: str, contents: str, segments: dict[str, str], out: str, progress: Callable[[int, int], None]
+    files: Path, contents: Path, segments: dict[str, Path], out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Write the table of files; return counts and a digest of the licences that folders give.
 
@@ -246,34 +246,28 @@ def write_snapshot(
         segments: folder of each segment, by key.
         out: where the table goes.
     """
-    folders = {key: Path(folder) for key, folder in segments.items()}
-    extracted = _read_extracted(folders, Path(contents))
-
-    def rows() -> Iterator[dict[str, Any]]:
-        first: dict[str, str] = {}
-        for line in _lines(Path(files)):
-            listed = ListedFile(*line)
-            if listed.sha256 is None:
-                yield from file_rows(listed, (), None)
-                continue
-            seen = first.setdefault(listed.sha256, listed.path)
-            yield from file_rows(listed, extracted[listed.sha256], None if seen == listed.path else seen)
-
-    given = folder_licences(folders.values(), _licence_files(Path(files), extracted))
+    extracted = _read_extracted(segments, contents)
+    given = folder_licences(segments.values(), _licence_files(files, extracted))
     statuses: Counter[str] = Counter()
     licences: list[tuple[str, str]] = []
 
-    def licensed() -> Iterator[dict[str, Any]]:
-        for row in rows():
-            if not row["status"]:
-                raise ValueError(f"{row['path']}: nothing says what became of it")
-            statuses[row["status"]] += 1
-            row["licence"] = licence_of(row["path"], row["source"], given) if given else None
-            if row["licence"] and row["status"] == "ok" and row["doc_id"]:
-                licences.append((row["doc_id"], row["licence"]))
-            yield row
+    def rows() -> Iterator[dict[str, Any]]:
+        first: dict[str, str] = {}
+        for listed in (ListedFile(*line) for line in _lines(files)):
+            records: Sequence[Extracted] = ()
+            seen = listed.path
+            if listed.sha256 is not None:
+                records, seen = extracted[listed.sha256], first.setdefault(listed.sha256, listed.path)
+            for row in file_rows(listed, records, None if seen == listed.path else seen):
+                if not row["status"]:
+                    raise ValueError(f"{row['path']}: nothing says what became of it")
+                statuses[row["status"]] += 1
+                row["licence"] = licence_of(row["path"], row["source"], given) if given else None
+                if row["licence"] and row["status"] == "ok" and row["doc_id"]:
+                    licences.append((row["doc_id"], row["licence"]))
+                yield row
 
-    count = write_table(Path(out), FILES, licensed())
+    count = write_table(out, FILES, rows())
     progress(count, count)
     counts = {"rows": count, **{f"status_{status}": n for status, n in statuses.items()}}
     return {"counts": counts, "licences": rows_digest(licences)}
