@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from tasks.ingest.journal import finish_document, part_file, read_document, write_lines
@@ -20,6 +20,11 @@ class Document(Extraction):
 
 def with_members(outcome: Extraction, members: list[Extraction]) -> Document:
     return Document(**{item.name: getattr(outcome, item.name) for item in fields(outcome)}, members=members)
+
+
+def alone(document: Extraction) -> Extraction:
+    """The outcome with its pages, without the members."""
+    return Extraction(**{item.name: getattr(document, item.name) for item in fields(Extraction)})
 
 
 def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Document:
@@ -49,5 +54,4 @@ def load(out: Path) -> Document:
 def save(out: Path, document: Extraction) -> None:
     """Write a finished document to a journal."""
     write_lines(part_file(out, 0), getattr(document, "members", None) or document.pages)
-    alone = Extraction(**{item.name: getattr(document, item.name) for item in fields(Extraction)} | {"pages": []})
-    finish_document(part_file(out, 0), out, alone)
+    finish_document(part_file(out, 0), out, replace(alone(document), pages=[]))

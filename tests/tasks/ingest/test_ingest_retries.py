@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from extraction import Document, load
+from extraction import Document, alone, load
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
@@ -46,7 +46,7 @@ def ingest_with(
         document = load(out)
         if document.kind in ("pdf", "archive"):
             change(document)
-        yield document
+        yield alone(document)
         yield from document.members
 
     with pytest.MonkeyPatch.context() as patch:
