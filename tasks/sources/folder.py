@@ -84,11 +84,6 @@ class WalkedFile:
     reason: str = ""
     pending_digest: str = ""
 
-    @property
-    def absolute(self) -> Path:
-        """Return its location as a path."""
-        return Path(self.location)
-
 
 class FileState(NamedTuple):
     """State of a file that differs after a change."""

@@ -65,7 +65,7 @@ def copies(tmp_path):
 
 
 def texts(walk: Walk) -> dict[str, str]:
-    return {row.path: row.absolute.read_text() for row in walk.files}
+    return {row.path: Path(row.location).read_text() for row in walk.files}
 
 
 def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
@@ -74,7 +74,7 @@ def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
         ("a.txt", 3, "s3://bucket/docs"),
         ("deep/b.PDF", 3, "s3://bucket/docs"),
     ]
-    assert [row.absolute.suffix for row in rows] == [".txt", ".PDF"]
+    assert [Path(row.location).suffix for row in rows] == [".txt", ".PDF"]
     assert texts(walk()) == {"a.txt": "one", "deep/b.PDF": "two"}
 
 
@@ -142,8 +142,8 @@ def test_keys_that_are_no_paths_are_copied_beside_the_others(walk, monkeypatch, 
     monkeypatch.setattr(objects, "_list", lambda *where: [(key, listing(*where)[0][1]) for key in odd])
     rows = walk().files
     assert {row.path for row in rows} == set(odd)
-    assert {row.absolute.read_text() for row in rows} == {"one"}
-    assert all(row.absolute.resolve().is_relative_to(tmp_path / "cache") for row in rows)
+    assert {Path(row.location).read_text() for row in rows} == {"one"}
+    assert all(Path(row.location).resolve().is_relative_to(tmp_path / "cache") for row in rows)
 
 
 def test_an_object_that_cannot_be_fetched_is_a_failed_row_and_the_others_are_not(walk, monkeypatch):
