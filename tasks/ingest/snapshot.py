@@ -23,7 +23,7 @@ from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.sources.listing import ListedFile
+from tasks.sources.folder import ListedFile
 
 LINES_AT_ONCE = 1_000  # parsed in one go, in half the time
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))

@@ -85,6 +85,25 @@ class WalkedFile:
     pending_digest: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """One path of a walk, with its content.
+
+    Attributes:
+        sha256: Digest of its bytes, or its `pending_digest`, which equals no known content; None where there is a
+            status.
+        status: Set where the walk itself decided (`skipped`, `rejected`, `failed`), else empty.
+    """
+
+    path: str
+    source: str
+    size: int
+    sha256: str | None
+    suffix: str
+    status: str
+    reason: str
+
+
 class FileState(NamedTuple):
     """State of a file that differs after a change."""
 

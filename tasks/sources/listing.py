@@ -26,6 +26,7 @@ from tasks.sources.folder import (
     FileState,
     Filters,
     FolderSource,
+    ListedFile,
     WalkedFile,
     encode_path,
     open_regular,
@@ -59,25 +60,6 @@ class Walk:
 
     files: list[WalkedFile]
     n_ignored: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """One path of a walk, with its content.
-
-    Attributes:
-        sha256: Digest of its bytes, or its `pending_digest`, which equals no known content; None where there is a
-            status.
-        status: Set where the walk itself decided (`skipped`, `rejected`, `failed`), else empty.
-    """
-
-    path: str
-    source: str
-    size: int
-    sha256: str | None
-    suffix: str
-    status: str
-    reason: str
 
 
 @dataclass(frozen=True)

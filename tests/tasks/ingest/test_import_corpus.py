@@ -27,7 +27,7 @@ from tasks.ingest import importing
 from tasks.ingest.corpus import split_by_reader
 from tasks.ingest.extract import document_id
 from tasks.sources.address import resolve_sources
-from tasks.sources.listing import ListedFile
+from tasks.sources.folder import ListedFile
 
 
 @dataclass
