@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.table import Row, report
 from storage.home import Home
 from tasks.core.machine import Machine
-from tasks.ingest.journal import lines_file, write_lines, write_outcome
+from tasks.ingest.journal import finish_document, part_file, write_lines
 from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions, PageText
 
@@ -51,8 +51,8 @@ class StubPool:
 
 def _wait(job: ExtractJob) -> Extraction:
     time.sleep(SECONDS)
-    write_lines(lines_file(job.out), [PageText(1, job.sha256, "text", "decoder")])
-    return write_outcome(job.out, Extraction("ok", kind="text", media_type="text/plain"), 1)
+    write_lines(part_file(job.out, 0), [PageText(1, job.sha256, "text", "decoder")])
+    return finish_document(part_file(job.out, 0), job.out, Extraction("ok", kind="text", media_type="text/plain"))
 
 
 class StubMachine(Machine):

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import pyarrow as pa
-from tasks.ingest.segments import SEGMENT_FILES
 
 from benchmarks.table import Row, report
 from storage import schemas
@@ -34,6 +33,7 @@ from tasks.core.subprocesses import Subprocesses
 from tasks.curate.curate import CurationSettings, select_documents
 from tasks.curate.dedup import find_duplicates
 from tasks.curate.settings import DedupSettings
+from tasks.ingest.extract import SEGMENT_FILES
 from tasks.text.minhash import N_PERMUTATIONS, Signatures
 
 GOAL_BYTES = 4 * 10**9

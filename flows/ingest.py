@@ -24,7 +24,7 @@ from tasks.ingest.corpus import (
     Segments,
     extract_files,
     import_files,
-    list_sources,
+    list_files,
     places_in_order,
     segments_of,
     split_by_reader,
@@ -93,7 +93,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
 
 def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     """Read sources to one clean text per document."""
-    files, sources = list_sources(run, source, settings)
+    files, sources = list_files(run, source, settings)
     to_import, to_extract = split_by_reader(files)
     extracted = extract_files(run, to_extract, sources, settings)
     imported = import_files(run, to_import, sources, settings)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,16 @@ from tasks.ingest.extract import (
 )
 from tasks.ingest.importing import SUFFIX, ImportSettings, Part, cut_imports, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
-from tasks.ingest.snapshot import CONTAINERS, ListedFile, list_files
+from tasks.ingest.snapshot import CONTAINERS
 from tasks.readers.ocr import ocr_ready
 from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
+from tasks.sources.folder import ListedFile
 from tasks.sources.listing import HashMemo, walk_sources
 from tasks.upkeep.forget_sweep import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
+_KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Segments:
         return run.union(made, table, self.live[: len(made)], segments=keys[: len(made)])
 
 
-def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], SourceFiles]:
+def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], SourceFiles]:
     """Walk sources and hash what changed; returns the files, and where each content lies.
 
     Args:
@@ -105,16 +108,16 @@ def list_sources(run: Run, source: str, settings: Settings) -> tuple[list[Listed
         run.home.cache,
         HashMemo(run.home.hash_memo),
         exclude=[run.home.path, Path(run.home.store)],  # never documents
+        forgotten=forgotten.contents,
         fetch=not run.plan,
     )
     if walked.n_ignored:
         run.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
     if walked.n_pending:
         run.note(f"{walked.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
-    files = list_files(walked.files, walked.digests, forgotten.contents)
-    sizes = {file.sha256: file.size for file in files if file.sha256 is not None}
+    sizes = {file.sha256: file.size for file in walked.files if file.sha256 is not None}
     passwords = settings.passwords.read()
-    return files, SourceFiles(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
+    return walked.files, SourceFiles(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
 
 
 def split_by_reader(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
@@ -151,7 +154,14 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
     placed = {content: segment for content, segment in chosen.items() if segment is not None}
     for contents, segment in zip(cuts, made, strict=True):
         placed |= dict.fromkeys(contents, segment)
-    _take_better_attempts(run, settings, placed, set(made))
+    retried = [content for content in placed if content.attempt and placed[content] in made and placed[content].made]
+    if retried and extract.name not in run.refresh:
+        index = segment_index(run.store, settings.extract)
+        for content in retried:
+            best = index[content.identity]
+            if best.content != content:  # an earlier attempt gave more text
+                del placed[content]
+                placed[best.content] = best.segment
     return _report(run, extract, list(placed.items()), sum(segment not in made for segment in placed.values()))
 
 
@@ -184,21 +194,6 @@ def choose_contents(
     return chosen
 
 
-def _take_better_attempts(
-    run: Run, settings: Settings, placed: dict[Content, ArtifactRef], made: Collection[ArtifactRef]
-) -> None:
-    """Replace retries that gave less text than an earlier attempt by that attempt, which counts."""
-    retried = [content for content, ref in placed.items() if content.attempt and ref in made and ref.made]
-    if not retried or extract.name in run.refresh:
-        return
-    index = segment_index(run.store, settings.extract)
-    for content in retried:
-        best = index[content.identity]
-        if best.content != content:
-            del placed[content]
-            placed[best.content] = best.segment
-
-
 def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, settings: Settings) -> list[Placed]:
     """Import what is new of some corpora: their rows are documents, without extraction."""
     if not files:
@@ -225,16 +220,10 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
 
 
 def _report(run: Run, stage: Stage, placed: list[Placed], reused: int) -> list[Placed]:
-    """Report contents that an index located, and the key of all segments together."""
     line = run.line(stage)
     line.add(reused=reused, rows=reused)
-    line.key = RefSet.of(_by_key(ref for _, ref in placed)).digest or line.key
+    line.key = RefSet.of(sorted({ref for _, ref in placed}, key=_KEY)).digest or line.key
     return placed
-
-
-def _by_key(refs: Iterable[ArtifactRef]) -> list[ArtifactRef]:
-    """Return segments in an order that does not depend on which of them were there."""
-    return sorted(set(refs), key=lambda ref: ref.key)
 
 
 def segments_of(run: Run, *placed: Sequence[Placed]) -> Segments:
@@ -242,7 +231,7 @@ def segments_of(run: Run, *placed: Sequence[Placed]) -> Segments:
     contents: dict[ArtifactRef, set[str]] = defaultdict(set)
     for content, ref in (pair for part in placed for pair in part):
         contents[ref].add(content.sha256)
-    refs = [ref for part in placed for ref in _by_key(ref for _, ref in part)]
+    refs = [ref for part in placed for ref in sorted({ref for _, ref in part}, key=_KEY)]
     live = [_live_documents(run, ref, contents[ref]) for ref in refs]
     return Segments(refs, [contents[ref] for ref in refs], live)
 

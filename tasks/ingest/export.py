@@ -264,7 +264,6 @@ def _batches(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _gather(ids: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Some documents' ids, one after the other."""
     if len(offsets) and offsets[-1] + lengths[-1] - offsets[0] == lengths.sum():
         found: np.ndarray = ids[offsets[0] : offsets[-1] + lengths[-1]]
         return found
@@ -272,7 +271,6 @@ def _gather(ids: np.ndarray, offsets: np.ndarray, lengths: np.ndarray) -> np.nda
 
 
 def _lists(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
-    """An array of lists."""
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     if offsets[-1] > np.iinfo(np.int32).max:
         raise UserError(f"a document of {offsets[-1]} ids is longer than a list of a Parquet table may be")

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from storage.digest import plain, sha256_json
 from storage.home import Home
@@ -32,7 +32,7 @@ from storage.tables import TableWriter, read_columns, read_rows, union_digest, w
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
-from tasks.ingest.journal import Content, is_doubtful, lines_file, read_document, resume
+from tasks.ingest.journal import Content, is_doubtful, read_document, resume
 from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions
 
@@ -93,8 +93,8 @@ def extract_rows(
     """
     for found in document:
         doc_id = document_id(content.sha256, found.locator)
-        row = found.to_dict()
-        pages = sorted(row.pop("pages"), key=lambda page: page["page"])
+        row = dict(vars(found))
+        pages = [dict(vars(page)) for page in sorted(row.pop("pages"), key=lambda page: page.page)]
         row |= {"doc_id": doc_id, "file_sha256": content.sha256, "n_pages": len(pages)}
         row["sha256"] = found.sha256 or content.sha256
         for page in pages:
@@ -149,7 +149,7 @@ def _extract_contents(
         content = jobs.pop(future)
         future.result()
         submit(1)
-        size = _BYTES_OF_ROW + lines_file(journal / content.name).stat().st_size
+        size = _BYTES_OF_ROW + (journal / content.name).stat().st_size
         if size <= room:  # made now, while this process would wait, and not read again
             room -= size
             made[content] = list(extract_rows(content, read_document(journal / content.name), forgotten))
@@ -202,18 +202,7 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
 # segments
 
 
-class Cuttable(Protocol):
-    """Content of which segments are made."""
-
-    @property
-    def sha256(self) -> str:
-        """Of the file."""
-
-    def __lt__(self, other: Any, /) -> bool:
-        """Return True if it comes first."""
-
-
-Item = TypeVar("Item", bound=Cuttable)
+Item = TypeVar("Item", bound=Any)  # a `Content`, or a part of a corpus
 
 
 def cut_segments(

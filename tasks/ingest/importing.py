@@ -22,7 +22,7 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,6 +60,8 @@ _MAGICS = ((b"PAR1", PARQUET), (b"\x1f\x8b", GZIP), (b"\x28\xb5\x2f\xfd", ZSTD))
 _BLOCK = 4 * 2**20
 
 _Cut = tuple[int, int, int]  # start, stop and first row of a part
+# rows of `extracts` and of `documents`, its text as UTF-8 (None where there is no document), and the bytes of the text
+_Entry = tuple[tuple[Any, ...], tuple[Any, ...] | None, int]
 
 
 @checked_dataclass(frozen=True, config=STRICT)
@@ -92,7 +94,7 @@ class DocumentsSettings:
         return {getattr(self, name): f"documents.{name}" for name in settings if getattr(self, name)}
 
 
-@dataclass(frozen=True, order=True, slots=True)
+@dataclass(frozen=True, order=True)
 class Part:
     """A part of a corpus.
 
@@ -144,13 +146,13 @@ def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[
     made = work.in_subprocess(
         import_parts,
         sum(Path(location).stat().st_size for location in locations),
-        parts=[asdict(part) for part in settings.parts],
+        parts=list(settings.parts),
         locations=list(locations),
-        cache=str(work.home.cache),
-        settings=asdict(settings.documents),
+        cache=work.home.cache,
+        settings=settings.documents,
         repair=settings.repair_mojibake,
-        out=str(work.out),
-        forgotten=[[item.doc_id, item.sha256] for item in read_tombstones(work.store).documents.values()],
+        out=work.out,
+        forgotten=dict(read_tombstones(work.store).documents),
     )
     work.counts.update(rows=made["rows"], refused=made["refused"], units=len(settings.parts))
     return str(made["digest"])
@@ -185,34 +187,31 @@ def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactR
 
 
 def import_parts(
-    parts: list[dict[str, Any]],
+    parts: list[Part],
     locations: list[str],
-    cache: str,
-    settings: dict[str, Any],
+    cache: Path,
+    settings: DocumentsSettings,
     repair: bool,
-    out: str,
+    out: Path,
     progress: Callable[[int, int], None],
-    forgotten: Sequence[Sequence[str]] = (),
+    forgotten: dict[str, Tombstone],
 ) -> dict[str, Any]:
     """Write the documents of some parts; returns counts and a digest.
 
     Args:
         locations: Where the file of each part lies.
         cache: Folder that remembers the state of large files.
-        forgotten: Documents that are left out: of each its id and the sha256 of its bytes.
+        forgotten: Documents that are left out, by id.
     """
-    left_out = Tombstones({doc_id: Tombstone(doc_id, sha256) for doc_id, sha256 in forgotten})
-    chosen = DocumentsSettings(**settings)
-    folder = Path(out)
-    with _Columns(folder / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(folder / EXTRACTS_FILE, EXTRACTS) as told:
-        for done, (fields, location) in enumerate(zip(parts, locations, strict=True), start=1):
-            part = Part(**fields)
-            with unchanged(location, part, Path(cache)):
-                _import_part(part, Path(location), chosen, repair, documents, told, left_out)
+    left_out = Tombstones(forgotten)
+    with _Columns(out / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(out / EXTRACTS_FILE, EXTRACTS) as told:
+        for done, (part, location) in enumerate(zip(parts, locations, strict=True), start=1):
+            with unchanged(location, part, cache):
+                _import_part(part, Path(location), settings, repair, documents, told, left_out)
             progress(done, len(parts))
-    write_table(folder / PAGES_FILE, PAGES, ())  # what was never on a page
+    write_table(out / PAGES_FILE, PAGES, ())  # what was never on a page
     digest = sha256_json([documents.digest.hexdigest(), told.digest.hexdigest()])
-    refused = told.count - documents.count - sum(not part["number"] for part in parts)
+    refused = told.count - documents.count - sum(not part.number for part in parts)
     return {"rows": documents.count, "refused": max(0, refused), "digest": digest}
 
 
@@ -250,9 +249,10 @@ def _import_part(
         empty = None if entry is not None else ExtractionProblem("skipped", "empty", "the table holds no rows")
         told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, empty, known))
     while entry is not None:
-        if entry.document is not None:
-            documents.add(entry.document, entry.size)
-        told.add(entry.record)
+        record, document, size = entry
+        if document is not None:
+            documents.add(document, size)
+        told.add(record)
         entry = next(entries, None)
 
 
@@ -274,28 +274,14 @@ def _chosen_columns(part: Part, settings: DocumentsSettings, columns: Columns) -
     return list(settings.columns)
 
 
-class _Entry(NamedTuple):
-    """Columns written for a row.
-
-    Attributes:
-        record: A row of `extracts`.
-        document: A row of `documents`, its text as UTF-8; None where it is none.
-        size: Bytes of the text.
-    """
-
-    record: tuple[Any, ...]
-    document: tuple[Any, ...] | None = None
-    size: int = 0
-
-
 def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tombstones, row: Row) -> _Entry:
-    """A document, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
+    """The document of a row, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
     try:
         raw = row.text(settings.text_column)
         kind = _kind(settings, row)
     except ExtractionProblem as problem:
         locator, nothing = str(row.number), hashlib.sha256(b"").hexdigest()
-        return _Entry(_record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN))
+        return _record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN), None, 0
     name = _tidy(row.values.get(settings.id_column))
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
     doc_id = document_id(part.sha256, locator)
@@ -305,17 +291,18 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
     del text
     text_sha256 = hashlib.sha256(data).hexdigest()
     sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(raw)
+    refusal = None
     if forgotten.covers(doc_id, sha256):
         refusal = ExtractionProblem("skipped", FORGOTTEN, FORGOTTEN_REASON)
-        return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
-    if not data:
+    elif not data:
         refusal = ExtractionProblem("rejected", "no_text", "no text")
-        return _Entry(_record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN))
+    if refusal is not None:
+        return _record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN), None, 0
     title = _tidy(row.values.get(settings.title_column)) or None
     language = _tidy(row.values.get(settings.language_column)) or None
     share = 1.0 if kind == "image" else 0.0
     content = (kind, title, language, text_sha256, len(data), 1, share, None)
-    return _Entry(
+    return (
         _record(part, doc_id, locator, sha256, size, None, (kind, "text/plain", title, language, 1)),
         (doc_id, *content[:3], data, *content[3:], _digest(*content)),  # in the order of the schema
         len(data),
@@ -338,7 +325,6 @@ def _kind(settings: DocumentsSettings, row: Row) -> str:
 
 
 def _raw_digest(text: str) -> tuple[str, int]:
-    """The sha256 and the size of a text in UTF-8."""
     digest, size = hashlib.sha256(), 0
     for start in range(0, len(text), CHARACTERS_AT_ONCE):
         data = text[start : start + CHARACTERS_AT_ONCE].encode()
@@ -373,12 +359,11 @@ def _digest(*values: object) -> str:
 
 
 def _tidy(value: Any) -> str:
-    """A name or title on one line."""
     return "" if value is None else " ".join(clean(str(value)).split())
 
 
 class _Columns:
-    """Writes rows to a table.
+    """Writer of the rows of a table.
 
     Attributes:
         count: Rows so far.
@@ -474,7 +459,7 @@ def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
 
 @contextmanager
 def unchanged(location: str, part: Part, cache: Path) -> Iterator[None]:
-    """Sees that a file is what its digest says, before and after something is read from it.
+    """Check that a file is what its digest says, before and after something is read from it.
 
     Raises:
         UserError: It is another file by now.

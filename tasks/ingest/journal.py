@@ -1,7 +1,7 @@
 """The journal of a segment in the making: finished documents on disk at once, so that a kill loses only those in work.
 
-A document is two files. `NAME.jsonl` has a line for each page, or for each member of a container with its pages; the
-worker processes write it. `NAME.json` has the outcome and is written last, by the parent: it makes the document whole.
+A document is one file. It has a line for each page, or for each member of a container with its pages, which a worker
+process writes to `NAME.0.part`. The parent adds the outcome as the last line and renames the file to `NAME`.
 The lines are JSON and not Arrow, because a worker parses hostile files and a reader of Arrow trusts the offsets in it.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tasks.core.child import write_message
 from tasks.readers.records import Extraction, PageText
 
+_OUTCOME = "outcome"  # the name by which the last line is known
 # What may go differently another time, also where only a page of a document that is there was lost to it.
 _LOST_TO = ("timeout", "memory", "crashed", "no_ocr_engine", "changed", "unreadable", "encrypted")
 
@@ -39,9 +43,9 @@ class Content:
 
     @property
     def name(self) -> str:
-        """Name in the journal; a suffix may hold what no file name can."""
+        """Name of the file in the journal; a suffix may hold what no file name can."""
         suffix = hashlib.sha256(self.suffix.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return f"{self.sha256}-{suffix}-{self.attempt}"
+        return f"{self.sha256}-{suffix}-{self.attempt}.jsonl"
 
 
 def is_doubtful(status: str, reason_code: str) -> bool:
@@ -49,44 +53,38 @@ def is_doubtful(status: str, reason_code: str) -> bool:
     return status == "failed" or reason_code in _LOST_TO
 
 
-def lines_file(out: Path) -> Path:
-    """Return the file of a document's pages or members."""
-    return out.with_name(f"{out.name}.jsonl")
-
-
 def part_file(out: Path, number: int) -> Path:
     """Return the file that one worker process writes; a document may need several."""
     return out.with_name(f"{out.name}.{number}.part")
 
 
-def _outcome_file(out: Path) -> Path:
-    return out.with_name(f"{out.name}.json")
-
-
-def read_lines(file: Path, n_lines: int) -> Iterator[PageText | Extraction]:
-    """Yield the first pages or members in a file; a process that was killed may have begun another line.
+def read_lines(file: Path) -> Iterator[PageText | Extraction]:
+    """Yield the pages or members in a file.
 
     Raises:
-        ValueError: There are fewer, or one is damaged.
+        ValueError: A line is damaged.
     """
     with file.open("rb") as lines:
-        for _ in range(n_lines):
-            values = json.loads(lines.readline())  # at the end of the file an empty line, which is no JSON
-            yield PageText(**values) if "page" in values else Extraction.from_dict(values)
+        for line in lines:
+            values = json.loads(line)
+            if "page" in values:
+                yield PageText(**values)
+            elif _OUTCOME not in values:
+                yield Extraction(**values | {"pages": [PageText(**page) for page in values["pages"]]})
 
 
 def write_lines(file: Path, items: Iterable[PageText | Extraction]) -> None:
     """Write pages or members."""
     with file.open("wb", buffering=0) as lines:
         for item in items:
-            write_message(lines.fileno(), item.to_dict(), "replace")
+            write_message(lines.fileno(), vars(item), "replace")
 
 
-def write_outcome(out: Path, outcome: Extraction, n_lines: int) -> Extraction:
-    """Write the outcome of a document whose lines are written, and return it; from then on the document is finished."""
-    begun = part_file(out, -1)
-    begun.write_text(json.dumps([outcome.to_dict(), n_lines]), encoding="ascii")
-    begun.replace(_outcome_file(out))
+def finish_document(written: Path, out: Path, outcome: Extraction) -> Extraction:
+    """Add the outcome of a document to its pages or members, and return it; from then on the document is finished."""
+    with written.open("ab", buffering=0) as lines:
+        write_message(lines.fileno(), {_OUTCOME: outcome}, "replace")
+    written.replace(out)
     return outcome
 
 
@@ -94,21 +92,21 @@ def read_document(out: Path) -> Iterator[Extraction]:
     """Yield the outcome of a finished document with its pages, then the members in it, one at a time in memory.
 
     Raises:
-        ValueError: A file of the document is damaged.
+        ValueError: The file of the document is damaged.
     """
-    values, n_lines = json.loads(_outcome_file(out).read_bytes())
-    outcome = Extraction.from_dict(values)
-    items = read_lines(lines_file(out), n_lines)
-    first_member: Extraction | None = None
-    for item in items:
+    with out.open("rb") as lines:
+        last = json.loads(b"".join(deque(lines, 1)))
+    if _OUTCOME not in last:
+        raise ValueError(f"{out} ends without an outcome")
+    outcome = Extraction(**last[_OUTCOME])
+    items: Iterator[Any] = read_lines(out)
+    for item in items:  # a document has pages or members
         if isinstance(item, Extraction):
-            first_member = item
+            items = chain([item], items)
             break
         outcome.pages.append(item)
     yield outcome
-    if first_member is not None:  # a document has pages or members
-        yield first_member
-        yield from (item for item in items if isinstance(item, Extraction))
+    yield from items
 
 
 def resume(folder: Path, contents: Iterable[Content]) -> set[Content]:
@@ -123,14 +121,14 @@ def resume(folder: Path, contents: Iterable[Content]) -> set[Content]:
     finished = set()
     for content in contents:
         out = folder / content.name
-        if not _outcome_file(out).exists():
+        if not out.exists():
             continue
         try:
             doubtful = any(is_doubtful(found.status, found.reason_code) for found in read_document(out))
         except (ValueError, TypeError, OSError):  # the machine lost its power before all was on disk
             doubtful = True
         if doubtful:
-            _outcome_file(out).unlink()
+            out.unlink()
         else:
             finished.add(content)
     return finished

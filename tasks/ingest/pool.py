@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, Stopped, module_command, write_message
-from tasks.ingest.journal import lines_file, part_file, read_lines, write_lines, write_outcome
+from tasks.ingest.journal import finish_document, part_file, read_lines, write_lines
 from tasks.readers.detect import CONTAINERS
 from tasks.readers.records import (
     TEMPORARY_PREFIX,
@@ -178,7 +178,7 @@ class _Part:
         elif "detected" in message:
             self.detected = replace(self.detected, **message["detected"])
         elif "done" in message:
-            self.verdict = Extraction.from_dict(message["done"])
+            self.verdict = Extraction(**message["done"])
         elif "broken" in message:
             raise PoolError(f"an extraction process cannot write what it read: {message['broken']}")
 
@@ -189,11 +189,11 @@ class _Part:
         else:
             self.n_members += 1
         with self.file.open("ab", buffering=0) as out:
-            write_message(out.fileno(), item.to_dict(), "replace")
+            write_message(out.fileno(), vars(item), "replace")
             self.end = out.tell()
 
-    def lines(self) -> Iterator[PageText | Extraction]:
-        return read_lines(self.file, self.n_lines)
+    def lines(self) -> Iterator[PageText]:
+        return (item for item in read_lines(self.file) if isinstance(item, PageText))
 
 
 class _Document:
@@ -243,25 +243,19 @@ class _Document:
 
     def _layer(self, number: int) -> PageText | None:
         """The page as the first part put it off for OCR."""
-        found = (page for page in self._parts[0].lines() if isinstance(page, PageText) and page.page == number)
-        return next(found, None)
+        return next((page for page in self._parts[0].lines() if page.page == number), None)
 
-    def shared_out(self, part: _Part) -> list[_Part]:
-        """Return parts for the pages that were put off for OCR."""
+    def end_part(self, part: _Part) -> list[_Part]:
+        """End a part; the last one finishes the document. Returns parts for the pages that it put off for OCR."""
         with self._lock:
             waiting = part.put_off
             chunks = [waiting[at : at + OCR_PAGES_PER_PART] for at in range(0, len(waiting), OCR_PAGES_PER_PART)]
-            self._left += len(chunks)
-            return [self.part(tuple(chunk)) for chunk in chunks]
-
-    def end_part(self) -> None:
-        """End a part; the last one finishes the document."""
-        with self._lock:
-            self._left -= 1
+            self._left += len(chunks) - 1
             if not self._left and not self.future.done():
                 outcome = self._finish()
                 self._parts = []  # they lead back here, and a document is to be gone with its last reference
                 self.future.set_result(outcome)
+            return [self.part(tuple(chunk)) for chunk in chunks]
 
     def fail(self, error: BaseException) -> None:
         """Pass an error of the pool to the future; only the first one counts."""
@@ -270,16 +264,18 @@ class _Document:
                 self.future.set_exception(error)
 
     def _finish(self) -> Extraction:
-        first, out = self._parts[0], self.job.out
+        first = self._parts[0]
         verdicts = [part.verdict for part in self._parts if part.verdict is not None]
         # That of a part holds for the document's type, but not for its status.
         verdicts.sort(key=lambda verdict: (verdict is not first.final_verdict, verdict.status != "ok"))
         outcome = replace(verdicts[0] if verdicts else first.detected)
-        n_lines = first.n_lines
         if not first.n_members and (self._losses or first.final_verdict is None or len(self._parts) > 1):
-            pages = self._pages()
-            n_lines = len(pages)
-            self._judge(outcome, pages)
+            failure = self._failure()
+            pages = self._pages(failure)
+            judge_pages(outcome, pages, self.job.options.ocr)
+            if failure and (outcome.status != "ok" or not outcome.reason_code):
+                outcome.status = "ok" if outcome.status == "ok" else "failed"
+                outcome.reason_code, outcome.reason = failure.reason_code, failure.reason
             for part in self._parts[1:]:
                 part.file.unlink()
             write_lines(first.file, pages)
@@ -287,24 +283,20 @@ class _Document:
             outcome.reason_code, outcome.reason = self._losses[-1].code, self._losses[-1].reason
             if self._given_up or outcome.status != "ok":
                 outcome.status = "failed"
-        first.file.replace(lines_file(out))
-        return write_outcome(out, outcome, n_lines)
+        return finish_document(first.file, self.job.out, outcome)
 
-    def _pages(self) -> list[PageText]:
+    def _pages(self, failure: Extraction | None) -> list[PageText]:
         """The pages in order; one that was put off and never read has the reason."""
-        found = (page for part in self._parts for page in part.lines())
-        pages = {page.page: page for page in found if isinstance(page, PageText)}
-        failure = self._failure()
-        for number, page in pages.items():
-            if page.method != "deferred":
-                continue
-            if failure is not None:
-                pages[number] = _unread(page, number, failure.reason, failure.reason_code)
-            elif self._losses:
-                pages[number] = _unread(page, number, self._losses[-1].reason, self._losses[-1].code)
-            else:
-                pages[number] = _unread(page, number, "not read by OCR", "")
-        return [pages[number] for number in sorted(pages)]
+        unread: tuple[str, ReasonCode] = ("not read by OCR", "")
+        if failure is not None:
+            unread = failure.reason, failure.reason_code
+        elif self._losses:
+            unread = self._losses[-1].reason, self._losses[-1].code
+        pages = {page.page: page for part in self._parts for page in part.lines()}
+        return [
+            _unread(page, number, *unread) if page.method == "deferred" else page
+            for number, page in sorted(pages.items())
+        ]
 
     def _failure(self) -> Extraction | None:
         """The first verdict that is a failure of its part; damaged pages carry their own errors."""
@@ -314,15 +306,6 @@ class _Document:
             if verdict and verdict.status == "failed" and not damaged:
                 return verdict
         return None
-
-    def _judge(self, outcome: Extraction, pages: list[PageText]) -> None:
-        outcome.pages = pages
-        judge_pages(outcome, self.job.options.ocr)
-        outcome.pages = []
-        failure = self._failure()
-        if failure and (outcome.status != "ok" or not outcome.reason_code):
-            outcome.status = "ok" if outcome.status == "ok" else "failed"
-            outcome.reason_code, outcome.reason = failure.reason_code, failure.reason
 
 
 def _unread(layer: PageText | None, number: int, error: str, code: ReasonCode) -> PageText:
@@ -490,7 +473,7 @@ class ExtractionPool:
         with self._lock:
             if self._closed:
                 raise PoolError("the extraction pool is closed; submit documents before leaving its with block")
-            self._put(_NEW, document.part())
+            self._queue.put((_NEW, next(self._numbers), document.part()))
         return document.future
 
     def close(self, wait: bool = False) -> None:
@@ -505,7 +488,7 @@ class ExtractionPool:
             self._closed = True
             if first:
                 for _ in self._threads:
-                    self._put(_END, None)
+                    self._queue.put((_END, next(self._numbers), None))
         try:
             if wait:
                 for thread in self._threads:
@@ -513,23 +496,12 @@ class ExtractionPool:
         finally:
             # Also when an interrupt ended the wait.
             if first:
-                self._stop()
-
-    def _put(self, priority: int, part: _Part | None) -> None:
-        self._queue.put((priority, next(self._numbers), part))
-
-    def _stop(self) -> None:
-        """Wake all threads so that they kill their workers, and clear up."""
-        os.close(self._stop_write)
-        for thread in self._threads:
-            thread.join()
-        os.close(self._stop_read)
-        with contextlib.suppress(OSError):
-            self._folder.cleanup()
-
-    @property
-    def _stopping(self) -> bool:
-        return bool(select.select([self._stop_read], [], [], 0)[0])
+                os.close(self._stop_write)  # wakes all threads, which kill their workers
+                for thread in self._threads:
+                    thread.join()
+                os.close(self._stop_read)
+                with contextlib.suppress(OSError):
+                    self._folder.cleanup()
 
     def _serve(self, number: int) -> None:
         """The life of one thread: parts of documents one after another, each by a worker that is fit for it."""
@@ -540,7 +512,7 @@ class ExtractionPool:
                 if part is None:
                     return
                 future = part.document.future
-                if self._stopping:
+                if select.select([self._stop_read], [], [], 0)[0]:
                     if not future.cancel():
                         part.document.fail(PoolError(_CLOSED))
                 elif priority == _REST or future.set_running_or_notify_cancel():
@@ -568,9 +540,8 @@ class ExtractionPool:
                 final = fresh or loss.code == "timeout"
                 if part.is_read or (final and not document.lose(part, loss)):
                     break
-            for shared in document.shared_out(part):
-                self._put(_REST, shared)
-            document.end_part()
+            for rest in document.end_part(part):
+                self._queue.put((_REST, next(self._numbers), rest))
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the future must get it
             if worker:
                 worker.kill()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
-from os.path import splitext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,26 +23,7 @@ from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
-from tasks.sources.folder import WalkedFile, encode_path
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """One path of the walk.
-
-    Attributes:
-        sha256: of its bytes; None where it was not or could not be read.
-        status: set where the walk itself decided (`skipped`, `failed`), else empty.
-    """
-
-    path: str
-    source: str
-    size: int
-    sha256: str | None
-    suffix: str
-    status: str
-    reason: str
-
+from tasks.sources.folder import ListedFile
 
 LINES_AT_ONCE = 1_000  # parsed in one go, in half the time
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
@@ -74,7 +54,7 @@ class Listing:
     contents: Sequence[tuple[Content, str]]
 
     def settings(self) -> SnapshotSettings:
-        """What of it goes into the snapshot's key."""
+        """Return the part of it that goes into the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
         return SnapshotSettings(_stream_digest(map(_FIELDS_OF_FILE, self.files)), _stream_digest(contents))
 
@@ -87,39 +67,8 @@ def _stream_digest(items: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def list_files(
-    walked: Sequence[WalkedFile], digests: Sequence[str | OSError | None], forgotten: Collection[str] = ()
-) -> list[ListedFile]:
-    """Join a walk with the digests of its files.
-
-    Args:
-        forgotten: sha256 of contents that are not to be read again.
-    """
-    listed = []
-    suffixes: dict[str, str] = {}
-    for entry, digest in zip(walked, digests, strict=True):
-        status, reason = entry.status, entry.reason
-        if not status and not isinstance(digest, str):
-            status, reason = "failed", f"cannot be read: {digest}"
-        elif not status and digest in forgotten:
-            status, reason = "skipped", FORGOTTEN_REASON
-        suffix = encode_path(splitext(entry.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
-        listed.append(
-            ListedFile(
-                path=entry.path,
-                source=entry.source,
-                size=entry.size,
-                sha256=digest if isinstance(digest, str) and not status else None,
-                suffix=suffixes.setdefault(suffix, suffix),
-                status=status,
-                reason=reason,
-            )
-        )
-    return listed
-
-
 class Extracted(NamedTuple):
-    """What a snapshot takes from a row of `extracts`: a tuple, because there may be hundreds of thousands."""
+    """The columns of `extracts` that a snapshot needs: a tuple, because there may be hundreds of thousands."""
 
     doc_id: str
     locator: str
@@ -205,7 +154,7 @@ def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | N
 
 
 def _outcome(record: Extracted) -> dict[str, Any]:
-    """What became of a file or member; a container is itself no document."""
+    """The columns of `files` on the status of a file or member; a container is itself no document."""
     contains = record.kind in CONTAINERS
     return {
         "media_type": record.media_type,
@@ -276,10 +225,10 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
     made = work.in_subprocess(
         write_snapshot,
         sum(unpacked_size(folder / "extracts.parquet") for folder in folders.values()),
-        files=str(files),
-        contents=str(contents),
-        segments={key: str(folder) for key, folder in folders.items()},
-        out=str(work.out / "files.parquet"),
+        files=files,
+        contents=contents,
+        segments=folders,
+        out=work.out / "files.parquet",
     )
     work.counts.update(made["counts"])
     # paths are no content, but the licences that they give are
@@ -287,7 +236,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
 
 
 def write_snapshot(
-    files: str, contents: str, segments: dict[str, str], out: str, progress: Callable[[int, int], None]
+    files: Path, contents: Path, segments: dict[str, Path], out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Write the table of files; return counts and a digest of the licences that folders give.
 
@@ -297,34 +246,28 @@ def write_snapshot(
         segments: folder of each segment, by key.
         out: where the table goes.
     """
-    folders = {key: Path(folder) for key, folder in segments.items()}
-    extracted = _read_extracted(folders, Path(contents))
-
-    def rows() -> Iterator[dict[str, Any]]:
-        first: dict[str, str] = {}
-        for line in _lines(Path(files)):
-            listed = ListedFile(*line)
-            if listed.sha256 is None:
-                yield from file_rows(listed, (), None)
-                continue
-            seen = first.setdefault(listed.sha256, listed.path)
-            yield from file_rows(listed, extracted[listed.sha256], None if seen == listed.path else seen)
-
-    given = folder_licences(folders.values(), _licence_files(Path(files), extracted))
+    extracted = _read_extracted(segments, contents)
+    given = folder_licences(segments.values(), _licence_files(files, extracted))
     statuses: Counter[str] = Counter()
     licences: list[tuple[str, str]] = []
 
-    def licensed() -> Iterator[dict[str, Any]]:
-        for row in rows():
-            if not row["status"]:
-                raise ValueError(f"{row['path']}: nothing says what became of it")
-            statuses[row["status"]] += 1
-            row["licence"] = licence_of(row["path"], row["source"], given) if given else None
-            if row["licence"] and row["status"] == "ok" and row["doc_id"]:
-                licences.append((row["doc_id"], row["licence"]))
-            yield row
+    def rows() -> Iterator[dict[str, Any]]:
+        first: dict[str, str] = {}
+        for listed in (ListedFile(*line) for line in _lines(files)):
+            records: Sequence[Extracted] = ()
+            seen = listed.path
+            if listed.sha256 is not None:
+                records, seen = extracted[listed.sha256], first.setdefault(listed.sha256, listed.path)
+            for row in file_rows(listed, records, None if seen == listed.path else seen):
+                if not row["status"]:
+                    raise ValueError(f"{row['path']}: nothing says what became of it")
+                statuses[row["status"]] += 1
+                row["licence"] = licence_of(row["path"], row["source"], given) if given else None
+                if row["licence"] and row["status"] == "ok" and row["doc_id"]:
+                    licences.append((row["doc_id"], row["licence"]))
+                yield row
 
-    count = write_table(Path(out), FILES, licensed())
+    count = write_table(out, FILES, rows())
     progress(count, count)
     counts = {"rows": count, **{f"status_{status}": n for status, n in statuses.items()}}
     return {"counts": counts, "licences": rows_digest(licences)}

@@ -15,20 +15,20 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tasks.core.child import limit_added_memory, serve, write_message
-from tasks.readers.detect import HEAD_BYTES, Detected, detect
+from tasks.readers.detect import HEAD_BYTES, detect
 from tasks.readers.document import yield_document
 from tasks.readers.records import (
     TEMPORARY_PREFIX,
+    Detected,
     Extraction,
     ExtractOptions,
     Limits,
-    MemberStarted,
     PageText,
     Returning,
     stable_text,
@@ -44,7 +44,9 @@ class _CannotWrite(OSError):
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    _become_expendable()
+    os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", "ascii")  # the first to go when the machine is out of memory
     logging.disable(logging.CRITICAL)  # pypdf warns about every oddity of a broken file; the outcome says enough.
     jobs, send = serve(_leave, errors="replace")
     try:
@@ -61,7 +63,7 @@ def main() -> None:
                 send({"broken": str(error)})
                 continue
             limit_added_memory(None)  # sending the outcome must not fail for lack of memory
-            send({"done": outcome.to_dict()})
+            send({"done": outcome})
     except BrokenPipeError:
         _leave()  # The parent is gone. The other thread, which sees that too, would be cut short by this one's end.
 
@@ -80,7 +82,7 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         The outcome, without the pages and members.
     """
     options = ExtractOptions(**job["options"])
-    detected = Detected("", "application/octet-stream")
+    detected = Detected()
     try:
         data = _read_file(Path(job["path"]), job["sha256"], options)
         if isinstance(data, Extraction):
@@ -88,14 +90,17 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         detected = detect(data[:HEAD_BYTES], len(data), job["suffix"])
         # Ahead of everything that may kill this process: the row of a document that did should say what it was.
         send({"detected": asdict(detected)})
-        pages, ocr_pages = _page_numbers(job, options), job["ocr_pages"]
-        items = yield_document(data, job["suffix"], options, job["passwords"], job["settled"], pages, ocr_pages)
+        settled, pages = job["settled"], job["pages"]
+        if settled and pages is None:  # numbers after the last page do no harm
+            pages = range(settled + 1, options.max_pages + 2)
+        items = yield_document(data, job["suffix"], options, job["passwords"], settled, pages, job["ocr_pages"])
         extraction = Returning(items)
         for item in extraction:
             send(_written(item, out))
         return extraction.result
     except MemoryError:
-        return Extraction("failed", _memory_reason(job), "memory", **asdict(detected))
+        needed = f"more than {Limits(**job['limits']).memory_bytes // 1024**2} MiB of memory (limits.memory_bytes)"
+        return Extraction("failed", f"the extraction needed {needed}", "memory", **asdict(detected))
     except (BrokenPipeError, _CannotWrite):
         raise
     # A hostile file may make a library raise anything; it is that file's outcome.
@@ -104,31 +109,19 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         return Extraction("failed", reason, "crashed", **asdict(detected))
 
 
-def _page_numbers(job: dict[str, Any], options: ExtractOptions) -> Sequence[int] | None:
-    """The pages to read; None for all. Numbers after the last page do no harm."""
-    if job["pages"] is not None:
-        return [int(number) for number in job["pages"]]
-    return range(job["settled"] + 1, options.max_pages + 2) if job["settled"] else None
-
-
-def _written(item: PageText | MemberStarted | Extraction | None, out: int) -> dict[str, Any]:
+def _written(item: PageText | str | Extraction | None, out: int) -> dict[str, Any]:
     """Write a page or member to its file; return what the parent needs to know of it."""
     if item is None:
         return {"alive": True}
-    if isinstance(item, MemberStarted):
-        return {"member": item.locator}
+    if isinstance(item, str):
+        return {"member": item}
     try:
-        write_message(out, item.to_dict(), "replace")
+        write_message(out, vars(item), "replace")
     except OSError as error:
         raise _CannotWrite(error) from None
     if isinstance(item, Extraction):
         return {"member_done": True, "end": os.lseek(out, 0, os.SEEK_CUR)}
     return {"page": item.page, "put_off": item.method == "deferred", "end": os.lseek(out, 0, os.SEEK_CUR)}
-
-
-def _memory_reason(job: dict[str, Any]) -> str:
-    mebibytes = Limits(**job["limits"]).memory_bytes // 1024**2
-    return f"the extraction needed more than {mebibytes} MiB of memory (limits.memory_bytes)"
 
 
 def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extraction:
@@ -160,13 +153,6 @@ def _leave() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)  # Run by hand in somebody else's process group: only this process.
-
-
-def _become_expendable() -> None:
-    """Make this process the first to go when the machine runs out of memory."""
-    os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500", "ascii")
 
 
 if __name__ == "__main__":

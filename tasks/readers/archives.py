@@ -21,10 +21,10 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
-from tasks.readers.records import ExtractionProblem, ExtractOptions
+from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions
 from tasks.sources.folder import encode_path
 
 TAR_BLOCK = 512
@@ -78,11 +78,12 @@ class Entry:
     """One entry of a container.
 
     Attributes:
-        locator: Its place inside the container, unique there.
+        locator: Its place inside the container, unique there; of a member its place inside the file.
         data: Its bytes, for the entry of an archive.
         text: Its text, for the row of a table; None for the entry of an archive.
         suffix: The suffix of its name, with the dot and in lower case, or "".
-        problem: Why it could not be read; then there are neither bytes nor text.
+        problem: Why it could not be read, or is not.
+        detected: What it is, once that is known.
     """
 
     locator: str
@@ -90,6 +91,7 @@ class Entry:
     text: str | None = None
     suffix: str = ""
     problem: ExtractionProblem | None = None
+    detected: Detected = field(default_factory=Detected)
 
 
 class Budget:
@@ -221,7 +223,6 @@ def _corrupt(what: str, error: Exception | str) -> ExtractionProblem:
 
 
 def _too_many_entries(options: ExtractOptions) -> ExtractionProblem:
-    """The problem of an archive that has no end of entries, folders among them."""
     reason = (
         f"the archive has more than {_ENTRIES_PER_MEMBER} times as many entries as the {options.archive_max_members} "
         "members that are read of one file (archive_max_members)"
@@ -230,7 +231,6 @@ def _too_many_entries(options: ExtractOptions) -> ExtractionProblem:
 
 
 def _out_of_memory() -> ExtractionProblem:
-    """The problem of something whose decompressor asks for more memory than there is."""
     return ExtractionProblem("failed", "memory", "unpacking the member needs more memory than is allowed")
 
 
@@ -285,7 +285,6 @@ def _encode_name(name: str) -> str:
 
 
 def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: Sequence[str]) -> Iterator[Entry]:
-    """The entries of a ZIP, in the order of its directory."""
     if data.count(_ZIP_ENTRY) > _ENTRIES_PER_MEMBER * options.archive_max_members:
         raise _too_many_entries(options)
     try:
@@ -378,7 +377,6 @@ class _Booked(io.RawIOBase):
 
 
 def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
-    """The entries of a compressed TAR, or the one file that is compressed."""
     openers: dict[str, Callable[[IO[bytes]], Any]] = {
         "application/gzip": lambda file: gzip.GzipFile(fileobj=file),
         "application/x-bzip2": bz2.BZ2File,
@@ -448,7 +446,6 @@ class _TarHeader(tarfile.TarInfo):
 
 
 def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked: bool) -> Iterator[Entry]:
-    """The entries of a TAR that is read from its beginning to its end."""
     locators, n_headers = Locators(), 0
     try:
         archive = tarfile.open(  # noqa: SIM115 - closing it reads to the end; the stream is ours

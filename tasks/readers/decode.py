@@ -130,20 +130,13 @@ def decode_declared(data: bytes) -> Decoded:
         data: The whole file.
     """
     declared = _declared(data[:DECLARED_WITHIN])
-    if declared and not _is_utf8(data) and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if declared and not is_utf16 and _first_broken_byte(data) is not None:
         try:
             return Decoded(clean(data.decode(declared)), declared, DECLARED_CONFIDENCE)
         except (UnicodeDecodeError, ValueError):
             pass  # It states what it is not; then the bytes must tell.
     return decode(data)
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _declared(head: bytes) -> str | None:

@@ -15,14 +15,14 @@ import re
 import tomllib
 import zipfile
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
 from tasks.readers.decode import utf16_without_mark
-from tasks.readers.records import ExtractionProblem, ExtractOptions, Kind
+from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
 
 HEAD_BYTES = 8192  # How much of a file `detect` wants to see.
@@ -74,21 +74,6 @@ _VIM_MODE = re.compile(r"\bvim?:[^\n]{0,200}?\b(?:ft|filetype|syntax)=([A-Za-z+#
 _MODE_LINES = 5  # Editors look for their mode lines in the first and the last few lines.
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\r\f\x08\x1b"))
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
-
-
-@dataclass(frozen=True, slots=True)
-class Detected:
-    """Type of a file.
-
-    Attributes:
-        kind: "pdf", "image", "code" or "text"; "archive" or "table" for a container; empty for anything else.
-        media_type: For example "text/markdown"; "application/octet-stream" when unknown. It names the extractor, too.
-        programming_language: Its name, or None; code without a known language is of kind "text".
-    """
-
-    kind: Kind
-    media_type: str
-    programming_language: str | None = None
 
 
 def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
@@ -171,7 +156,6 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
 
 
 def _by_magic(head: bytes, suffix: str) -> Detected | None:
-    """Return the type that the first bytes prove, or None."""
     if head.startswith(b"%PDF"):
         return Detected("pdf", "application/pdf")
     # Ahead of a PDF further on, which may be the first member.
@@ -218,7 +202,6 @@ def _readable(head: bytes) -> str:
 
 
 def _by_markup(text: str, suffix: str) -> Detected | None:
-    """HTML and XML, by their first elements."""
     start = _skip_comments(text)
     if not start.startswith("<"):
         # Text before the first tag is a fragment of a page only if it is named as one.
@@ -248,7 +231,6 @@ def _skip_comments(text: str) -> str:
 
 
 def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
-    """Notebooks, JSON Lines and JSON."""
     start = text.lstrip()
     may_be = suffix in _SUFFIXES["json"] or suffix in _SUFFIXES["json_lines"] or suffix in (".ipynb", "", ".txt")
     if not start.startswith(("{", "[")) or not may_be:
@@ -263,7 +245,6 @@ def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
 
 
 def _is_json_lines(text: str) -> bool:
-    """Return True if the first line is a whole object, and the next begins like one."""
     line, _, rest = text.partition("\n")
     return rest.lstrip().startswith("{") and _is_json(line)
 
@@ -305,7 +286,6 @@ def _by_language(text: str, suffix: str) -> Detected:
 
 
 def _by_shebang(head: str) -> str | None:
-    """The language of the interpreter that the first line names."""
     match = _SHEBANG.match(head[:300].split("\n", 1)[0])
     if match is None:
         return None
@@ -341,7 +321,6 @@ def _compiled(mark: Any, language: str) -> re.Pattern[str]:
 
 
 def _code_media_type(language: str) -> str:
-    """A media type for source code, for example "text/x-python"."""
     return "text/x-" + language.lower().replace("+", "p").replace("#", "sharp").replace(" ", "-")
 
 
@@ -376,7 +355,6 @@ def _package(media_type: str) -> Detected:
 
 
 def _look_into_ole(data: bytes) -> str:
-    """The media type of an older Office document, by the names of its streams."""
     for name, media_type in _TABLES["ole_streams"]:
         if name.encode("utf-16-le") in data:
             return media_type

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 from tasks.readers.archives import Budget, Entry, Locators, numbered, read_archive
@@ -22,17 +22,16 @@ from tasks.readers.detect import (
     JSON_LINES,
     PARQUET_MEDIA,
     SQLITE_MEDIA,
-    Detected,
     identify,
 )
 from tasks.readers.markup import read_html, read_xml
 from tasks.readers.office import read_docx, read_notebook
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import (
+    Detected,
     Extraction,
     ExtractionProblem,
     ExtractOptions,
-    MemberStarted,
     PageText,
     Returning,
     judge_pages,
@@ -41,7 +40,6 @@ from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, doc
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_UNKNOWN = Detected("", "application/octet-stream")
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
 _READERS: dict[str, Callable[[bytes, ExtractOptions], Decoded]] = {
     "text/html": lambda data, options: read_html(data),
@@ -61,7 +59,7 @@ def yield_document(
     skip: int = 0,
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
-) -> Generator[PageText | MemberStarted | Extraction | None, None, Extraction]:
+) -> Generator[PageText | str | Extraction | None, None, Extraction]:
     """Extract one document page by page, or a container member by member.
 
     Args:
@@ -74,8 +72,8 @@ def yield_document(
         ocr_pages: After so many pages by OCR the others are put off, for other processes to read; None for never.
 
     Yields:
-        Each page as soon as it is read. For each member of a container: `MemberStarted`, None after each of its
-        pages, as a sign of life, and its outcome with its pages.
+        Each page as soon as it is read. For each member of a container its locator, so that a member that kills the
+        process can be named, None after each of its pages, as a sign of life, and its outcome with its pages.
 
     Returns:
         The outcome, without pages and members. A container's is ok if it could be opened, whatever became of its
@@ -108,47 +106,43 @@ def _yield_pages(
     """The pages of a document that is no container; return its outcome without them."""
     outcome = Extraction("ok", **asdict(detected))
     seen: list[PageText] = []
+    reading: Generator[PageText, None, str | None]
     try:
         if detected.kind == "pdf":
-            extraction = extract_pdf(data, options, passwords=passwords, pages=pages, ocr_pages=ocr_pages)
-            outcome.title = yield from _noted(extraction, seen)
+            reading = extract_pdf(data, options, passwords, pages, ocr_pages)
         elif detected.kind == "image":
             from tasks.readers.image import extract_image  # only here: Pillow is long to load
 
-            yield from _noted(extract_image(data, options, pages=pages, ocr_pages=ocr_pages), seen)
+            reading = extract_image(data, options, pages, ocr_pages)
         elif detected.kind in ("text", "code"):
-            seen.append(_read_text(data, detected, options, outcome))
-            yield seen[0]
+            reading = _read_text(data, detected, options, outcome)
         else:
             raise _unsupported(detected)
+        extraction = Returning(reading)
+        for page in extraction:
+            seen.append(page)
+            yield page
     except ExtractionProblem as problem:
         return outcome.refuse(problem)
-    note, outcome.pages = outcome.reason, seen
-    judge_pages(outcome, options.ocr)
-    outcome.pages = []
+    outcome.title, note = extraction.result, outcome.reason
+    judge_pages(outcome, seen, options.ocr)
     outcome.reason = "; ".join(filter(None, (outcome.reason, note)))
     return outcome
 
 
-def _noted(extraction: Generator[PageText, None, _Result], seen: list[PageText]) -> Generator[PageText, None, _Result]:
-    """The same pages, noted on their way."""
-    noted = Returning(extraction)
-    for page in noted:
-        seen.append(page)
-        yield page
-    return noted.result
-
-
-def _read_text(data: bytes, detected: Detected, options: ExtractOptions, outcome: Extraction) -> PageText:
-    """The one page of text or code; what is learnt of the whole document goes into the outcome."""
+def _read_text(
+    data: bytes, detected: Detected, options: ExtractOptions, outcome: Extraction
+) -> Generator[PageText, None, str | None]:
+    """Yield the one page of text or code; what is learnt of the whole document goes into the outcome."""
     reader = _READERS.get(detected.media_type)
     found = decode(data) if reader is None else reader(data, options)
-    outcome.encoding, outcome.title, outcome.reason = found.encoding, found.title, found.note
+    outcome.encoding, outcome.reason = found.encoding, found.note
     outcome.encoding_confidence = found.confidence if found.encoding else None
     outcome.programming_language = found.programming_language or outcome.programming_language
     if found.media_type:
         outcome.kind, outcome.media_type = "text", found.media_type
-    return PageText(1, found.text, "text", "decoder", found.confidence)
+    yield PageText(1, found.text, "text", "decoder", found.confidence)
+    return found.title
 
 
 def _unsupported(detected: Detected) -> ExtractionProblem:
@@ -160,15 +154,6 @@ def _unsupported(detected: Detected) -> ExtractionProblem:
         return ExtractionProblem("skipped", "unsupported", reason)
     reason = f"not a PDF, an image, code, text or a container of such, but {detected.media_type}"
     return ExtractionProblem("skipped", "unsupported", reason)
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A member that is no container: a document, a row, or something that could not be read."""
-
-    locator: str
-    entry: Entry
-    detected: Detected
 
 
 class _Members:
@@ -190,14 +175,14 @@ class _Members:
         # Over all containers: what lies in `a.zip` and an entry called "a.zip/..." beside it may spell the same.
         self._locators = Locators()
 
-    def run(self, skip: int) -> Generator[MemberStarted | Extraction | None, None, str]:
+    def run(self, skip: int) -> Generator[str | Extraction | None, None, str]:
         """Extract all members in order.
 
         Args:
             skip: Number of members that were done before and are passed over.
 
         Yields:
-            For each member `MemberStarted`, None after each of its pages, and its outcome.
+            For each member its locator, None after each of its pages, and its outcome.
 
         Returns:
             A sentence on members that were left out; empty if none were.
@@ -206,35 +191,35 @@ class _Members:
             ExtractionProblem: The container cannot be opened, or holds nothing.
         """
         number, left_out = 0, ""
-        for leaf in self._leaves(self._data, self._detected, "", 1):
+        for entry in self._leaves(self._data, self._detected, "", 1):
             number += 1
-            leaf = replace(leaf, locator=self._locators.unique(leaf.locator))
+            entry = replace(entry, locator=self._locators.unique(entry.locator))
             over = number > self._options.archive_max_members
             if over:
                 left_out = (
-                    f"members from {leaf.locator} on were not read: more than {self._options.archive_max_members} in "
+                    f"members from {entry.locator} on were not read: more than {self._options.archive_max_members} in "
                     "one file (archive_max_members)"
                 )
             elif self._budget.spent:
                 left_out = (
-                    f"members after {leaf.locator} were not read: all together they unpack to more than "
+                    f"members after {entry.locator} were not read: all together they unpack to more than "
                     f"{self._options.archive_max_bytes} bytes (archive_max_bytes)"
                 )
             if number > skip:
-                yield MemberStarted(leaf.locator)
+                yield entry.locator
                 if over:
-                    yield _outcome(leaf, ExtractionProblem("rejected", "too_many", left_out))
+                    yield _outcome(entry, ExtractionProblem("rejected", "too_many", left_out))
                 else:
-                    yield from self._finish(leaf)
+                    yield from self._finish(entry)
             if left_out:
                 break
         if number == 0:
             raise ExtractionProblem("skipped", "empty", f"the {self._detected.kind} holds no members")
         return left_out
 
-    def _finish(self, leaf: _Leaf) -> Iterator[Extraction | None]:
+    def _finish(self, entry: Entry) -> Iterator[Extraction | None]:
         """Yield None after each page, so that the pool sees progress, then the member's outcome."""
-        entry, outcome = leaf.entry, _outcome(leaf)
+        outcome = _outcome(entry)
         if entry.problem is None and entry.text is not None:
             text = clean(entry.text)
             outcome.encoding, outcome.encoding_confidence = "utf-8", 1.0
@@ -242,37 +227,36 @@ class _Members:
             if not text.strip():
                 outcome.status, outcome.reason_code, outcome.reason = "rejected", "no_text", "no text"
         elif entry.problem is None:
-            outcome = yield from self._pages(leaf)
+            outcome = yield from self._pages(entry)
         if entry.problem is None:
             outcome.size, outcome.sha256 = len(entry.data), hashlib.sha256(entry.data).hexdigest()
-        outcome.locator = leaf.locator
+        outcome.locator = entry.locator
         yield outcome
 
-    def _pages(self, leaf: _Leaf) -> Generator[None, None, Extraction]:
+    def _pages(self, entry: Entry) -> Generator[None, None, Extraction]:
         """Extract a member; return its outcome with its pages."""
-        data = leaf.entry.data
-        if not data:
+        if not entry.data:
             return Extraction("skipped", "the member is empty", "empty")
         pages: list[PageText] = []
         # Nothing is put off inside a container: another process would have to unpack it all again.
-        extraction = Returning(_guarded(_yield_pages(data, leaf.detected, self._options, self._passwords)))
+        extraction = Returning(_guarded(_yield_pages(entry.data, entry.detected, self._options, self._passwords)))
         for page in extraction:
             pages.append(page)
             yield None
         found = extraction.result
-        outcome = found if isinstance(found, Extraction) else _outcome(leaf, found)
+        outcome = found if isinstance(found, Extraction) else _outcome(entry, found)
         outcome.pages = pages
         return outcome
 
-    def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
-        """The members of a container, and those of the containers in it, at their place."""
+    def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Generator[Entry, None, None]:
+        """The members of a container that are none themselves; those of the containers in it at their place."""
         n_entries = 0
         entries = Returning(_guarded(self._entries(data, detected)))
         for entry in entries:
             n_entries += 1
             damage = yield from _guarded(self._of_entry(entry, prefix, depth))
             if damage is not None:
-                yield _Leaf(prefix + entry.locator, replace(entry, problem=damage), _UNKNOWN)
+                yield replace(entry, locator=prefix + entry.locator, problem=damage)
             if self._budget.spent:
                 return
         problem = entries.result
@@ -284,7 +268,7 @@ class _Members:
             raise problem
         # The whole file has no locator; what comes after its last sound entry does.
         locator = prefix.removesuffix("/") if n_entries == 0 else numbered(prefix, n_entries + 1)
-        yield _Leaf(locator, Entry(locator, problem=problem), detected)
+        yield Entry(locator, problem=problem, detected=detected)
 
     def _entries(self, data: bytes, detected: Detected) -> Generator[Entry, None, None]:
         if detected.kind == "table":
@@ -313,7 +297,7 @@ class _Members:
                 text = row.text(chosen[0])
                 raw = text.encode()
                 self._budget.take(len(raw))
-                entry = Entry(str(row.number), raw, text=text)
+                entry = Entry(str(row.number), raw, text=text, detected=Detected("text", "text/plain"))
             except ExtractionProblem as problem:
                 entry = Entry(str(row.number), problem=problem)
             yield entry
@@ -330,24 +314,20 @@ class _Members:
             raise ExtractionProblem("skipped", "no_column", reason)
         return found
 
-    def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Generator[_Leaf, None, None]:
+    def _of_entry(self, entry: Entry, prefix: str, depth: int) -> Generator[Entry, None, None]:
         """The entry itself, or what is in it."""
-        locator = prefix + entry.locator
-        if entry.problem is not None:
-            yield _Leaf(locator, entry, _UNKNOWN)
-            return
-        if entry.text is not None:
-            yield _Leaf(locator, entry, Detected("text", "text/plain"))
+        entry = replace(entry, locator=prefix + entry.locator)
+        if entry.problem is not None or entry.text is not None:
+            yield entry
             return
         detected = identify(entry.data, entry.suffix, self._options)
         if detected.kind not in CONTAINERS:
-            yield _Leaf(locator, entry, detected)
+            yield replace(entry, detected=detected)
         elif detected.kind == "archive" and depth >= self._options.archive_depth:
             reason = f"an archive inside {depth} others; the limit is {self._options.archive_depth} (archive_depth)"
-            problem = ExtractionProblem("rejected", "too_deep", reason)
-            yield _Leaf(locator, Entry(locator, problem=problem), detected)
+            yield replace(entry, problem=ExtractionProblem("rejected", "too_deep", reason), detected=detected)
         else:
-            yield from self._leaves(entry.data, detected, locator + "/", depth + 1)
+            yield from self._leaves(entry.data, detected, entry.locator + "/", depth + 1)
 
 
 def _guarded(items: Generator[_Item, None, _Result]) -> Generator[_Item, None, _Result | ExtractionProblem]:
@@ -367,8 +347,8 @@ def _guarded(items: Generator[_Item, None, _Result]) -> Generator[_Item, None, _
         return ExtractionProblem("failed", "crashed", f"the extractor failed: {type(error).__name__}: {error}")
 
 
-def _outcome(leaf: _Leaf, problem: ExtractionProblem | None = None) -> Extraction:
+def _outcome(entry: Entry, problem: ExtractionProblem | None = None) -> Extraction:
     """The outcome of a member before it is read, or of one that cannot be."""
-    outcome = Extraction("ok", **asdict(leaf.detected), locator=leaf.locator)
-    problem = problem or leaf.entry.problem
+    outcome = Extraction("ok", **asdict(entry.detected), locator=entry.locator)
+    problem = problem or entry.problem
     return outcome if problem is None else outcome.refuse(problem)

@@ -156,7 +156,6 @@ _TRANSPOSE = {
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Any mode to "L"."""
     if image.mode == "L" and "transparency" not in image.info:
         return image.copy()
     if image.mode.startswith(("I", "F")):
@@ -186,12 +185,10 @@ def is_uniform(grey: Image.Image) -> bool:
 
 
 def _extrema(image: Image.Image) -> tuple[float, float]:
-    """The darkest and the lightest value of an image with one channel."""
     return cast("tuple[float, float]", image.getextrema())
 
 
 def _stated_dpi(image: Image.Image) -> int | None:
-    """The resolution that the file states, where it is credible."""
     try:
         dpi = round(float(image.info["dpi"][0]))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):

@@ -293,7 +293,6 @@ def explain_missing(languages: str) -> str:
 
 @cache
 def _folders(prefix: str | None) -> tuple[Path, ...]:
-    """The folders that may hold data, best first."""
     if prefix:
         # Tesseract 3 wanted the parent folder there; many set it so to this day.
         return tuple(folder for folder in (Path(prefix), Path(prefix) / "tessdata") if folder.is_dir())

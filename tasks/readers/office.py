@@ -171,7 +171,6 @@ def _cells(notebook: Any) -> list[Any] | None:
 
 
 def _language(notebook: dict[str, Any]) -> str:
-    """The name of the kernel's language in lower case, or ""."""
     metadata = notebook.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     for section, key in (("language_info", "name"), ("kernelspec", "language"), ("kernelspec", "name")):

@@ -100,7 +100,6 @@ def extract_pdf(
 
 
 def _title(document: pdfium.PdfDocument) -> str | None:
-    """The title that the metadata states; None where it is no text."""
     try:
         return _tidy_title(document.get_metadata_value("Title"))
     except UnicodeDecodeError:  # Half of a pair of surrogates.
@@ -212,7 +211,6 @@ def _read_by_ocr(
 
 
 def _merged(layer: PageText, by_ocr: PageText) -> PageText:
-    """A typed layer and the reading of the scan below it as one page."""
     if not by_ocr.text.strip():
         return layer
     text = merge_lines(layer.text, by_ocr.text)
@@ -293,7 +291,6 @@ def _tidy_title(title: object) -> str | None:
 def _open_with_pypdf(
     data: bytes, first_opinion: str, passwords: Sequence[str]
 ) -> tuple[pypdf.PdfReader, int, str | None]:
-    """The reader, the number of pages and the title."""
     import pypdf  # a quarter of a second that most workers never need
 
     try:

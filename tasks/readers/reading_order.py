@@ -99,7 +99,6 @@ def _looks_suspicious(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, n_charact
 
 
 def _landings(layer: pdfium.PdfTextPage, first: int, zone: tuple[float, float]) -> list[float]:
-    """Return the places, in points from the left, where the text goes on after gaps in a line."""
     n_boxes = min(pdfium_c.FPDFText_CountRects(layer, first, CHARACTERS_PER_GLANCE), BOXES_PER_GLANCE)
     left, top, right, bottom = c_double(), c_double(), c_double(), c_double()
     outputs = byref(left), byref(top), byref(right), byref(bottom)
@@ -119,7 +118,6 @@ def _landings(layer: pdfium.PdfTextPage, first: int, zone: tuple[float, float]) 
 
 
 def _pieces(layer: pdfium.PdfTextPage, n_characters: int) -> Iterator[_Piece]:
-    """The page's characters as pieces of lines, in the order of the file."""
     piece: _Piece | None = None
     box = pdfium_c.FS_RECTF()
     for index in range(n_characters):
@@ -139,7 +137,6 @@ def _pieces(layer: pdfium.PdfTextPage, n_characters: int) -> Iterator[_Piece]:
 
 
 def _rows(pieces: Iterator[_Piece]) -> list[_Row]:
-    """Pieces that follow each other on one line from left to right."""
     rows: list[_Row] = []
     for piece in pieces:
         last = rows[-1][-1] if rows else None
@@ -189,7 +186,6 @@ def _crosses(row: _Row, gutter: float) -> bool:
 
 
 def _sides(row: _Row, gutter: float) -> tuple[_Row, _Row]:
-    """The pieces on the left and on the right of the gutter."""
     return [piece for piece in row if piece.right <= gutter], [piece for piece in row if piece.right > gutter]
 
 

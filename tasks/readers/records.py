@@ -1,6 +1,6 @@
 """Records that travel between the extraction processes and the tables: one page, one document, the options.
 
-Plain dataclasses that turn into JSON and back, because they cross a pipe and are the rows of a table. What
+Plain dataclasses, whose `vars` are written as JSON and are the rows of a table. What
 may change a result (`ExtractOptions`) is kept apart from what may only stop one (`Limits`): the first belongs
 to a result's identity, the second does not.
 """
@@ -8,9 +8,9 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
 
 from tasks.core.option import option
 
@@ -48,6 +48,21 @@ LEAST_MEMORY_BYTES = 16 * 1024**2  # With less, not even a small PDF can be open
 
 
 @dataclass(frozen=True, slots=True)
+class Detected:
+    """Type of a file.
+
+    Attributes:
+        kind: "pdf", "image", "code" or "text"; "archive" or "table" for a container; empty for anything else.
+        media_type: For example "text/markdown"; "application/octet-stream" when unknown. It names the extractor, too.
+        programming_language: Its name, or None; code without a known language is of kind "text".
+    """
+
+    kind: Kind = ""
+    media_type: str = "application/octet-stream"
+    programming_language: str | None = None
+
+
+@dataclass(frozen=True)
 class PageText:
     """The text of one page, and how it was come by.
 
@@ -72,12 +87,8 @@ class PageText:
     error: str | None = None
     error_code: ReasonCode = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
-        return {name: getattr(self, name) for name in _PAGE_FIELDS}  # asdict takes ten times as long
 
-
-@dataclass(slots=True)
+@dataclass
 class Extraction:
     """Outcome of one document.
 
@@ -112,26 +123,10 @@ class Extraction:
     size: int = 0
     sha256: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-able values."""
-        values = {name: getattr(self, name) for name in _EXTRACTION_FIELDS}
-        values["pages"] = [page.to_dict() for page in self.pages]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Extraction:
-        """Return the record that `to_dict` wrote."""
-        pages = [PageText(**page) for page in values.get("pages", [])]
-        return cls(**{**values, "pages": pages})
-
     def refuse(self, problem: ExtractionProblem) -> Extraction:
         """Take over status and reason of a problem; return the record."""
         self.status, self.reason_code, self.reason = problem.status, problem.code, problem.reason
         return self
-
-
-_PAGE_FIELDS = tuple(item.name for item in fields(PageText))
-_EXTRACTION_FIELDS = tuple(item.name for item in fields(Extraction))
 
 
 @dataclass(slots=True)
@@ -148,17 +143,6 @@ class Returning(Generic[_Item, _Result]):
 
     def __iter__(self) -> Iterator[_Item]:
         self.result = yield from self.generator
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStarted:
-    """Announces the next member of a container, so that a member that kills its process can be named.
-
-    Attributes:
-        locator: Its place inside the container.
-    """
-
-    locator: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +192,23 @@ class Limits:
     )
 
 
-def judge_pages(outcome: Extraction, ocr: bool) -> None:
+def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> None:
     """Set status and reason of a document by its pages: is there text, and if not, why.
 
     Args:
-        outcome: The document; its `kind` and `pages` are read.
+        outcome: The document; its `kind` is read.
+        seen: Its pages.
         ocr: Whether OCR was allowed.
     """
     outcome.status, outcome.reason_code, outcome.reason = "ok", "", ""
-    lost = next((page for page in outcome.pages if page.error_code), None)
-    if any(page.text.strip() for page in outcome.pages):
+    lost = next((page for page in seen if page.error_code), None)
+    if any(page.text.strip() for page in seen):
         if lost:
             # A document that is there but for a page stays one; what it lacks is told all the same.
             outcome.reason_code, outcome.reason = lost.error_code, _name_page(lost)
         return
     # A page that stands for those beyond a limit is neither a page nor damaged.
-    pages = [page for page in outcome.pages if page.error_code != "too_many"]
+    pages = [page for page in seen if page.error_code != "too_many"]
     failed = [page for page in pages if page.error]
     n_pages = len(pages)
     if failed:
@@ -233,14 +218,13 @@ def judge_pages(outcome: Extraction, ocr: bool) -> None:
         return
     outcome.status, outcome.reason_code = "rejected", "no_text"
     outcome.reason = f"no text on any of {n_pages} pages" if n_pages > 1 else "no text"
-    if n_pages < len(outcome.pages):
-        outcome.reason += f"; {outcome.pages[-1].error}"
+    if n_pages < len(seen):
+        outcome.reason += f"; {seen[-1].error}"
     if outcome.kind in ("pdf", "image") and not ocr:
         outcome.reason += "; OCR is switched off"
 
 
 def _name_page(page: PageText) -> str:
-    """The error of a page, with its number unless it names it itself."""
     error = page.error or page.error_code
     return error if f"page {page.page}" in error else f"page {page.page}: {error}"
 

@@ -114,7 +114,7 @@ class Row(NamedTuple):
 
 
 class Refused:
-    """Counts the refused rows of files and keeps the first reasons, for the user."""
+    """Counter of the refused rows of files, with the first reasons, for the user."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -340,7 +340,6 @@ def _read_lines(table: Table, choose: Choose | None) -> Iterator[Row]:
 
 
 def _open_lines(table: Table) -> BinaryIO:
-    """The bytes of the lines, unpacked."""
     if isinstance(table.source, bytes):
         return io.BytesIO(table.source)
     if table.form == LINES:
@@ -370,7 +369,6 @@ def _next_row(stream: BinaryIO, number: int, table: Table, chosen: Sequence[str]
 
 
 def _skip_line(stream: BinaryIO) -> int:
-    """Passes over the rest of a line; returns its bytes."""
     skipped = 0
     while piece := stream.readline(_BUFFER):
         skipped += len(piece)

@@ -32,7 +32,7 @@ from storage.errors import UserError
 from tasks.core.option import STRICT, option
 from tasks.sources.folder import Filters, FolderSource, WalkedFile
 from tasks.sources.git import GitSource
-from tasks.sources.ignore import Patterns, split_patterns
+from tasks.sources.ignore import Patterns
 from tasks.sources.objects import ObjectSource
 
 DOCUMENTS = "documents:"
@@ -74,10 +74,6 @@ class Source(Protocol):
     def name(self) -> str:
         """Return the first part of its files' paths, which is used where there are several sources."""
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return the folders of this machine that are walked for it: the one it is, and those above."""
-
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Yield its rows, with None for each path that patterns leave out.
 
@@ -109,11 +105,6 @@ class DocumentsSource:
     def name(self) -> str:
         """Return the name of the other source."""
         return self.files.name
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return what the other source covers."""
-        return self.files.covers
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Yield the rows of the other source, marked. A corpus may have any size: it is read row by row."""
@@ -268,7 +259,7 @@ def _object_source(text: str) -> ObjectSource:
 
 
 def _patterns(setting: str, text: str) -> Patterns | None:
-    lines = split_patterns(text)
+    lines = [part.strip() for line in text.splitlines() for part in line.split(",") if part.strip()]
     for line in lines:
         _check_pattern(setting, text, line)
     return Patterns(lines) if lines else None

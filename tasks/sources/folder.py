@@ -84,10 +84,24 @@ class WalkedFile:
     reason: str = ""
     pending_digest: str = ""
 
-    @property
-    def absolute(self) -> Path:
-        """Return its location as a path."""
-        return Path(self.location)
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """One path of a walk, with its content.
+
+    Attributes:
+        sha256: Digest of its bytes, or its `pending_digest`, which equals no known content; None where there is a
+            status.
+        status: Set where the walk itself decided (`skipped`, `rejected`, `failed`), else empty.
+    """
+
+    path: str
+    source: str
+    size: int
+    sha256: str | None
+    suffix: str
+    status: str
+    reason: str
 
 
 class FileState(NamedTuple):
@@ -102,11 +116,6 @@ class FileState(NamedTuple):
     def of(cls, status: os.stat_result) -> FileState:
         """Return the state in a stat result."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
-
-    @classmethod
-    def walked(cls, file: WalkedFile) -> FileState:
-        """Return the state that a walk saw."""
-        return cls(file.size, file.mtime_ns, file.ctime_ns, file.inode & LARGEST_INTEGER)
 
 
 @dataclass(frozen=True)
@@ -250,14 +259,9 @@ class FolderSource:
         """Return the first part of its files' paths, which is used where there are several sources."""
         return self.path.name
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return the folders that are walked for it: the one it is, and those above."""
-        return tuple(str(folder) for folder in (self.path, *self.path.parents))
-
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Yield its rows; see `tasks.sources.address.Source`."""
-        source, path = encode_path(str(self.path)), label or encode_path(self.name)
+        source = encode_path(str(self.path))
         try:
             status = self.path.lstat()
         except FileNotFoundError:
@@ -265,13 +269,13 @@ class FolderSource:
                 f"source {str(self.path)!r} does not exist: name a folder or a file with documents"
             ) from None
         except OSError as error:
-            yield _unreadable(path, source, str(self.path), error)
+            yield _unreadable(label or encode_path(self.name), source, str(self.path), error)
             return
         if stat.S_ISDIR(status.st_mode):
             include = Patterns(self.include) if self.include else None
             yield from walk_folder(self.path, source, f"{label}/" if label else "", filters, excluded, include)
         else:  # Named itself: no pattern applies.
-            yield file_row(path, source, str(self.path), status, filters)
+            yield file_row(label or encode_path(self.name), source, str(self.path), status, filters)
 
 
 def walk_folder(
@@ -292,54 +296,50 @@ def walk_folder(
         excluded: Locations of folders to pass over without a row.
         include: Patterns of this folder alone; they apply besides those of the filters.
     """
-    wanted = tuple((patterns, False) for patterns in (include, filters.include) if patterns is not None)
-    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", wanted)]
+    outer = tuple((patterns, False) for patterns in (include, filters.include) if patterns is not None)
+    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", outer)]
     while pending:
-        yield from _walk_folder(pending.pop(), source, filters, excluded, pending)
-
-
-def _walk_folder(
-    folder: _Folder, source: str, filters: Filters, excluded: frozenset[str], pending: list[_Folder]
-) -> Iterator[WalkedFile | None]:
-    """The rows of one folder; the folders in it are added to `pending`."""
-    try:
-        with os.scandir(folder.location) as scan:
-            entries = list(scan)
-    except OSError as error:
-        reason = f"folder cannot be read: {error.strerror}"
-        path = folder.prefix.removesuffix("/") or "."
-        yield WalkedFile(path, source, folder.location, status="failed", reason=reason)
-        return
-    if filters.respect_gitignore:
-        folder.enter(entries)
-    for entry in entries:
-        name, location = entry.name, entry.path
-        path = folder.prefix + encode_path(name)
-        relative = folder.relative + name
+        folder = pending.pop()
         try:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            status = None if is_folder else entry.stat(follow_symlinks=False)
+            with os.scandir(folder.location) as scan:
+                entries = list(scan)
         except OSError as error:
-            yield _unreadable(path, source, location, error)
+            reason = f"folder cannot be read: {error.strerror}"
+            top = folder.prefix.removesuffix("/") or "."
+            yield WalkedFile(top, source, folder.location, status="failed", reason=reason)
             continue
-        if is_folder and location in excluded:
-            continue
-        if is_folder and name in EXCLUDED_FOLDERS:
-            yield WalkedFile(path, source, location, status="skipped", reason=EXCLUDED_REASON)
-            continue
-        if folder.ignores and folder.ignored_by_git(relative, is_folder):
-            yield None
-            continue
-        if filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder):
-            yield None
-            continue
-        wanted = folder.matched(relative, is_folder) if folder.wanted else ()
-        if status is None:
-            pending.append(_Folder(location, f"{path}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree))
-        elif all(match for _, match in wanted):
-            yield file_row(path, source, location, status, filters)
-        else:
-            yield None
+        if filters.respect_gitignore:
+            folder.enter(entries)
+        for entry in entries:
+            name, location = entry.name, entry.path
+            encoded = folder.prefix + encode_path(name)
+            relative = folder.relative + name
+            try:
+                is_folder = entry.is_dir(follow_symlinks=False)
+                status = None if is_folder else entry.stat(follow_symlinks=False)
+            except OSError as error:
+                yield _unreadable(encoded, source, location, error)
+                continue
+            if is_folder and location in excluded:
+                continue
+            if is_folder and name in EXCLUDED_FOLDERS:
+                yield WalkedFile(encoded, source, location, status="skipped", reason=EXCLUDED_REASON)
+                continue
+            if folder.ignores and folder.ignored_by_git(relative, is_folder):
+                yield None
+                continue
+            if filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder):
+                yield None
+                continue
+            wanted = folder.matched(relative, is_folder) if folder.wanted else ()
+            if status is None:
+                pending.append(
+                    _Folder(location, f"{encoded}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree)
+                )
+            elif all(match for _, match in wanted):
+                yield file_row(encoded, source, location, status, filters)
+            else:
+                yield None
 
 
 def refuse_large(size: int, filters: Filters) -> str:
@@ -351,13 +351,11 @@ def refuse_large(size: int, filters: Filters) -> str:
 
 def file_row(path: str, source: str, location: str, status: os.stat_result, filters: Filters) -> WalkedFile:
     """Return the row of a path that is not a folder."""
-    mode, size, mtime_ns = status.st_mode, status.st_size, status.st_mtime_ns
-    if stat.S_ISREG(mode):
-        reason = refuse_large(size, filters)
-        times = mtime_ns, status.st_ctime_ns, status.st_ino
-        return WalkedFile(path, source, location, size, *times, "rejected" if reason else "", reason)
-    reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(mode)), "")
-    return WalkedFile(path, source, location, 0, mtime_ns, status="skipped", reason=reason or "not a regular file")
+    if stat.S_ISREG(status.st_mode):
+        reason = refuse_large(status.st_size, filters)
+        return WalkedFile(path, source, location, *FileState.of(status), "rejected" if reason else "", reason)
+    reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(status.st_mode)), "not a regular file")
+    return WalkedFile(path, source, location, 0, status.st_mtime_ns, status="skipped", reason=reason)
 
 
 def _unreadable(path: str, source: str, location: str, error: OSError) -> WalkedFile:

@@ -99,11 +99,6 @@ class GitSource:
         """The repository's name."""
         return self.address.rstrip("/").rpartition("/")[2].removesuffix(".git") or "repository"
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return nothing: what it holds lies in the cache."""
-        return ()
-
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Fetch what is missing, lay out the files, and yield their rows; see `tasks.sources.address.Source`.
 

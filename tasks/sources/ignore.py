@@ -96,11 +96,6 @@ class Patterns:
         return self._takes[max(found)] if found else None
 
 
-def split_patterns(text: str) -> list[str]:
-    """Return the patterns of a setting: one per line, or several on a line with commas between them."""
-    return [part.strip() for line in text.splitlines() for part in line.split(",") if part.strip()]
-
-
 def _strip_line(line: str) -> tuple[str, bool]:
     """The pattern of a line, empty where it holds none, and whether it takes or takes back."""
     line = line.rstrip("\r\n")

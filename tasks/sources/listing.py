@@ -12,18 +12,21 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from os.path import splitext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.sources.address import DocumentsSource, Source, WalkSettings
 from tasks.sources.folder import (
     EXCLUDED_REASON,
     FileState,
     Filters,
     FolderSource,
+    ListedFile,
     WalkedFile,
     encode_path,
     open_regular,
@@ -60,18 +63,19 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Walked(Walk):
+class Walked:
     """Files of the sources, with the digests of their contents.
 
     Attributes:
-        digests: For each row the sha256 of its bytes or its `pending_digest`, which equals no known content; the error
-            that kept it from being read; None for rows with a status.
+        files: One per path, sorted by path.
         locations: Where each content lies, by sha256; pending ones are not in it.
+        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
         n_pending: Objects of buckets that were not fetched.
     """
 
-    digests: list[str | OSError | None]
+    files: list[ListedFile]
     locations: dict[str, str]
+    n_ignored: int
     n_pending: int
 
 
@@ -82,6 +86,7 @@ def walk_sources(
     cache: Path,
     memo: HashMemo,
     exclude: Sequence[Path] = (),
+    forgotten: Collection[str] = (),
     fetch: bool = True,
 ) -> Walked:
     """List the files of all sources and hash those that changed.
@@ -93,6 +98,7 @@ def walk_sources(
         cache: Folder for what is fetched.
         memo: Digests of earlier runs; updated.
         exclude: Folders that are passed over without a row.
+        forgotten: sha256 of contents that are not to be read again.
         fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
             copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
 
@@ -101,11 +107,23 @@ def walk_sources(
     """
     filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
     walk = list_sources(sources, filters, cache, exclude)
-    digests = digest_files(walk.files, memo, HASHING_THREADS)
-    found = list(zip(walk.files, digests, strict=True))
-    locations = {sha256: file.location for file, sha256 in found if isinstance(sha256, str) and not file.pending_digest}
-    n_pending = sum(bool(file.pending_digest) for file in walk.files)
-    return Walked(walk.files, walk.n_ignored, digests, locations, n_pending)
+    listed: list[ListedFile] = []
+    locations: dict[str, str] = {}
+    suffixes: dict[str, str] = {}  # a few strings, each in thousands of rows
+    for file, digest in zip(walk.files, digest_files(walk.files, memo, HASHING_THREADS), strict=True):
+        status, reason, sha256 = str(file.status), file.reason, None
+        if isinstance(digest, OSError):
+            status, reason = "failed", f"cannot be read: {digest}"
+        elif digest in forgotten:
+            status, reason = "skipped", FORGOTTEN_REASON
+        elif digest is not None:
+            sha256 = digest
+            if not file.pending_digest:
+                locations[digest] = file.location
+        suffix = encode_path(splitext(file.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
+        suffix = suffixes.setdefault(suffix, suffix)
+        listed.append(ListedFile(file.path, file.source, file.size, sha256, suffix, status, reason))
+    return Walked(listed, locations, walk.n_ignored, sum(bool(file.pending_digest) for file in walk.files))
 
 
 def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
@@ -131,20 +149,23 @@ def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclu
     files: list[WalkedFile] = []
     seen: set[str] = set()
     n_ignored = 0
-    for source, name in zip(ordered, _labels([source.name for source in ordered]), strict=True):
-        for row in source.rows(encode_path(name) if several else "", filters, excluded, cache):
+    labels = _labels([source.name for source in ordered]) if several else [""]
+    for source, label in zip(ordered, labels, strict=True):
+        for row in source.rows(label, filters, excluded, cache):
             if row is None:
                 n_ignored += 1
             elif not several or row.location not in seen:
                 files.append(row)
                 if several:
                     seen.add(row.location)
+    covered: set[str] = set()
     for source in ordered:
-        repository = source.files if isinstance(source, DocumentsSource) else source
-        if isinstance(repository, GitSource):  # only now: the commits of one repository may be several sources
-            repository.tidy(cache)
+        place = source.files if isinstance(source, DocumentsSource) else source
+        if isinstance(place, GitSource):  # only now: the commits of one repository may be several sources
+            place.tidy(cache)
+        elif isinstance(place, FolderSource):
+            covered.update(map(str, (place.path, *place.path.parents)))
     # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
-    covered = {location for source in ordered for location in source.covers}
     rows = [row for row in files if row.reason != EXCLUDED_REASON or row.location not in covered]
     return Walk(sorted(rows, key=lambda row: row.path), n_ignored)
 
@@ -173,7 +194,7 @@ def _order(source: Source) -> tuple[int, tuple[str, ...]]:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """A distinct first part of the path for each source: its name, numbered where two are called the same."""
+    """A distinct first part of the path for each source: its name, numbered where two are called the same, encoded."""
     labels: list[str] = []
     for name in names:
         label, number = name or "root", 1
@@ -181,7 +202,7 @@ def _labels(names: Sequence[str]) -> list[str]:
             number += 1
             label = f"{Path(name).stem}-{number}{Path(name).suffix}"
         labels.append(label)
-    return labels
+    return [encode_path(label) for label in labels]
 
 
 class HashMemo:
@@ -212,19 +233,18 @@ class HashMemo:
     def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
         """Remember many digests, by location, in one transaction."""
         rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
-
-        def store(connection: sqlite3.Connection) -> None:
-            with connection:
-                connection.executemany("insert or replace into digest values (?, ?, ?, ?, ?, ?)", rows)
-
-        self._use(store, otherwise=None)
+        query = "insert or replace into digest values (?, ?, ?, ?, ?, ?)"
+        self._use(lambda memo: memo.executemany(query, rows).rowcount, otherwise=0)
 
     def _use(self, action: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
-        """Run an action on the memo; return `otherwise` where the memo cannot be used."""
+        """Run an action on the memo, in one transaction; return `otherwise` where the memo cannot be used."""
         for _ in range(2):
             try:
-                with contextlib.closing(self._open()) as connection:
-                    return action(connection)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as memo, memo:
+                    memo.execute(_SCHEMA)
+                    memo.execute(_SELECT + " limit 1").fetchone()
+                    return action(memo)
             except (sqlite3.OperationalError, OSError):
                 # Locked for long, a full disk, a folder that cannot be written.
                 return otherwise
@@ -233,17 +253,6 @@ class HashMemo:
                 with contextlib.suppress(OSError):
                     self._path.unlink(missing_ok=True)
         return otherwise
-
-    def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._path, timeout=30)
-        try:
-            connection.execute(_SCHEMA)
-            connection.execute(_SELECT + " limit 1").fetchone()
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
 
 
 def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> list[str | OSError | None]:
@@ -263,27 +272,25 @@ def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) 
     with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
         for start in range(0, len(files), BATCH_FILES):
             batch = files[start : start + BATCH_FILES]
-            found = _digest_batch([file for file in batch if not (file.status or file.pending_digest)], memo, threads)
+            states = {
+                file.location: FileState(file.size, file.mtime_ns, file.ctime_ns, file.inode)
+                for file in batch
+                if not (file.status or file.pending_digest)
+            }
+            found: dict[str, str | OSError] = {**memo.get_many(states)}
+            to_read = [location for location in states if location not in found]
+            fresh: dict[str, tuple[FileState, str]] = {}
+            for location, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
+                if isinstance(outcome, OSError):
+                    found[location] = outcome
+                    continue
+                state, found[location], settled = outcome
+                if settled:
+                    fresh[location] = (state, outcome[1])
+            if fresh:
+                memo.put_many(fresh)
             outcomes.extend(None if file.status else file.pending_digest or found[file.location] for file in batch)
     return outcomes
-
-
-def _digest_batch(files: Sequence[WalkedFile], memo: HashMemo, threads: ThreadPoolExecutor) -> dict[str, str | OSError]:
-    known = memo.get_many({file.location: FileState.walked(file) for file in files})
-    results: dict[str, str | OSError] = dict(known)
-    to_read = [file.location for file in files if file.location not in known]
-    fresh: dict[str, tuple[FileState, str]] = {}
-    for location, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
-        if isinstance(outcome, OSError):
-            results[location] = outcome
-            continue
-        state, sha256, settled = outcome
-        results[location] = sha256
-        if settled:
-            fresh[location] = (state, sha256)
-    if fresh:
-        memo.put_many(fresh)
-    return results
 
 
 def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:

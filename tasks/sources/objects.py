@@ -74,11 +74,6 @@ class ObjectSource:
         """Return the first part of its files' paths, which is used where there are several sources."""
         return unquote(self.address.partition("?")[0]).rstrip("/").rpartition("/")[2]
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Return nothing: it holds no folder of this machine."""
-        return ()
-
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Copy what changed and yield the rows; see `tasks.sources.address.Source`.
 

@@ -52,7 +52,7 @@ class Topic:
 
 
 def build_sample(folder: Path) -> list[Path]:
-    """Builds the sample corpus, or completes one that is partly there.
+    """Build the sample corpus, or complete one that is partly there.
 
     Args:
         folder: Where the corpus goes; made if it is missing. Files of other names in it are not touched.
@@ -86,7 +86,7 @@ def _files() -> Iterator[tuple[str, bytes]]:
 
 
 def read_topics() -> list[Topic]:
-    """Returns the chapters of the language reference, short ones first, since long ones repeat them."""
+    """Return the chapters of the language reference, short ones first, since long ones repeat them."""
     seen: set[str] = set()
     found = []
     for name, text in sorted(topics.items(), key=lambda item: (len(item[1]), item[0])):
@@ -99,7 +99,6 @@ def read_topics() -> list[Topic]:
 
 
 def _texts(chapters: list[Topic]) -> Iterator[tuple[str, bytes]]:
-    """Plain text and Markdown by turns; where there are more chapters than files, neighbours share one."""
     n_files = min(N_TEXT_FILES, len(chapters))
     for number in range(n_files):
         group = chapters[number * len(chapters) // n_files : (number + 1) * len(chapters) // n_files]
@@ -131,7 +130,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]]:
-    """Wraps prose into pages of lines.
+    """Wrap prose into pages of lines.
 
     Args:
         paragraphs: The prose, without line breaks.
@@ -156,7 +155,7 @@ def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]
 
 
 def draw_page(lines: list[str], size: tuple[int, int] = SCAN_SIZE, margin: int = 90) -> Image.Image:
-    """Draws lines of text, black on white, in Pillow's own font; the image has 8-bit grey pixels."""
+    """Draw lines of text, black on white, in Pillow's own font; the image has 8-bit grey pixels."""
     page = Image.new("L", size, 255)
     font = ImageFont.load_default(size=FONT_SIZE)
     drawing = ImageDraw.Draw(page)
@@ -166,7 +165,7 @@ def draw_page(lines: list[str], size: tuple[int, int] = SCAN_SIZE, margin: int =
 
 
 def add_grain(page: Image.Image, seed: int) -> Image.Image:
-    """Returns a grey page as a scanner sees it: off-white paper, and grain drawn from the seed."""
+    """Return a grey page as a scanner sees it: off-white paper, and grain drawn from the seed."""
     pixels = np.asarray(page, dtype=np.float32)
     grain = np.random.default_rng(seed).normal(0.0, 6.0, size=pixels.shape)
     return Image.fromarray(np.clip(pixels * 0.93 + grain, 0, 255).astype(np.uint8))
@@ -195,7 +194,7 @@ def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def text_pdf(title: str, pages: list[list[str]]) -> bytes:
-    """Returns a PDF of A4 pages with a text layer: one string in ten-point Helvetica for each line.
+    """Return a PDF of A4 pages with a text layer: one string in ten-point Helvetica for each line.
 
     Characters outside WinAnsi (Windows code page 1252) become question marks.
     """
@@ -218,13 +217,12 @@ def text_pdf(title: str, pages: list[list[str]]) -> bytes:
 
 
 def _escape(line: str) -> bytes:
-    """A line as the inside of a literal string (7.3.4.2): brackets escaped, octal codes above ASCII."""
     encoded = line.encode("cp1252", errors="replace")
     special = {ord(c): b"\\%c" % ord(c) for c in "()\\"}
     return b"".join(special.get(b, b"%c" % b if 32 <= b < 127 else b"\\%03o" % b) for b in encoded)
 
 
 def image_pdf(title: str, pages: list[Image.Image]) -> bytes:
-    """Returns a PDF whose pages are grey images and nothing else, as a scanner without OCR makes them."""
+    """Return a PDF whose pages are grey images and nothing else, as a scanner without OCR makes them."""
     dates = {"creationDate": None, "modDate": None}  # the time of the making would be in it
     return _encode(pages[0], "PDF", save_all=True, append_images=pages[1:], title=title, quality=50, **dates)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from tasks.ingest.journal import lines_file, read_document, write_lines, write_outcome
+from tasks.ingest.journal import finish_document, part_file, read_document, write_lines
 from tasks.readers.document import yield_document
 from tasks.readers.records import Extraction, ExtractOptions, PageText
 
@@ -20,6 +20,11 @@ class Document(Extraction):
 
 def with_members(outcome: Extraction, members: list[Extraction]) -> Document:
     return Document(**{item.name: getattr(outcome, item.name) for item in fields(outcome)}, members=members)
+
+
+def alone(document: Extraction) -> Extraction:
+    """The outcome with its pages, without the members."""
+    return Extraction(**{item.name: getattr(document, item.name) for item in fields(Extraction)})
 
 
 def extract_document(data: bytes, suffix: str, options: ExtractOptions, passwords: Sequence[str] = ()) -> Document:
@@ -48,7 +53,5 @@ def load(out: Path) -> Document:
 
 def save(out: Path, document: Extraction) -> None:
     """Write a finished document to a journal."""
-    items = getattr(document, "members", None) or document.pages
-    write_lines(lines_file(out), items)
-    alone = Extraction(**{item.name: getattr(document, item.name) for item in fields(Extraction)} | {"pages": []})
-    write_outcome(out, alone, len(items))
+    write_lines(part_file(out, 0), getattr(document, "members", None) or document.pages)
+    finish_document(part_file(out, 0), out, replace(alone(document), pages=[]))

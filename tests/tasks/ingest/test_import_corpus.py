@@ -26,8 +26,8 @@ from tasks.core.run import Run, StageReport
 from tasks.ingest import importing
 from tasks.ingest.corpus import split_by_reader
 from tasks.ingest.extract import document_id
-from tasks.ingest.snapshot import ListedFile
 from tasks.sources.address import resolve_sources
+from tasks.sources.folder import ListedFile
 
 
 @dataclass

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,8 @@ def read(path: Path, settings: DocumentsSettings = TEXT) -> tuple[dict[str, Any]
     parts = cut(path)
     out = path.parent / "out"
     out.mkdir(exist_ok=True)
-    given = [asdict(part) for part in parts]
-    cache = str(path.parent / "cache")
-    import_parts(given, [str(path)] * len(parts), cache, asdict(settings), True, str(out), lambda done, total: None)
+    cache = path.parent / "cache"
+    import_parts(list(parts), [str(path)] * len(parts), cache, settings, True, out, lambda done, total: None, {})
     told = {row["doc_id"]: row for row in read_rows(out / "extracts.parquet")}
     documents = {told[row["doc_id"]]["locator"]: row for row in read_rows(out / "documents.parquet")}
     others = {
@@ -263,15 +261,17 @@ def test_impossible_settings_are_refused(values: dict[str, Any]) -> None:
 # -- memory --------------------------------------------------------------------------------------------------------
 
 PEAK = r"""
-import json, pathlib, re, sys
+import pathlib, re, sys
 sys.path.insert(0, sys.argv[1])
-from tasks.ingest.importing import import_parts
+from tasks.ingest.importing import DocumentsSettings, Part, import_parts
 
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
 
 before = peak()
-made = import_parts(*json.loads(sys.argv[2]), progress=lambda done, total: None)
+path, sha256, out = map(pathlib.Path, sys.argv[2:])
+part = Part(sha256.name, "jsonl")
+made = import_parts([part], [str(path)], out, DocumentsSettings(), True, out, lambda done, total: None, {})
 print(made["rows"], peak() - before)
 """
 
@@ -281,11 +281,12 @@ print(made["rows"], peak() - before)
 @pytest.mark.parametrize("end", ["", "\r\n"], ids=["as it is", "changed"])
 def test_a_long_document_needs_a_few_times_its_size(end: str, tmp_path: Path) -> None:
     path = put(tmp_path, lines({"text": "the shepherd counts his sheep and the fold is full of wool\n" * 10**6 + end}))
-    part = asdict(Part(sha(path), LINES))
-    arguments = [[part], [str(path)], str(tmp_path), asdict(TEXT), True, str(tmp_path)]
     root = str(Path(__file__).resolve().parents[3])
     told = subprocess.run(
-        [sys.executable, "-c", PEAK, root, json.dumps(arguments)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PEAK, root, str(path), sha(path), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows, peak = map(int, told.stdout.split())
     assert rows == 1

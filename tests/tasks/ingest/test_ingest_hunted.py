@@ -60,9 +60,7 @@ def test_a_file_over_the_limit_is_settled_by_its_size_alone_unless_it_is_a_corpu
             file.truncate(size)
     sources = resolve_sources([str(tmp_path), f"documents:{tmp_path / 'a.jsonl'}"])
     walked = walk_sources(sources, WalkSettings(), 100, tmp_path / "cache", HashMemo(tmp_path / "memo.db"))
-    found = {
-        Path(row.location).name: (row.status, digest) for row, digest in zip(walked.files, walked.digests, strict=True)
-    }
+    found = {Path(row.path).name: (row.status, row.sha256) for row in walked.files}
     assert {name: status for name, (status, _) in found.items()} == {"a.jsonl": "", "b.txt": "", "c.txt": "rejected"}
     assert found["c.txt"][1] is None
     assert set(walked.locations) == {found["a.jsonl"][1], found["b.txt"][1]}

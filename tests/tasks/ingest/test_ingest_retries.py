@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from extraction import Document, load
+from extraction import Document, alone, load
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
 
 from storage.home import Home
@@ -46,7 +46,7 @@ def ingest_with(
         document = load(out)
         if document.kind in ("pdf", "archive"):
             change(document)
-        yield document
+        yield alone(document)
         yield from document.members
 
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def losing(*numbers: int, code: Any = "timeout") -> Callable[[Document], None]:
         for number in numbers:
             error = f"page {number} took more than 60 s"
             found.pages[number - 1] = PageText(number, "", "none", "", error=error, error_code=code)
-        judge_pages(found, ocr=True)
+        judge_pages(found, found.pages, ocr=True)
 
     return lose
 

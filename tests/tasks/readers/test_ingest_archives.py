@@ -22,7 +22,7 @@ from ingest_samples import encrypted_pdf, text_pdf
 
 from tasks.readers import document as document_module
 from tasks.readers.document import yield_document
-from tasks.readers.records import Extraction, ExtractOptions, MemberStarted
+from tasks.readers.records import Extraction, ExtractOptions
 
 OPTIONS = ExtractOptions()
 SMALL = ExtractOptions(max_file_bytes=200_000, archive_max_bytes=1_000_000, archive_max_members=10)
@@ -562,7 +562,7 @@ def test_members_that_are_done_are_passed_over_without_a_word(skip):
 
 def test_a_pdf_inside_an_archive_is_read_page_by_page():
     items = list(yield_document(zip_of({"a.pdf": text_pdf(["first page", "second page"], title="T")}), "", OPTIONS))
-    assert items[:3] == [MemberStarted("a.pdf"), None, None]
+    assert items[:3] == ["a.pdf", None, None]
     member = items[3]
     assert isinstance(member, Extraction)
     assert (member.kind, member.title, [page.page for page in member.pages]) == ("pdf", "T", [1, 2])

@@ -16,11 +16,10 @@ from tasks.readers.detect import (
     SHARED_SUFFIXES,
     SHEBANGS,
     TEXT_TYPES,
-    Detected,
     detect,
     identify,
 )
-from tasks.readers.records import ExtractOptions
+from tasks.readers.records import Detected, ExtractOptions
 
 
 def detect_whole(data: bytes, suffix: str = "") -> Detected:

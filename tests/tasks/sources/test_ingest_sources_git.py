@@ -76,7 +76,7 @@ def test_files_are_those_of_the_commit_and_not_of_the_working_folder(project, li
     (project / "a").write_text("not committed")
     (project / "new").write_text("not committed")
     rows = listed(f"git+{project}")
-    assert {path: row.absolute.read_text() for path, row in rows.items()} == {"a": "first", "docs/b": "in docs"}
+    assert {path: Path(row.location).read_text() for path, row in rows.items()} == {"a": "first", "docs/b": "in docs"}
     assert {row.source for row in rows.values()} == {f"git+{project}@{head}"}
 
 
@@ -86,9 +86,11 @@ def test_a_branch_a_tag_a_commit_and_its_abbreviation_are_found(project, listed)
     git(project, "checkout", "--quiet", "-b", "feature/x")
     commit(project, a="second")
     git(project, "checkout", "--quiet", "main")
-    texts = {rev: listed(f"git+{project}@{rev}")["a"].absolute.read_text() for rev in ("main", "v1", first, first[:9])}
+    texts = {
+        rev: Path(listed(f"git+{project}@{rev}")["a"].location).read_text() for rev in ("main", "v1", first, first[:9])
+    }
     assert set(texts.values()) == {"first"}
-    assert listed(f"git+{project}@feature/x")["a"].absolute.read_text() == "second"
+    assert Path(listed(f"git+{project}@feature/x")["a"].location).read_text() == "second"
 
 
 def test_a_branch_is_followed_and_a_commit_is_fetched_once(project, listed, fetches):
@@ -98,8 +100,8 @@ def test_a_branch_is_followed_and_a_commit_is_fetched_once(project, listed, fetc
     assert len(fetches) == 1
     listed(f"git+{project}@main")
     commit(project, a="second")
-    assert listed(f"git+{project}@main")["a"].absolute.read_text() == "second"
-    assert listed(f"git+{project}@{first}")["a"].absolute.read_text() == "first"
+    assert Path(listed(f"git+{project}@main")["a"].location).read_text() == "second"
+    assert Path(listed(f"git+{project}@{first}")["a"].location).read_text() == "first"
     assert len(fetches) == 3
 
 
@@ -107,14 +109,14 @@ def test_a_commit_that_no_branch_holds_is_found_if_the_repository_hands_it_out(p
     git(project, "config", "uploadpack.allowAnySHA1InWant", "true")
     lost = commit(project, a="lost")
     git(project, "reset", "--quiet", "--hard", "HEAD~1")
-    assert listed(f"git+{project}@{lost}")["a"].absolute.read_text() == "lost"
+    assert Path(listed(f"git+{project}@{lost}")["a"].location).read_text() == "lost"
 
 
 def test_a_rewritten_branch_is_followed(project, listed):
     listed(f"git+{project}@main")
     git(project, "commit", "--quiet", "--amend", "--message", "other")
     commit(project, a="rewritten")
-    assert listed(f"git+{project}@main")["a"].absolute.read_text() == "rewritten"
+    assert Path(listed(f"git+{project}@main")["a"].location).read_text() == "rewritten"
 
 
 def test_a_bare_repository_is_a_source_by_its_path(project, listed, tmp_path):
@@ -162,7 +164,7 @@ def test_contents_are_byte_for_byte_and_a_tracked_file_counts_though_a_gitignore
     commit(project)
     commit(project, **{".gitattributes": "* text eol=crlf export-ignore export-subst\n", ".gitignore": "*\n"})
     rows = listed(f"git+{project}")
-    assert rows["bytes"].absolute.read_bytes() == b"$Format:%H$\n\x00\xff\n"
+    assert Path(rows["bytes"].location).read_bytes() == b"$Format:%H$\n\x00\xff\n"
     assert set(rows) == {".gitattributes", ".gitignore", "a", "bytes", "docs/b"}
 
 
@@ -282,7 +284,7 @@ from tasks.sources.listing import list_sources
 
 cache, *sources = sys.argv[1:]
 files = list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)).files
-print(*(row.absolute.read_text() for row in files if row.path.endswith("a")), flush=True)
+print(*(Path(row.location).read_text() for row in files if row.path.endswith("a")), flush=True)
 sys.stdin.read()
 """
 

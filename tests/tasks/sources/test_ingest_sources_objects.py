@@ -65,7 +65,7 @@ def copies(tmp_path):
 
 
 def texts(walk: Walk) -> dict[str, str]:
-    return {row.path: row.absolute.read_text() for row in walk.files}
+    return {row.path: Path(row.location).read_text() for row in walk.files}
 
 
 def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
@@ -74,7 +74,7 @@ def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
         ("a.txt", 3, "s3://bucket/docs"),
         ("deep/b.PDF", 3, "s3://bucket/docs"),
     ]
-    assert [row.absolute.suffix for row in rows] == [".txt", ".PDF"]
+    assert [Path(row.location).suffix for row in rows] == [".txt", ".PDF"]
     assert texts(walk()) == {"a.txt": "one", "deep/b.PDF": "two"}
 
 
@@ -142,8 +142,8 @@ def test_keys_that_are_no_paths_are_copied_beside_the_others(walk, monkeypatch, 
     monkeypatch.setattr(objects, "_list", lambda *where: [(key, listing(*where)[0][1]) for key in odd])
     rows = walk().files
     assert {row.path for row in rows} == set(odd)
-    assert {row.absolute.read_text() for row in rows} == {"one"}
-    assert all(row.absolute.resolve().is_relative_to(tmp_path / "cache") for row in rows)
+    assert {Path(row.location).read_text() for row in rows} == {"one"}
+    assert all(Path(row.location).resolve().is_relative_to(tmp_path / "cache") for row in rows)
 
 
 def test_an_object_that_cannot_be_fetched_is_a_failed_row_and_the_others_are_not(walk, monkeypatch):
@@ -199,6 +199,10 @@ def s3(s3_endpoint, s3_address, monkeypatch, tmp_path):
     proxy.close()
 
 
+def digests(walked: Walked) -> list[str | None]:
+    return [file.sha256 for file in walked.files]
+
+
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -209,12 +213,12 @@ def test_an_object_over_the_limit_is_rejected_by_the_listing_and_never_read(s3):
     assert s3.reads == ["a"]
     assert [(row.path, row.size, row.status) for row in walked.files] == [("a", 3, ""), ("large", 101, "rejected")]
     assert "101 bytes; the limit is 100 (extract.max_file_bytes)" in walked.files[1].reason
-    assert walked.digests == [sha256("one"), None]
+    assert digests(walked) == [sha256("one"), None]
 
 
 def test_a_corpus_in_a_bucket_has_no_limit(s3):
     s3.put(large="x" * 101)
-    assert (s3.walk(scheme="documents:").digests, s3.reads) == ([sha256("x" * 101)], ["large"])
+    assert (digests(s3.walk(scheme="documents:")), s3.reads) == ([sha256("x" * 101)], ["large"])
 
 
 def test_a_plan_reads_no_object_and_counts_those_never_seen_as_new_content(s3):
@@ -222,8 +226,8 @@ def test_a_plan_reads_no_object_and_counts_those_never_seen_as_new_content(s3):
     walked = s3.walk(fetch=False)
     assert s3.reads == []
     assert [row.size for row in walked.files] == [3, 3, 101]
-    assert (walked.n_pending, walked.locations, walked.digests[2]) == (2, {}, None)
-    assert len({*walked.digests, sha256("one"), sha256("two")}) == 5
+    assert (walked.n_pending, walked.locations, digests(walked)[2]) == (2, {}, None)
+    assert len({*digests(walked), sha256("one"), sha256("two")}) == 5
     assert s3.walk(fetch=False) == walked
 
 
@@ -232,12 +236,12 @@ def test_a_plan_knows_objects_of_earlier_runs_and_what_changed_since(s3):
     s3.walk()
     assert sorted(s3.reads) == ["a", "b"]
     planned = s3.walk(fetch=False)
-    assert (s3.reads, planned.n_pending, planned.digests) == ([], 0, [sha256("one"), sha256("two")])
+    assert (s3.reads, planned.n_pending, digests(planned)) == ([], 0, [sha256("one"), sha256("two")])
     s3.put(a="other", c="three")
     planned = s3.walk(fetch=False)
-    assert (s3.reads, planned.n_pending, planned.digests[1]) == ([], 2, sha256("two"))
+    assert (s3.reads, planned.n_pending, digests(planned)[1]) == ([], 2, sha256("two"))
     assert set(planned.locations) == {sha256("two")}
-    assert s3.walk().digests == [sha256("other"), sha256("two"), sha256("three")]
+    assert digests(s3.walk()) == [sha256("other"), sha256("two"), sha256("three")]
 
 
 def test_a_plan_deletes_no_copy(walk, bucket, copies):
