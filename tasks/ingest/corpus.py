@@ -38,7 +38,7 @@ from tasks.readers.ocr import ocr_ready
 from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
 from tasks.sources.listing import HashMemo, walk_sources
-from tasks.upkeep.forget_sweep import finish_forgetting
+from tasks.upkeep.forget import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
 

@@ -20,7 +20,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET, SELECTION, SEQUENCES, SHARD_COUNTS_FILE, TOKENS
 from storage.store import Store
 from storage.tables import read_rows, write_table
-from tasks.upkeep.checks import check_sequences, check_split, check_tokens
+from tasks.upkeep.verify import check_sequences, check_split, check_tokens
 
 State = dict[str, list[ArtifactRef]]
 
