@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from storage.lineage import ancestor, ancestors, manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
-from storage.registry import registered_versions
+from storage.registry import ModelVersion, registered_versions
 from storage.schemas import DOCUMENTS_FILE, FILES_FILE, SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.tables import union_digest
@@ -256,9 +256,13 @@ def versions_by_training(store: Store) -> Mapping[str, list[dict[str, Any]]]:
     """Return name, number and aliases of the registered versions of each checkpoint, by its STAGE/KEY."""
     found: dict[str, list[dict[str, Any]]] = {}
     for item in registered_versions(store):
-        shown = {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
-        found.setdefault(f"{item.checkpoint.stage}/{item.checkpoint.key}", []).append(shown)
+        found.setdefault(f"{item.checkpoint.stage}/{item.checkpoint.key}", []).append(shown_version(item))
     return found
+
+
+def shown_version(item: ModelVersion) -> dict[str, Any]:
+    """Return what names a registered version."""
+    return {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
 
 
 def _trainings(store: Store) -> list[Manifest]:

@@ -21,7 +21,7 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from tasks.generation.completions import given_id
-from tasks.lineage.training_data import continued, exposures, versions_by_training
+from tasks.lineage.training_data import continued, exposures, shown_version, versions_by_training
 from tasks.upkeep.forget import find_targets
 
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
@@ -96,11 +96,7 @@ def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
         return None
     led_to = _led_to(store, found[0].ref)
     keys_made = {name.rpartition("/")[2] for name in led_to}
-    models = [
-        {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
-        for item in registered_versions(store)
-        if item.checkpoint.key in keys_made
-    ]
+    models = [shown_version(item) for item in registered_versions(store) if item.checkpoint.key in keys_made]
     return {**_lineage(store, found[0].ref), "led_to": led_to, "models": models}
 
 
@@ -152,7 +148,7 @@ def _model(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     if version is None:
         return None
     return {
-        "model": {"name": version.name, "version": version.version, "aliases": list(version.aliases)},
+        "model": shown_version(version),
         "mlflow_run_id": version.run_id,
         "tags": version.tags,
         **_lineage(store, version.checkpoint),

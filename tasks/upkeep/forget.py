@@ -67,7 +67,7 @@ KEPT = (
 _Instead = Mapping[tuple[str, str], ArtifactRef | None]  # of what goes, by stage and key
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Target:
     """A document that is meant.
 

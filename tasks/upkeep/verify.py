@@ -86,7 +86,7 @@ def checks_at_a_glance(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_split(store: Store, state: State) -> Check:
-    """Every cluster lies on one side; no evaluation document is trained on, nor does its text stand in what is."""
+    """Check that clusters lie on one side, and that neither evaluation documents nor their text are trained on."""
     check = Check("split")
     curated = state["curate"][0]
     selection = read_columns(store.folder(curated) / SELECTION_FILE, ["cluster", "split"])
@@ -160,7 +160,7 @@ def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
 
 
 def check_tokens(store: Store, state: State) -> Check:
-    """Ids lie in the vocabulary and are counted right, documents follow one another, a sample gives its text back."""
+    """Check ids against vocabulary and counts, the order of documents, and that a sample gives its text back."""
     check = Check("token round trip")
     tokenizer = load_tokenizer(store.folder(state["tokenizer"][0]) / TOKENIZER_FILE)
     for ref in state["tokenise"]:
@@ -242,7 +242,7 @@ def _decoding_problems(tokenizer: Tokenizer, ids: Mapping[str, np.ndarray], sour
 
 
 def check_sequences(store: Store, state: State) -> Check:
-    """Every piece lies in its document, every document on one side, and the account adds up."""
+    """Check that pieces lie in their documents, documents on one side, and that the account adds up."""
     check = Check("sequences")
     ref = state["dataset"][0]
     folder = store.folder(ref)
