@@ -59,10 +59,7 @@ from tasks.upkeep.rewriting import (
 _ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
-KEPT = (
-    *("train", "bundle", "suggest", "tokenizer", "evaluate", "gates"),
-    *("complete", "generate", "prompts"),
-)
+KEPT = ("train", "bundle", "suggest", "tokenizer", "evaluate", "gates", "complete", "generate", "prompts")
 
 _Instead = Mapping[tuple[str, str], ArtifactRef | None]  # of what goes, by stage and key
 
@@ -149,7 +146,10 @@ def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> lis
 
 
 def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
-    """Return the documents that go by a name, by path and id.
+    """Return the documents that go by a name, sorted by path and id.
+
+    A path stands for everything that ever lay there as far as the store knows, in all listings of the corpus's sources,
+    and for what lies in it: the members of an archive, the files of a folder.
 
     Args:
         corpus: The corpus in whose sources a path is looked for; ids are of the whole store.
