@@ -71,7 +71,7 @@ def why(
     else:
         from tasks.lineage.why import explain
 
-        tree = explain(*open_home(home), thing, corpus)
+        tree = explain(open_home(home)[1], thing, corpus)
         if "completion" in tree:
             from tasks.lineage.memorised import explain_memorised
 

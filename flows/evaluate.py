@@ -30,7 +30,7 @@ from tasks.lineage.contamination import ContaminationSettings, contamination
 from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
 from tasks.lineage.memorised import MemorisedSettings, memorised
 from tasks.lineage.trace_index import trace_indexes
-from tasks.lineage.training_texts import trained_texts
+from tasks.lineage.training_data import trained_texts
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
 from tasks.report.evaluation import Measured

@@ -31,7 +31,7 @@ from tasks.report.markdown import cell, table
 from tasks.report.training import write as training_page
 from tasks.report.written import Outcome, Page
 from tasks.training.suggest import read_suggestion, suggest, suggestion_text
-from tasks.upkeep.forget_sweep import refuse_forgotten
+from tasks.upkeep.forget import refuse_forgotten
 
 if TYPE_CHECKING:
     from tasks.registry.promote import Promotion

@@ -1,10 +1,10 @@
-"""Which documents of a segment share runs of thirteen words with a frozen evaluation set, and which runs.
+"""The documents of a segment that share 13-grams with a frozen evaluation set, and which 13-grams.
 
-Whether training may read them is another question, which every new selection asks anew (`evalset_leaks`). What is kept
-here depends on neither, so that a new document costs a look at its own segment and not at the whole corpus.
+Every new selection decides anew which of them training may not read (`evalset_leaks`). What is kept here depends on no
+selection, so that a new document costs a look at its own segment and not at the whole corpus.
 
-    overlap.parquet   the documents that share any: how many runs they have, and how many of them are shared
-    runs.npy          the hashes of the shared runs, document after document
+    overlap.parquet   the documents that share any: how many 13-grams they have, and how many of them are shared
+    runs.npy          the hashes of the shared 13-grams, document after document
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
 from tasks.sources.folder import ListedFile
 from tasks.sources.listing import HashMemo, walk_sources
-from tasks.upkeep.forget_sweep import finish_forgetting
+from tasks.upkeep.forget import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
 _KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there

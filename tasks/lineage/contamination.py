@@ -1,6 +1,6 @@
-"""The stage `contamination`: how many of an evaluation document's runs of thirteen words stand in training text.
+"""The stage `contamination`: the share of each evaluation document's 13-grams that stand in training text.
 
-It puts together what `gram_overlap` found in each segment. The evaluation set comes in the layout of the frozen one, so
+It joins what `gram_overlap` found in each segment. The evaluation set comes in the layout of the frozen one, so
 that any texts in that layout can be asked about.
 """
 
@@ -28,12 +28,12 @@ CONTAMINATION_FILE = "contamination.parquet"
 
 @dataclass(frozen=True)
 class ContaminationSettings:
-    """Settings of the stage; there are none: what share is too much is for whoever reads it."""
+    """Settings of the stage; there are none: the reader judges which share is too much."""
 
 
 @stage("contamination", version=1, keep_with=("evalset", "overlaps"))
 def contamination(work: Work, settings: ContaminationSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
-    """Say of each evaluation document how many of its runs of thirteen words stand in training text."""
+    """Count the 13-grams of each evaluation document that stand in training text."""
     doc_ids, grams = evalset_grams(work.folder(evalset) / DOCUMENTS_FILE)
     index = GramIndex(grams.values)
     seen = np.zeros(len(index), bool)
@@ -50,7 +50,7 @@ def contamination(work: Work, settings: ContaminationSettings, *, evalset: Artif
 
 
 def read_contamination(folder: Path) -> dict[str, float]:
-    """The share of each evaluation document's runs of thirteen words that stand in training text."""
+    """Return the share of each evaluation document's 13-grams that stand in training text."""
     columns = read_columns(folder / CONTAMINATION_FILE, ["doc_id", "share"])
     return dict(zip(columns["doc_id"], columns["share"], strict=True))
 
@@ -61,8 +61,8 @@ class Exposure:
 
     Attributes:
         name: `unseen`, `partly seen` or `mostly seen`.
-        documents, n_bytes: how many, and how long they are together.
-        bits_per_byte: of the model on them; NaN where there are no bytes.
+        documents, n_bytes: Number of documents and of their bytes.
+        bits_per_byte: Result of the model on them; NaN where there are no bytes.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Exposure:
 def by_exposure(
     shares: Mapping[str, float], documents: Iterable[Mapping[str, Any]], mostly: float = 0.5
 ) -> list[Exposure]:
-    """Bits per byte of documents that training text holds nothing, something and most of.
+    """Return bits per byte of documents that training text holds nothing, something and most of.
 
     Args:
-        shares: as `read_contamination` gives them.
-        documents: rows with `doc_id`, `nll_nats`, `charged_nats`, `bytes` and `lost_bytes`, as an evaluation has them.
-        mostly: the share from which on most of a document was seen.
+        shares: As `read_contamination` gives them.
+        documents: Rows with `doc_id`, `nll_nats`, `charged_nats`, `bytes` and `lost_bytes`, as an evaluation has them.
+        mostly: The share from which on most of a document was seen.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {"unseen": [], "partly seen": [], "mostly seen": []}
     for row in documents:

@@ -1,4 +1,4 @@
-"""The stage `gram_overlap`: which runs of thirteen words of an evaluation set stand in the training text of a segment.
+"""The stage `gram_overlap`: the 13-grams of an evaluation set that stand in the training text of a segment.
 
 Training text is what the model reads, after cuts and redactions; so what was cut out of it because it stands in an
 evaluation set does not count. One artefact for each segment, so that growth looks at what is new.
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from storage.digest import sha256_file, sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE
-from storage.tables import read_columns, unpacked_size
+from storage.tables import count_rows, read_columns, stream_columns, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.text import GramIndex, Hashes, gram_hashes
 
@@ -35,7 +34,7 @@ class OverlapSettings:
 
     @classmethod
     def of(cls, doc_ids: Iterable[str]) -> OverlapSettings:
-        """The settings for some documents."""
+        """Return the settings for some documents."""
         return cls(sha256_json(sorted(doc_ids)))
 
 
@@ -43,7 +42,7 @@ class OverlapSettings:
 def gram_overlap(
     work: Work, settings: OverlapSettings, *, evalset: ArtifactRef, documents: ArtifactRef, trained: Collection[str]
 ) -> str:
-    """Mark the runs of thirteen words of an evaluation set that stand in the training text of one segment."""
+    """Mark the 13-grams of an evaluation set that stand in the training text of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
     listed = work.scratch / "trained.txt"  # may be long
     listed.write_text("\n".join(sorted(trained)), encoding="utf-8")
@@ -62,24 +61,21 @@ def gram_overlap(
 def mark_seen(
     evalset: Path, source: Path, trained: Path, out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, int]:
-    """Write, for each distinct run of the evaluation set in sorted order, whether it stands in training text."""
+    """Write for each distinct 13-gram of the evaluation set, in sorted order, True if it stands in training text."""
     index = GramIndex(evalset_grams(evalset)[1].values)
     seen = np.zeros(len(index), bool)
     wanted = set(trained.read_text(encoding="utf-8").split("\n"))
-    with pq.ParquetFile(source) as file:
-        done = 0
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=["doc_id", "text"])
-            chosen = [doc_id in wanted for doc_id in rows["doc_id"].to_pylist()]
-            texts = [text for text, asked in zip(rows["text"].to_pylist(), chosen, strict=True) if asked]
-            seen[index.find(gram_hashes(texts).values)[1]] = True
-            done += len(chosen)
-            progress(done, file.metadata.num_rows)
+    done, n_rows = 0, count_rows(source)
+    for rows in stream_columns(source, ["doc_id", "text"]):
+        texts = [text for doc_id, text in zip(rows["doc_id"], rows["text"], strict=True) if doc_id in wanted]
+        seen[index.find(gram_hashes(texts).values)[1]] = True
+        done += len(rows["doc_id"])
+        progress(done, n_rows)
     np.save(out, seen, allow_pickle=False)
     return {"rows": len(seen), "seen": int(seen.sum())}
 
 
 def evalset_grams(evalset: Path) -> tuple[list[str], Hashes]:
-    """Documents of an evaluation set and their runs of thirteen words; a shorter one has one, of all its words."""
+    """Return documents of an evaluation set and their 13-grams; a shorter document has one, of all its words."""
     columns = read_columns(evalset, ["doc_id", "text"])
     return columns["doc_id"], gram_hashes(columns["text"])

@@ -1,18 +1,25 @@
 """The stage `memorised`: spans of a model's completions that stand word for word in its training text.
 
-memorised.parquet   per completion: characters that stand in training documents, and the longest span
-spans.parquet       each of these spans, and where it stands in which document
-metrics.parquet     the figures over all completions
+    memorised.parquet   per completion: characters that stand in training documents, and the longest span
+    spans.parquet       each of these spans, and where it stands in which document
+    metrics.parquet     the figures over all completions
 
 `sheepfold why` shows the same spans of one text.
+
+6-grams of a text that the index finds at the same distance in text and document belong to one stretch. Of the
+stretches that may be long enough the longest are looked at, and further ones for words that none of those covers; so a
+stock phrase costs no more than a rare one, the longest span is found, and so is what is covered at all. What is
+reported was compared word by word with the document, and goes as far to both sides as the words agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from storage.catalog import read_state
 from storage.digest import sha256_json
@@ -21,24 +28,29 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS_FILE, MEMORISED, MEMORISED_SPANS, METRICS, SPANS_FILE
 from storage.store import Store
-from storage.tables import read_rows, write_table
+from storage.tables import read_columns, read_places, read_rows, write_table
 from tasks.core.machine import Machine
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
-from tasks.lineage.anchors import FOUND_WORDS
-from tasks.lineage.spans import SharedSpan, check_min_words, covered_chars, outstanding, shared_spans
-from tasks.lineage.trace_index import TracedSegment, trace_indexes
-from tasks.lineage.training_texts import datasets_of, sources_of, training_texts
+from tasks.evaluation.tables import METRICS_FILE
+from tasks.lineage.trace_index import ANCHOR_WORDS, FOUND_WORDS, STRIDE, TracedSegment, trace_indexes
+from tasks.lineage.training_data import datasets_of, sources_of, training_texts
+from tasks.text.words import I64, U64, word_hashes
 
 MEMORISED_FILE = "memorised.parquet"
-METRICS_FILE = "metrics.parquet"
 MOST_DOCUMENTS = 3  # recorded for one span; a stock phrase stands in thousands
 SHOWN_SPANS = 10
 SHOWN_DOCUMENTS = 3
+MOST_STRETCHES = 16  # of a block of a text that are looked at in each segment, beside those that cover further words
+BLOCK_WORDS = 2048  # words of a text that are looked up at once
+AROUND = 100  # characters of a document that are kept on either side of a span
 UNKNOWN = {
     "memorised": None,
     "memorised_unknown": "the model was not trained in this home, so its training text is unknown",
 }
+
+_Words = tuple[U64, I64, I64]  # hashes, first characters, ends
+_Stretch = tuple[int, int, int]  # number of a text, word in it and word of a document from which on words seem to agree
 
 
 @dataclass(frozen=True)
@@ -63,15 +75,16 @@ def memorised(
     The training texts come with the documents that count (`texts.live`), the indexes in the same order.
     """
     rows = read_rows(work.folder(completions) / COMPLETIONS_FILE, ["id", "sample", "text"])
-    segments = load_segments(work.store, texts, indexes)
-    found = shared_spans([row["text"] for row in rows], segments, texts.live or (), settings.min_words)
-    covered = [_covered(row, spans) for row, spans in zip(rows, found, strict=True)]
-    listed = [
-        _span(row, span)
-        for row, spans in zip(rows, found, strict=True)
-        for group in outstanding(spans)
-        for span in group[:MOST_DOCUMENTS]
-    ]
+    found = _spans_in(work.store, [row["text"] for row in rows], texts, indexes, settings.min_words)
+    covered, listed = [], []
+    for row, spans in zip(rows, found, strict=True):
+        own = {"id": row["id"], "sample": row["sample"]}
+        longest = spans[0].words if spans else 0
+        covered.append({**own, "n_chars": len(row["text"]), "covered_chars": covered_chars(spans), "longest": longest})
+        for group in outstanding(spans):
+            for span in group[:MOST_DOCUMENTS]:
+                names = ("start", "length", "words", "doc_id", "doc_start", "doc_length")
+                listed.append({**own, **{name: getattr(span, name) for name in names}})
     metrics = [{"metric": name, "value": value} for name, value in sorted(memorised_metrics(covered, settings).items())]
     work.counts["rows"] = write_table(work.out / MEMORISED_FILE, MEMORISED, covered)
     work.counts["spans"] = write_table(work.out / SPANS_FILE, MEMORISED_SPANS, listed)
@@ -79,16 +92,8 @@ def memorised(
     return sha256_json([covered, listed])
 
 
-def load_segments(store: Store, texts: RefSet, indexes: RefSet) -> list[TracedSegment]:
-    """Indexes of training texts, each beside the table with the texts."""
-    return [
-        TracedSegment.load(store.folder(index), store.folder(text))
-        for text, index in zip(texts.refs, indexes.refs, strict=True)
-    ]
-
-
 def memorised_metrics(covered: list[dict[str, Any]], settings: MemorisedSettings) -> dict[str, float]:
-    """The figures of a generation.
+    """Return the figures of a generation.
 
     Returns:
         `completions/memorised_share`, the share of completions with a span of `reproduced_words` or more;
@@ -102,26 +107,6 @@ def memorised_metrics(covered: list[dict[str, Any]], settings: MemorisedSettings
         "completions/memorised_chars": sum(row["covered_chars"] for row in covered) / max(1, n_chars),
         "completions/longest_memorised": float(max((row["longest"] for row in covered), default=0)),
     }
-
-
-def read_memorised_metrics(folder: Path) -> dict[str, float]:
-    """Figures of an artefact of the stage."""
-    return {row["metric"]: row["value"] for row in read_rows(folder / METRICS_FILE)}
-
-
-def _covered(row: dict[str, Any], spans: list[SharedSpan]) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "sample": row["sample"],
-        "n_chars": len(row["text"]),
-        "covered_chars": covered_chars(spans),
-        "longest": spans[0].words if spans else 0,
-    }
-
-
-def _span(row: dict[str, Any], span: SharedSpan) -> dict[str, Any]:
-    names = ("start", "length", "words", "doc_id", "doc_start", "doc_length")
-    return {"id": row["id"], "sample": row["sample"], **{name: getattr(span, name) for name in names}}
 
 
 def explain_text(home: Home, text: str, corpus: str, min_words: int) -> dict[str, Any]:
@@ -149,8 +134,7 @@ def explain_memorised(home: Home, found: Mapping[str, Any], min_words: int) -> d
     """
     with Machine() as machine:
         run = Run(home, machine)
-        stage, _, key = found["artifact"].partition("/")
-        made = run.store.find(stage, key)
+        made = run.store.find(*found["artifact"].split("/"))
         datasets = datasets_of(run.store, made.ref) if made is not None else []
         if not datasets:
             return UNKNOWN
@@ -161,16 +145,15 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
     """Return the longest spans that a text shares with training documents, each with the documents it stands in.
 
     Args:
-        datasets: what the model was trained on; their texts are indexed when they are first asked for.
-        min_words: length of the shortest span.
+        datasets: What the model was trained on; their texts are indexed when they are first asked for.
+        min_words: Length of the shortest span.
     """
     check_min_words(min_words)
     texts = training_texts(run.store, datasets)
-    segments = load_segments(run.store, texts, trace_indexes(run, texts))
-    spans = shared_spans([text], segments, texts.live or (), min_words)[0]
+    (spans,) = _spans_in(run.store, [text], texts, trace_indexes(run, texts), min_words)
     groups = outstanding(spans)
-    shown = [group[:SHOWN_DOCUMENTS] for group in groups[:SHOWN_SPANS]]
-    sources = sources_of(run.store, datasets, texts, {span.doc_id for group in shown for span in group})
+    shown = groups[:SHOWN_SPANS]
+    sources = sources_of(run.store, datasets, texts, {one.doc_id for group in shown for one in group[:SHOWN_DOCUMENTS]})
     places = ("doc_id", "doc_start", "doc_length", "before", "passage", "after")
     return {
         "characters": len(text),
@@ -180,14 +163,202 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
                 "words": group[0].words,
                 "start": group[0].start,
                 "text": text[group[0].start : group[0].start + group[0].length],
-                "documents": len({span.doc_id for span in whole}),
+                "documents": len({span.doc_id for span in group}),
                 "found_in": [
-                    {**asdict(sources[span.doc_id]), **{name: getattr(span, name) for name in places}}
-                    for span in group
+                    {**sources[span.doc_id], **{name: getattr(span, name) for name in places}}
+                    for span in group[:SHOWN_DOCUMENTS]
                     if span.doc_id in sources
                 ],
             }
-            for group, whole in zip(shown, groups, strict=False)
+            for group in shown
         ],
         "more_spans": len(groups) - len(shown),
     }
+
+
+# spans
+
+
+@dataclass(frozen=True)
+class SharedSpan:
+    """A stretch of a text that stands in a document, as long as their words agree; places are in characters.
+
+    Attributes:
+        start, length: Place in the text.
+        words: Number of its words.
+        doc_id: Id of the document.
+        doc_start, doc_length: Place in the document; white space and punctuation may differ.
+        before, passage, after: The document's text there, and what surrounds it.
+    """
+
+    start: int
+    length: int
+    words: int
+    doc_id: str
+    doc_start: int
+    doc_length: int
+    before: str
+    passage: str
+    after: str
+
+
+def check_min_words(min_words: int) -> None:
+    """Raise UserError if spans are asked for that are shorter than what the indexes always find."""
+    if min_words < FOUND_WORDS:
+        raise UserError(
+            f"spans of {min_words} word(s) are asked for, expected {FOUND_WORDS} or more: shorter ones are not all "
+            "found, and stand in any text"
+        )
+
+
+def _spans_in(
+    store: Store, texts: Sequence[str], trained: RefSet, indexes: RefSet, min_words: int
+) -> list[list[SharedSpan]]:
+    pairs = zip(indexes.refs, trained.refs, strict=True)
+    segments = [TracedSegment(store.folder(index), store.folder(documents)) for index, documents in pairs]
+    return shared_spans(texts, segments, trained.live or (), min_words)
+
+
+def shared_spans(
+    texts: Sequence[str],
+    segments: Sequence[TracedSegment],
+    live: Sequence[Collection[str]],
+    min_words: int = FOUND_WORDS,
+) -> list[list[SharedSpan]]:
+    """Find stretches of texts that stand in documents.
+
+    Args:
+        texts: Texts, such as completions.
+        segments: Segments of documents.
+        live: For each segment, the ids of the documents that count.
+        min_words: The shortest span that counts.
+
+    Returns:
+        For each text its spans, the longest first; those of one stretch in several documents are all there.
+
+    Raises:
+        UserError: if shorter spans are asked for than are always found.
+    """
+    check_min_words(min_words)
+    words = [word_hashes(text) for text in texts]
+    found: list[set[SharedSpan]] = [set() for _ in texts]
+    for segment, wanted in zip(segments, live, strict=True):
+        counting = np.array([doc_id in wanted for doc_id in segment.doc_ids], bool)
+        stretches: dict[str, list[_Stretch]] = defaultdict(list)
+        for number, (hashes, _, _) in enumerate(words):
+            for document, query, word in _candidates(segment, hashes, counting, min_words):
+                stretches[segment.doc_ids[document]].append((number, query, word))
+        doc_ids = read_columns(segment.texts, ["doc_id"])["doc_id"] if stretches else []
+        places = [place for place, doc_id in enumerate(doc_ids) if doc_id in stretches]
+        for place, text in read_places(segment.texts, "text", places).items():
+            for number, span in _verified(doc_ids[place], text, words, stretches[doc_ids[place]], min_words):
+                found[number].add(span)
+    return [sorted(spans, key=lambda span: (-span.words, span.start, span.doc_id, span.doc_start)) for spans in found]
+
+
+def outstanding(spans: Sequence[SharedSpan]) -> list[list[SharedSpan]]:
+    """Return spans without those that lie within a longer one; those of one stretch of the text together.
+
+    Args:
+        spans: Spans of one text, the longest first.
+    """
+    outer, reached = set(), 0
+    places = {(span.start, span.start + span.length) for span in spans}
+    for start, end in sorted(places, key=lambda place: (place[0], -place[1])):
+        if end > reached:  # else one that begins no later ends no sooner
+            outer.add((start, end))
+            reached = end
+    groups: dict[tuple[int, int], list[SharedSpan]] = defaultdict(list)
+    for span in spans:
+        place = (span.start, span.start + span.length)
+        if place in outer:
+            groups[place].append(span)
+    return list(groups.values())
+
+
+def covered_chars(spans: Sequence[SharedSpan]) -> int:
+    """Return the number of characters of the text that lie in any of its spans."""
+    covered = reached = 0
+    for start, end in sorted((span.start, span.start + span.length) for span in spans):
+        covered += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def _candidates(segment: TracedSegment, words: U64, counting: np.ndarray, min_words: int) -> Iterator[_Stretch]:
+    """Yield row of the document, word of the text and word of the document of each stretch worth comparing."""
+    for begin in range(0, len(words), BLOCK_WORDS):
+        first, reach = _stretches(segment.find(words[begin : begin + BLOCK_WORDS + ANCHOR_WORDS - 1], counting))
+        # at best a stretch goes on to where the next anchors would be, on both sides, but for a word
+        worth = reach + ANCHOR_WORDS + 2 * (STRIDE - 1) >= min_words
+        if len(words) > BLOCK_WORDS:  # one that the block cuts may be longer than it seems
+            worth |= (first[:, 1] < STRIDE) | (first[:, 1] + reach >= BLOCK_WORDS - STRIDE)
+        covered = np.zeros(BLOCK_WORDS + ANCHOR_WORDS, bool)
+        taken = 0
+        for place in sorted(np.flatnonzero(worth).tolist(), key=lambda place: -reach[place]):
+            row, query, word = first[place].tolist()
+            own = slice(query, query + int(reach[place]) + ANCHOR_WORDS)
+            if taken < MOST_STRETCHES or not covered[own].all():
+                covered[own] = True
+                taken += 1
+                yield row, begin + query, word
+
+
+def _stretches(hits: I64) -> tuple[I64, I64]:
+    """Join hits of one document that go on with one another.
+
+    Returns:
+        (n, 3) the first hit of each stretch, and (n,) how many words farther on its last hit begins.
+    """
+    document, query, word = hits.T
+    hits = hits[np.lexsort((query, word - query, document))]
+    document, query, word = hits.T
+    begins = np.ones(len(hits), bool)
+    begins[1:] = (np.diff(document) != 0) | (np.diff(word - query) != 0) | (np.diff(query) > STRIDE)
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(hits))[: len(first)] - 1
+    return hits[first], query[last] - query[first]
+
+
+def _verified(
+    doc_id: str, text: str, words: Sequence[_Words], stretches: Sequence[_Stretch], min_words: int
+) -> Iterator[tuple[int, SharedSpan]]:
+    """Compare stretches with the words of the document; yields spans with the number of their text."""
+    theirs = word_hashes(text)
+    for number, query, word in stretches:
+        ours = words[number]
+        back, ahead = _agreement(ours[0], theirs[0], query, word)
+        if not ahead or back + ahead < min_words:  # none ahead: the 6-grams agree in half of their bits only
+            continue
+        start, length = _chars(ours, query - back, back + ahead)
+        doc_start, doc_length = _chars(theirs, word - back, back + ahead)
+        end = doc_start + doc_length
+        span = SharedSpan(
+            start=start,
+            length=length,
+            words=back + ahead,
+            doc_id=doc_id,
+            doc_start=doc_start,
+            doc_length=doc_length,
+            before=text[max(0, doc_start - AROUND) : doc_start],
+            passage=text[doc_start:end],
+            after=text[end : end + AROUND],
+        )
+        yield number, span
+
+
+def _agreement(ours: U64, theirs: U64, query: int, word: int) -> tuple[int, int]:
+    """Count the words that agree before two places, and from them on."""
+    n = min(len(ours) - query, len(theirs) - word)
+    differ = np.flatnonzero(ours[query : query + n] != theirs[word : word + n])
+    ahead = int(differ[0]) if len(differ) else n
+    n = min(query, word)
+    differ = np.flatnonzero(ours[query - n : query] != theirs[word - n : word])
+    return n - 1 - int(differ[-1]) if len(differ) else n, ahead
+
+
+def _chars(words: _Words, first: int, n: int) -> tuple[int, int]:
+    """Return start and length in characters of some words."""
+    _, starts, ends = words
+    start = int(starts[first])
+    return start, int(ends[first + n - 1]) - start

@@ -1,6 +1,6 @@
 """Explain a thing by its name: a registered model, an artefact, a completion, or a document, forgotten ones included.
 
-Everything is read from manifests and tables of the store and from the model registry; nothing is computed or written.
+Everything is read from manifests and tables of the store; nothing is computed or written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.errors import UserError
-from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
 from storage.registry import find_version, registered_versions
@@ -22,20 +21,20 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from tasks.generation.completions import given_id
-from tasks.lineage.training_membership import continued, exposure_report, exposures
-from tasks.upkeep.forget_targets import find_targets
+from tasks.lineage.training_data import continued, exposures, shown_version, versions_by_training
+from tasks.upkeep.forget import find_targets
 
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
 _DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
 
 
-def explain(home: Home, store: Store, thing: str, corpus: str) -> dict[str, Any]:
+def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
     """Return the lineage of a thing, as `sheepfold why --json` prints it.
 
     Args:
-        thing: model (alias, version, `models:/` address, run id), artefact (STAGE/KEY, or eight digits of a key or
+        thing: Model (alias, version, `models:/` address, run id), artefact (STAGE/KEY, or eight digits of a key or
             digest), completion (KEY/ID[#SAMPLE], or ID), or document (id, eight digits of it, or path).
-        corpus: whose documents and whose model a path, an alias or a version number belongs to.
+        corpus: Whose documents and whose model a path, an alias or a version number belongs to.
 
     Raises:
         StoreError: if nothing has that name.
@@ -43,12 +42,12 @@ def explain(home: Home, store: Store, thing: str, corpus: str) -> dict[str, Any]
     """
     found = (
         _completion_at(store, thing)
-        or _artifact(home, store, thing)
-        or _document(home, store, corpus, thing)
-        or _forgotten(home, store, thing)
-        or _model(home, store, corpus, thing)
+        or _artifact(store, thing)
+        or _document(store, corpus, thing)
+        or _forgotten(store, thing)
+        or _model(store, corpus, thing)
         or _newest_completion(store, thing)
-        or _removed_document(home, store, corpus, thing)
+        or _removed_document(store, corpus, thing)
     )
     if found is None:
         raise StoreError(
@@ -72,20 +71,12 @@ def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
     return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": files}
 
 
-def _made_from(home: Home, store: Store, ref: ArtifactRef) -> dict[str, Any]:
+def _led_to(store: Store, ref: ArtifactRef) -> list[str]:
     made = sorted(descendants(store, [ref]), key=lambda manifest: (manifest.stage, manifest.key))
-    keys = {manifest.key for manifest in made}
-    return {
-        "led_to": [f"{manifest.stage}/{manifest.key}" for manifest in made],
-        "models": [
-            {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
-            for item in registered_versions(store)
-            if item.checkpoint.key in keys
-        ],
-    }
+    return [f"{manifest.stage}/{manifest.key}" for manifest in made]
 
 
-def _artifact(home: Home, store: Store, thing: str) -> dict[str, Any] | None:
+def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
     """Explain the artefact of a key or digest, or a prefix of one; of several with one digest, the newest."""
     stage, _, beginning = thing.rpartition("/")
     if not _DIGITS.fullmatch(beginning):
@@ -101,15 +92,20 @@ def _artifact(home: Home, store: Store, thing: str) -> dict[str, Any] | None:
     if len(found) > 1:
         listed = ", ".join(f"{manifest.stage}/{manifest.key}" for manifest in found)
         raise UserError(f"{thing!r} is the beginning of {len(found)} artefacts: give one of {listed}")
-    return _lineage(store, found[0].ref) | _made_from(home, store, found[0].ref) if found else None
+    if not found:
+        return None
+    led_to = _led_to(store, found[0].ref)
+    keys_made = {name.rpartition("/")[2] for name in led_to}
+    models = [shown_version(item) for item in registered_versions(store) if item.checkpoint.key in keys_made]
+    return {**_lineage(store, found[0].ref), "led_to": led_to, "models": models}
 
 
 def _completions(store: Store, name: str, key: str = "") -> list[tuple[Manifest, dict[str, Any]]]:
     """Return completions with their generations, the newest first.
 
     Args:
-        name: an id, or an id and the number of a further sample: `7#2` is the third continuation of the prompt `7`.
-        key: prefix of the generation's key.
+        name: An id, or an id and the number of a further sample: `7#2` is the third continuation of the prompt `7`.
+        key: Prefix of the generation's key.
     """
     found = []
     for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
@@ -147,20 +143,20 @@ def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[s
     return {"completion": shown, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
 
 
-def _model(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+def _model(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     version = find_version(registered_versions(store), thing, corpus)
     if version is None:
         return None
     return {
-        "model": {"name": version.name, "version": version.version, "aliases": list(version.aliases)},
+        "model": shown_version(version),
         "mlflow_run_id": version.run_id,
         "tags": version.tags,
         **_lineage(store, version.checkpoint),
-        "led_to": _made_from(home, store, version.checkpoint)["led_to"],
+        "led_to": _led_to(store, version.checkpoint),
     }
 
 
-def _document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+def _document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     if not read_state(store, corpus):
         return None
     catalog = Catalog(store, corpus)
@@ -176,7 +172,7 @@ def _document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, An
         known, contents = read_tombstones(store), {row["sha256"] for row in files}
         same = [item for item in known.documents.values() if item.sha256 in contents]
         if items := known.named(thing) or same[:1]:
-            return {"files": files, **_tombstone(home, store, thing, items)}
+            return {"files": files, **_tombstone(store, thing, items)}
     doc_ids = {row["doc_id"] for row in files if row["doc_id"]}
     ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids)) or "''"
     return {
@@ -190,39 +186,35 @@ def _document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, An
             f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
         ),
         "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
-        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(store)),
+        "seen_by": exposures(store, doc_ids),
     }
 
 
-def _forgotten(home: Home, store: Store, thing: str) -> dict[str, Any] | None:
+def _forgotten(store: Store, thing: str) -> dict[str, Any] | None:
     items = read_tombstones(store).named(thing)
-    return _tombstone(home, store, thing, items) if items else None
+    return _tombstone(store, thing, items) if items else None
 
 
-def _tombstone(home: Home, store: Store, thing: str, items: Sequence[Tombstone]) -> dict[str, Any]:
+def _tombstone(store: Store, thing: str, items: Sequence[Tombstone]) -> dict[str, Any]:
     """Explain a forgotten document: when and why, the models trained on it, and those that continue one of these."""
     if len(items) > 1:
         listed = ", ".join(item.doc_id for item in items)
         raise UserError(f"{thing!r} stands for {len(items)} forgotten documents: give one of {listed}")
     (item,) = items
-    versions: dict[str, list[str]] = {}
-    for version in registered_versions(store):
-        versions.setdefault(f"{version.checkpoint.stage}/{version.checkpoint.key}", []).append(version.version)
-    trainings = {**dict.fromkeys(item.seen_by, ""), **continued(store, item.seen_by)}
+    versions = versions_by_training(store)
     seen = [
-        {"training": name, "versions": versions.get(name, []), "through": through}
-        for name, through in trainings.items()
+        {"training": name, "versions": [one["version"] for one in versions.get(name, [])], "through": through}
+        for name, through in {**dict.fromkeys(item.seen_by, ""), **continued(store, item.seen_by)}.items()
     ]
     return {"forgotten": {"doc_id": item.doc_id, "since": item.since, "reason": item.reason}, "seen_by": seen}
 
 
-def _removed_document(home: Home, store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+def _removed_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     targets = find_targets(store, corpus, thing)
     if not targets:
         return None
-    doc_ids = {target.doc_id for target in targets}
     return {
         "note": f"not in corpus {corpus!r} any more; an earlier run read it",
         "files": [asdict(target) for target in targets],
-        "seen_by": exposure_report(exposures(store, doc_ids), registered_versions(store)),
+        "seen_by": exposures(store, {target.doc_id for target in targets}),
     }

@@ -29,11 +29,10 @@ from tasks.evaluation.tables import (
     baselines_of,
     read_documents,
     read_evaluation,
+    read_metrics,
 )
-from tasks.lineage.attribution import first_paths
 from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
-from tasks.lineage.memorised import read_memorised_metrics
-from tasks.lineage.training_texts import datasets_of
+from tasks.lineage.training_data import datasets_of, first_paths
 from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
@@ -189,7 +188,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         rival=_rival(store, measured),
         exposures=[] if seen is None else by_exposure(seen, _rows(documents)),
         completions=first_completions(store, measured.completions, _marks(store, measured)),
-        memorised=read_memorised_metrics(store.folder(measured.memorised)) if measured.memorised else {},
+        memorised=read_metrics(store, measured.memorised) if measured.memorised else {},
         pages=sorted(pages),
     )
 

@@ -31,7 +31,7 @@ from storage.tracking import CORPUS_TAG, Tracking
 from tasks.core.machine import describe_device, threads_each
 from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
-from tasks.lineage.attribution import name_documents
+from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE

@@ -11,46 +11,28 @@ A kill costs nothing: each step finds out for itself what is left to be done, an
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from storage.catalog import corpora, read_state
 from storage.digest import canonical_json, rows_digest
 from storage.home import Home
 from storage.manifest import Manifest, RefSet, describe_inputs
-from storage.schemas import EXTRACTS, EXTRACTS_FILE, PAGES, PAGES_FILE
+from storage.schemas import EXTRACTS_FILE, PAGES_FILE
 from storage.store import Store, StoreError
-from storage.tables import ROW_GROUP_ROWS, TableWriter, stream_rows, union_digest
+from storage.tables import stream_rows
 from storage.tombstones import FORGETTING_LOCK
 from tasks.ingest.extract import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
-from tasks.upkeep.forget_sweep import finish_forgetting
+from tasks.upkeep.forget import finish_forgetting
+from tasks.upkeep.rewriting import write_segment
 
 COMPACTION_LOCK = "compaction"
 SEGMENTS = "segments"  # input under which a joined segment names those that it replaces
 SMALL = 2  # a segment is small if this many of its size make no more than one
 AT_LEAST = 8  # small segments that are worth joining into another small one: fewer would be rewritten over and over
 SECONDS_PER_DAY = 24 * 3600.0
-
-
-@dataclass
-class Compacted:
-    """Result of a compaction.
-
-    Attributes:
-        joined: Keys of segments that were joined, by the key of the one that they are now; in a plan by number.
-        removed: Segments that were joined before and went, as STAGE/KEY.
-    """
-
-    joined: dict[str, list[str]] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
 
 
 def compact_home(
@@ -63,18 +45,20 @@ def compact_home(
             are.
         grace_days: Days for which joined segments stay after their last use: a run in progress may read them.
         dry_run: Join nothing, only report.
+
+    Returns:
+        `joined`, keys of segments that were joined, by the key of the one that they are now, in a plan by number; and
+        `removed`, segments that were joined before and went, as STAGE/KEY.
     """
-    done = Compacted()
     if dry_run:
         groups = enumerate(_groups(store, at_least))
-        done.joined = {str(number): [part.key for part in group] for number, group in groups}
-    else:
-        finish_forgetting(home, store)  # before documents that a killed `forget` left are joined with others
-        with store.lock(COMPACTION_LOCK), store.lock(FORGETTING_LOCK):
-            for group in _groups(store, at_least):
-                done.joined[_merge(store, group).key] = [part.key for part in group]
-            done.removed = list(_remove_joined(store, time.time() - grace_days * SECONDS_PER_DAY))
-    return {"dry_run": dry_run, **asdict(done)}
+        planned = {str(number): [part.key for part in group] for number, group in groups}
+        return {"dry_run": True, "joined": planned, "removed": []}
+    finish_forgetting(home, store)  # before documents that a killed `forget` left are joined with others
+    with store.lock(COMPACTION_LOCK), store.lock(FORGETTING_LOCK):
+        joined = {_merge(store, group).key: [part.key for part in group] for group in _groups(store, at_least)}
+        removed = list(_remove_joined(store, time.time() - grace_days * SECONDS_PER_DAY))
+    return {"dry_run": False, "joined": joined, "removed": removed}
 
 
 def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
@@ -142,46 +126,10 @@ def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:
         parts[0],
         inputs=describe_inputs({SEGMENTS: RefSet(refs, rows_digest((ref.key, ref.digest) for ref in refs))}),
         settings={**parts[0].settings, "contents": contents},
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        seconds=round(sum(part.seconds for part in parts), 3),  # plans estimate by it what reading files takes
     )
-    key = described.content_key
-    found = store.find(extract.name, key)
-    if found is not None:
-        return found
-    counts: Counter[str] = Counter()
-    for part in parts:
-        counts.update(part.counts)
-    with store.workspace(extract.name, key) as workspace:
-        store.note_inputs(workspace, refs)
-        made = replace(
-            described,
-            key=key,
-            digest=_merge_tables([store.folder(ref) for ref in refs], workspace.out),
-            files=[],
-            counts=dict(counts),
-            created=datetime.now(UTC).isoformat(timespec="microseconds"),
-            seconds=round(sum(part.seconds for part in parts), 3),  # plans estimate by it what reading files takes
-        )
-        return store.commit(workspace, made)
-
-
-def _merge_tables(folders: Sequence[Path], out: Path) -> str:
-    """Write the records by content, the members of each behind it, and pages as their documents; returns the digest."""
-    extracts, pages = (
-        pa.concat_tables([schema.empty_table(), *(pq.read_table(folder / name) for folder in folders)])
-        for name, schema in ((EXTRACTS_FILE, EXTRACTS), (PAGES_FILE, PAGES))
-    )
-    by_content = np.argsort(extracts["file_sha256"].to_numpy(zero_copy_only=False).astype(str), kind="stable")
-    _write(out / EXTRACTS_FILE, extracts, by_content)
-    place = {name: number for number, name in enumerate(extracts["doc_id"].take(pa.array(by_content)).to_pylist())}
-    of_pages = np.array([place[name] for name in pages["doc_id"].to_pylist()], np.int64)
-    _write(out / PAGES_FILE, pages, np.argsort(of_pages, kind="stable"))
-    return union_digest([out / EXTRACTS_FILE])
-
-
-def _write(path: Path, table: pa.Table, places: np.ndarray) -> None:
-    with TableWriter(path, table.schema) as writer:
-        for first in range(0, len(places), ROW_GROUP_ROWS):
-            writer.write(table.take(pa.array(places[first : first + ROW_GROUP_ROWS])).to_pylist())
+    return write_segment(store, described, [store.folder(ref) for ref in refs])
 
 
 def _remove_joined(store: Store, before: float) -> Iterator[str]:

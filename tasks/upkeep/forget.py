@@ -1,33 +1,90 @@
 """Forget documents: find them and the models that saw them, write tombstones, and take them out of the store.
 
-`tasks.upkeep.forget_sweep` takes them out.
+    segments            rewritten, because reading files takes the most time of all
+    evaluation sets     rewritten, and pinned where the old ones were
+    selections          trimmed: they say what a model was trained on
+    lists of files      trimmed: by them people name what is to be forgotten next
+    models, figures     stay; samples and completions whose prompts quote a document go
+    texts from outside  go where they hold a document, with what was measured on them
+    all else            goes (texts, measures, token shards, indexes, datasets); the next run makes it again
+
+The manifests of what goes are kept, so that the lineage of models still leads back. Before anything is touched, the
+tombstones note what will go; whoever finds that note goes on from it, so a kill costs nothing. The old segments and the
+texts made from them go last, because by them it is known what quotes a document; pages in the home and beside MLflow
+runs go first, because by what goes it is known which they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from storage.catalog import Catalog, read_state
+import pyarrow as pa
+
+from storage.catalog import CORPUS_REF, LISTED, Catalog, quoted, read_state
 from storage.errors import UserError
 from storage.home import Home
-from storage.registry import registered_versions
+from storage.lineage import ancestors, descendants
+from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import EXTRACTS, EXTRACTS_FILE, FILES, FILES_FILE
 from storage.store import Store
-from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
-from tasks.lineage.training_membership import exposure_report, exposures
-from tasks.upkeep.forget_sweep import finish_forgetting, plan_sweep, with_copies
-from tasks.upkeep.forget_targets import Target, find_targets, places_of
+from storage.tombstones import (
+    FORGETTING_LOCK,
+    Tombstone,
+    Tombstones,
+    place_digest,
+    read_tombstones,
+    write_tombstones,
+)
+from tasks.curate.corpus import Corpus
+from tasks.ingest.extract import document_id, present_segments
+from tasks.lineage.training_data import exposures
+from tasks.sources.git import without_commit
+from tasks.upkeep.forget_quotes import TRAIN, clear_pages, find_quotes, show_samples
+from tasks.upkeep.rewriting import (
+    SEGMENT_STAGES,
+    TRIMMED,
+    forgotten_rows,
+    holders,
+    rewrite_evalset,
+    rewrite_segment,
+    trim_samples,
+    trim_tables,
+)
+
+_ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
+TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
+# what stays although it came from a document: models, what they wrote and their figures, and what none is made from
+KEPT = ("train", "bundle", "suggest", "tokenizer", "evaluate", "gates", "complete", "generate", "prompts")
+
+_Instead = Mapping[tuple[str, str], ArtifactRef | None]  # of what goes, by stage and key
+
+
+@dataclass(frozen=True)
+class Target:
+    """A document that is meant.
+
+    Attributes:
+        sha256: Sha256 of its bytes.
+        path: A path at which it lay; empty where no listing has it.
+    """
+
+    doc_id: str
+    sha256: str
+    path: str = ""
 
 
 def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
     """Forget documents, and return what was done as `sheepfold forget --json` prints it.
 
     Args:
-        thing: an id, a path or a folder (see `find_targets`).
-        reason: kept with the tombstones.
-        dry_run: change nothing, only report.
+        thing: An id, a path or a folder (see `find_targets`).
+        reason: Kept with the tombstones.
+        dry_run: Change nothing, only report.
 
     Raises:
         UserError: if nothing has that name, or another process works in the store.
@@ -41,39 +98,29 @@ def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_r
             f"no document of corpus {corpus!r} goes by {thing!r}: give an id or eight digits of one, a path or "
             "folder as `sheepfold sql \"select path, doc_id from files\"` shows it, or the beginning of paths and '*'"
         )
-    wanted = with_copies(store, _buried(known, targets, reason))
-    new = wanted.documents.keys() - known.documents.keys()
-    found = exposures(store, new) if new else []
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    named = {target.doc_id: Tombstone(target.doc_id, target.sha256, reason, since) for target in targets}
+    wanted = with_copies(store, Tombstones({**named, **known.documents}, known.pending))
+    new = {doc_id: item for doc_id, item in wanted.documents.items() if doc_id not in known.documents}
+    seen_by = exposures(store, new) if new else []
     result: dict[str, Any] = {
         "documents": [{"doc_id": target.doc_id, "path": target.path} for target in targets if target.doc_id in new],
         "known": len(before),
-        "seen_by": exposure_report(found, registered_versions(store)),
-        "near_duplicates": _near_duplicates(store, corpus, wanted.documents.keys()) if new else [],
+        "seen_by": seen_by,
+        "near_duplicates": _near_duplicates(store, corpus, wanted.documents) if new else [],
         "dry_run": dry_run,
     }
     if dry_run:
         sweep = plan_sweep(store, wanted)
     else:
-        seen_by = tuple(f"{item.checkpoint.stage}/{item.checkpoint.key}" for item in found)
-        places = places_of(store, {doc_id: wanted.documents[doc_id].sha256 for doc_id in new})
-        buried = {doc_id: replace(wanted.documents[doc_id], seen_by=seen_by, places=places[doc_id]) for doc_id in new}
-        _bury(store, buried)
-        done = finish_forgetting(home, store)
-        sweep = done if done is not None else plan_sweep(store, Tombstones())
-    return {
-        **result,
-        "rewritten": {"extract": len(sweep.segments), "evalset": len(sweep.evalsets), "curate": len(sweep.selections)},
-        "removed": sweep.counts(),
-    }
+        trainings = tuple(item["training"] for item in seen_by)
+        places = places_of(store, {doc_id: item.sha256 for doc_id, item in new.items()})
+        _bury(store, {name: replace(item, seen_by=trainings, places=places[name]) for name, item in new.items()})
+        sweep = finish_forgetting(home, store) or plan_sweep(store, Tombstones())
+    return {**result, **sweep.report()}
 
 
-def _buried(known: Tombstones, targets: Collection[Target], reason: str) -> Tombstones:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    new = {target.doc_id: Tombstone(target.doc_id, target.sha256, reason, since) for target in targets}
-    return Tombstones({**new, **known.documents}, known.pending)
-
-
-def _bury(store: Store, new: dict[str, Tombstone]) -> None:
+def _bury(store: Store, new: Mapping[str, Tombstone]) -> None:
     """Write tombstones and mark their forgetting as pending.
 
     Raises:
@@ -96,3 +143,229 @@ def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> lis
         "select distinct f.doc_id, f.path from clusters c join files f using (doc_id) where f.status = 'ok' and "
         f"c.cluster in (select cluster from clusters where doc_id in ({ids})) and f.doc_id not in ({ids}) order by path"
     )
+
+
+def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
+    """Return the documents that go by a name, sorted by path and id.
+
+    A path stands for everything that ever lay there as far as the store knows, in all listings of the corpus's sources,
+    and for what lies in it: the members of an archive, the files of a folder.
+
+    Args:
+        corpus: The corpus in whose sources a path is looked for; ids are of the whole store.
+        thing: An id or at least eight digits of one, a path, a folder, or the beginning of paths with `*` behind it.
+    """
+    state = read_state(store, corpus)
+    current = {ref.key for ref in state.get("snapshot") or state.get(LISTED, [])}
+    listings = [found.key for found in store.manifests("snapshot")]
+    with Corpus() as session:
+        files = _rows_of(session, store, ("snapshot",), FILES_FILE, FILES)
+        extracts = _rows_of(session, store, SEGMENT_STAGES, EXTRACTS_FILE, EXTRACTS)
+        sources = session.sql(f"select distinct part, source from {files}").fetchall()
+        own = {without_commit(source) for part, source in sources if listings[part] in current}
+        listed = ", ".join(sorted({quoted(source) for _, source in sources if without_commit(source) in own})) or "null"
+        if thing.endswith("*"):
+            named = f"starts_with(path, {quoted(thing[:-1])})"
+        else:
+            named = f"(path = {quoted(thing)} or starts_with(path, {quoted(thing.rstrip('/') + '/')}))"
+        queries = [f"path from {files} where {named} and source in ({listed})"]
+        if _ID.fullmatch(thing):
+            begins = f"where starts_with(doc_id, {quoted(thing)})"
+            queries = [f"'' from {extracts} {begins}", f"path from {files} {begins}", *queries]
+        found: dict[str, Target] = {}
+        for query in queries:
+            rows = session.sql(f"select doc_id, sha256, {query} and sha256 is not null order by part, place").fetchall()
+            for doc_id, sha256, path in rows:
+                # a container is no document, but its bytes are found again like those of one
+                target = Target(doc_id or document_id(sha256), sha256, path)
+                if path or target.doc_id not in found:
+                    found[target.doc_id] = target
+    return sorted(found.values(), key=lambda target: (target.path, target.doc_id))
+
+
+def places_of(store: Store, targets: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return digests of the paths at which documents lay in any listing: each path within its source and whole.
+
+    Args:
+        targets: Sha256 of the documents' bytes, by id.
+    """
+    found: dict[str, set[str]] = {doc_id: set() for doc_id in targets}
+    with Corpus() as session:
+        files = _rows_of(session, store, ("snapshot",), FILES_FILE, FILES)
+        session.insert("contents", pa.table({"sha256": pa.array(set(targets.values()), pa.string())}))
+        query = f"select distinct doc_id, sha256, source, path from {files} where sha256 in (from contents)"
+        for doc_id, sha256, source, path in session.sql(query).fetchall():
+            if (name := doc_id or document_id(sha256)) in found:
+                found[name] |= {place_digest(path), place_digest(f"{source.rstrip('/')}/{path}")}
+    return {doc_id: tuple(sorted(digests)) for doc_id, digests in found.items()}
+
+
+def _rows_of(session: Corpus, store: Store, stages: Sequence[str], name: str, schema: pa.Schema) -> str:
+    """Return SQL for the rows of a table in all artefacts of some stages."""
+    return session.rows_of([str(store.folder(m.ref)) for stage in stages for m in store.manifests(stage)], name, schema)
+
+
+# taking documents out
+
+
+@dataclass
+class Sweep:
+    """Artefacts that are taken out of a store, or would be.
+
+    Attributes:
+        segments: Extraction segments that are rewritten.
+        evalsets: Evaluation sets that are rewritten.
+        trimmed: Selections and lists of files that are trimmed.
+        samples: Prompts whose samples are taken out of trainings, by the training's key.
+        removed: Artefacts that go.
+        shown_by: Keys of the trainings beside whose runs pages or samples may quote a document: they come from a corpus
+            that held it, though it may have dropped it, or were measured on what held it.
+    """
+
+    segments: list[Manifest] = field(default_factory=list)
+    evalsets: list[Manifest] = field(default_factory=list)
+    trimmed: list[Manifest] = field(default_factory=list)
+    samples: dict[str, set[str]] = field(default_factory=dict)
+    removed: list[tuple[str, str]] = field(default_factory=list)
+    shown_by: set[str] = field(default_factory=set)
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Return the number of artefacts that are rewritten and removed, by stage."""
+        selections = [found for found in self.trimmed if found.stage != "snapshot"]
+        return {
+            "rewritten": {"extract": len(self.segments), "evalset": len(self.evalsets), "curate": len(selections)},
+            "removed": dict(sorted(Counter(stage for stage, _ in self.removed).items())),
+        }
+
+
+def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
+    """Plan the removal of everything that the store holds of some documents."""
+    segments = holders(store, SEGMENT_STAGES, forgotten)
+    evalsets = holders(store, ("evalset",), forgotten)
+    replaced = [found.ref for segment in segments for depth, found in ancestors(store, segment.ref) if depth]
+    sources = [*(manifest.ref for manifest in (*segments, *evalsets)), *replaced]  # what they were joined from, too
+    made = descendants(store, sources, beyond=(*KEPT, "evalset"))
+    made = [manifest for manifest in made if manifest.stage != "evalset" or manifest in evalsets]
+    # those that were trimmed before were made from segments that are no more
+    named = {found.ref: found for found in (*made, *holders(store, TRIMMED, forgotten)) if found.stage in TRIMMED}
+    texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
+    quotes = find_quotes(store, texts, forgotten)
+    spoken = descendants(store, [manifest.ref for manifest in (*quotes.prompts, *quotes.outside)])
+    going = [*segments, *evalsets, *(found for found in made if found.stage not in (*KEPT, *TRIMMED))]
+    going += [*quotes.prompts, *quotes.outside, *spoken]
+    shown_by = set(quotes.samples)
+    for manifest in (*made, *quotes.outside, *spoken):  # trainings, and what was measured or written with one
+        refs = [manifest.ref] if manifest.stage == TRAIN else manifest.input_refs()
+        shown_by |= {ref.key for ref in refs if ref.stage == TRAIN}
+    for item in forgotten.documents.values():
+        shown_by |= {name.rpartition("/")[2] for name in item.seen_by}
+    return Sweep(
+        segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
+        evalsets=evalsets,
+        trimmed=list(named.values()),
+        samples=quotes.samples,
+        removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
+        shown_by=shown_by,
+    )
+
+
+def finish_forgetting(home: Home, store: Store) -> Sweep | None:
+    """Do what the tombstones say is still to be done; None if it is nothing.
+
+    It may be killed at any moment and called again.
+    """
+    if read_tombstones(store).pending is None:
+        return None
+    with store.lock(FORGETTING_LOCK):
+        forgotten = read_tombstones(store)
+        if forgotten.pending is None:
+            return None  # done by the process that we waited for
+        forgotten = with_copies(store, forgotten)
+        found = plan_sweep(store, forgotten)
+        forgotten = replace(forgotten, pending=found.removed)
+        write_tombstones(store, forgotten)
+        clear_pages(home, found.shown_by)
+        _carry_out(store, found, forgotten)
+        show_samples(home, store, found.shown_by)
+        write_tombstones(store, replace(forgotten, pending=None))
+        return found
+
+
+def with_copies(store: Store, forgotten: Tombstones) -> Tombstones:
+    """Return the forgotten documents, and those of the same bytes elsewhere: in an archive, say."""
+    reasons = {item.sha256: item for item in forgotten.documents.values()}
+    copies = {
+        row["doc_id"]: replace(reasons[row["sha256"]], doc_id=row["doc_id"], places=())
+        for segment in holders(store, SEGMENT_STAGES, forgotten)
+        for row in forgotten_rows(store, segment, forgotten)
+        if row["doc_id"] not in forgotten.documents
+    }
+    return replace(forgotten, documents={**forgotten.documents, **copies})
+
+
+def refuse_forgotten(store: Store, known: Collection[str]) -> None:
+    """Refuse what a run made if a document was forgotten since it listed its files, and mark the forgetting as pending.
+
+    Raises:
+        UserError: then.
+    """
+    forgotten = read_tombstones(store)
+    if forgotten.documents.keys() <= set(known):
+        return
+    with store.lock(FORGETTING_LOCK):
+        write_tombstones(store, replace(read_tombstones(store), pending=[]))
+    raise UserError(
+        "documents were forgotten while this ran, and it may have read them: run the same command again, which takes "
+        "out of the store what this one put there"
+    )
+
+
+def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
+    for training in [manifest for manifest in store.manifests(TRAIN) if manifest.key in found.samples]:
+        trim_samples(store, training, found.samples[training.key])
+    for manifest in found.trimmed:
+        trim_tables(store, manifest, forgotten)
+    instead: dict[tuple[str, str], ArtifactRef | None] = dict.fromkeys(found.removed)
+    for segment in found.segments:
+        instead[segment.stage, segment.key] = rewrite_segment(store, segment, forgotten)
+    for evalset in found.evalsets:
+        instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
+    _move_refs(store, instead, {listing.key for listing in found.trimmed if listing.stage == "snapshot"})
+    for work in store.unfinished():  # journals hold text of files that were read; trainings on what stays go on
+        if work.stage != TRAIN or work.inputs is None or not work.inputs.isdisjoint(found.removed):
+            store.remove_work(work.stage, work.key)
+    for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
+        store.remove(stage, key, keep_manifest=True)
+
+
+def _move_refs(store: Store, instead: _Instead, trimmed: Collection[str]) -> None:
+    """Let no name stand at what goes: a corpus keeps what is left of its last run, until the next one.
+
+    Args:
+        trimmed: keys of lists of files that are no longer whole.
+    """
+    for name in store.refs(f"{CORPUS_REF}/"):
+        with store.lock(name):
+            state = store.read_ref(name) or {}
+            left = {stage: list(_moved(refs, instead)) for stage, refs in state.items()}
+            if any(ref["key"] in trimmed for ref in left.get("snapshot", ())):
+                left[LISTED] = left.pop("snapshot")
+            if left != state:
+                store.write_ref(name, {stage: refs for stage, refs in left.items() if refs})
+    for name in store.refs("evalset/"):
+        pinned = store.read_ref(name)
+        moved = next(_moved([pinned], instead), None) if pinned else None
+        if moved is None:
+            store.remove_ref(name)
+        elif moved != pinned:
+            store.write_ref(name, moved)
+
+
+def _moved(refs: Iterable[dict[str, Any]], instead: _Instead) -> Iterator[dict[str, Any]]:
+    for ref in refs:
+        name = (ref["stage"], ref["key"])
+        new = instead.get(name)
+        if name not in instead:
+            yield ref
+        elif new is not None:
+            yield asdict(new)

@@ -1,17 +1,46 @@
-"""Verification of a store: files and tables of all artefacts, then split, token round trips and training sequences."""
+"""Verification of a store: files and tables of all artefacts, then split, token round trips and training sequences.
+
+What stages recorded of a corpus, from documents to sequences, is computed again and compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from storage.catalog import read_state
 from storage.home import Home
-from storage.manifest import StageFacts
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, RefSet, StageFacts
+from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE, SEQUENCES_FILE, SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store, StoreError
+from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
-from tasks.upkeep.checks import check_sequences, check_split, check_tokens
+from tasks.curate.corpus import kept_documents, kept_rows
+from tasks.text import Hashes, containment, gram_hashes
+from tasks.tokens.documents import TokenDocuments, kept_tokens
+from tasks.tokens.index import load_index, read_record
+from tasks.tokens.packing import Pieces, account, is_isolated
+from tasks.tokens.tokenise import TokeniseSettings
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
+
+State = dict[str, list[ArtifactRef]]
+Frame = tuple[list[int], list[int]]  # special ids before and behind each document
+
+DOCUMENTS_AT_ONCE = 1_000
+DECODED = 500  # documents of a shard whose ids are turned into text again, those of lowest hash
+IDS_AT_ONCE = 2**22
+CHANGE_TEXT = ("hf",)  # kinds of tokenisers
+COUNTED = ("kept", "repeated", "padded", "cut", "labels")
 
 
 def verify_home(
@@ -20,8 +49,8 @@ def verify_home(
     """Check everything that can be checked, and return the findings as `sheepfold verify --json` prints them.
 
     Args:
-        facts: facts of every stage.
-        mend: remove damaged artefacts, so that the next run makes them again.
+        facts: Facts of every stage.
+        mend: Remove damaged artefacts, so that the next run makes them again.
 
     Raises:
         StoreError: if the store is empty.
@@ -51,3 +80,254 @@ def checks_at_a_glance(report: Mapping[str, Any]) -> dict[str, Any]:
     checks = report["checks"]
     rows = [{"check": one["name"], "checked": one["checked"], "problems": len(one["problems"])} for one in checks]
     return {**report, "checks": rows, "problems": [problem for one in checks for problem in one["problems"]]}
+
+
+# the split
+
+
+def check_split(store: Store, state: State) -> Check:
+    """Check that clusters lie on one side, and that neither evaluation documents nor their text are trained on."""
+    check = Check("split")
+    curated = state["curate"][0]
+    selection = read_columns(store.folder(curated) / SELECTION_FILE, ["cluster", "split"])
+    sides: dict[str, set[str]] = {}
+    for cluster, split in zip(selection["cluster"], selection["split"], strict=True):
+        sides.setdefault(cluster, set()).add(split)
+    check.problems += [
+        f"text {name[:12]} is on both sides of the split" for name, found in sides.items() if len(found) > 1
+    ]
+    trained = kept_documents(store, curated, "train")
+    frozen = {
+        row["doc_id"]: row["text"]
+        for ref in state.get("evalset", [])
+        for row in stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"])
+    }
+    check.checked = len(selection["cluster"]) + len(frozen)
+    check.problems += [f"evaluation document {doc_id} is trained on" for doc_id in frozen if doc_id in trained]
+    check.problems += _containment_problems(store, state, frozen)
+    return check
+
+
+def _containment_problems(store: Store, state: State, frozen: dict[str, str]) -> Iterator[str]:
+    """Yield held-out documents that stand in training text, and training documents that stand in held-out text.
+
+    What counts is the share of a document's 13-grams, on the normalised texts: that is what the split promises. Held
+    out are the validation documents and the evaluation set, which may hold some that are gone since.
+
+    Args:
+        frozen: Refined texts of the evaluation set.
+    """
+    limit = float(manifest_of(store, state["curate"][0]).settings["curate"]["max_containment"])
+    held_out = dict(_texts(store, state, "validation"))
+    gone = {doc_id: text for doc_id, text in frozen.items() if doc_id not in held_out}
+    for ref in state["normalise"]:
+        for row in stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"]):
+            if row["doc_id"] in gone:
+                gone[row["doc_id"]] = row["text"]
+    held_out |= gone
+    trained: list[str] = []
+
+    def blocks() -> Iterator[Hashes]:
+        documents = _texts(store, state, "train")
+        while block := list(islice(documents, DOCUMENTS_AT_ONCE)):
+            trained.extend(doc_id for doc_id, _ in block)
+            yield gram_hashes([text for _, text in block])
+
+    found = containment(gram_hashes(list(held_out.values())), blocks())
+    shares = np.concatenate([np.zeros(0), *found.training])
+    yield from _leaks(list(held_out), found.validation.tolist(), "held out", "training", limit)
+    yield from _leaks(trained, shares.tolist(), "trained on", "held-out", limit)
+
+
+def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:
+    for name, share in zip(names, shares, strict=True):
+        if share >= limit:
+            yield (
+                f"document {name} is {role}, but {share:.1%} of its runs of thirteen words stand in {other} text "
+                f"(curate.max_containment is {limit})"
+            )
+
+
+def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
+    """Yield id and normalised text of the documents of one side."""
+    tables = RefSet(tuple(state["normalise"]), "")
+    kept = kept_documents(store, state["curate"][0], split)
+    for row in kept_rows(store, kept, tables, DOCUMENTS_FILE, ["doc_id", "text"]):
+        yield row["doc_id"], row["text"]
+
+
+# token shards
+
+
+def check_tokens(store: Store, state: State) -> Check:
+    """Check ids against vocabulary and counts, the order of documents, and that a sample gives its text back."""
+    check = Check("token round trip")
+    tokenizer = load_tokenizer(store.folder(state["tokenizer"][0]) / TOKENIZER_FILE)
+    for ref in state["tokenise"]:
+        for problem in _shard_problems(store, ref, tokenizer, check):
+            check.problems.append(f"token shard {ref.key[:12]}: {problem}")
+    return check
+
+
+def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check: Check) -> Iterator[str]:
+    folder = store.folder(ref)
+    manifest = manifest_of(store, ref)
+    columns = read_columns(folder / TOKENS_FILE, ["doc_id", "offset", "length", "lost_bytes"])
+    offsets, lengths = (np.array(columns[name], dtype=np.int64) for name in ("offset", "length"))
+    check.checked += len(lengths)
+    shard = np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False)
+    if shard.dtype != smallest_dtype(tokenizer.vocab_size):
+        yield f"its ids are {shard.dtype}, expected {smallest_dtype(tokenizer.vocab_size)}"
+    if not np.array_equal(offsets, np.cumsum(lengths) - lengths) or int(lengths.sum()) != len(shard):
+        yield f"its documents do not follow one another up to its {len(shard)} ids"
+        return
+    last = int(shard.max()) if len(shard) else 0
+    if last >= tokenizer.vocab_size:
+        yield f"id {last} is outside the vocabulary of {tokenizer.vocab_size}"
+        return
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    for first in range(0, len(shard), IDS_AT_ONCE):
+        counts += np.bincount(shard[first : first + IDS_AT_ONCE], minlength=len(counts))
+    if not np.array_equal(counts, np.load(folder / SHARD_COUNTS_FILE, allow_pickle=False)):
+        yield f"{SHARD_COUNTS_FILE} is not how often its ids occur"
+    frame = TokeniseSettings(**manifest.settings).frame(tokenizer)
+    yield from _framing_problems(frame, shard, offsets, lengths, counts, tokenizer.unk_id)
+    order = sorted(range(len(lengths)), key=lambda place: hashlib.sha256(columns["doc_id"][place].encode()).digest())
+    # those that lost something cannot be compared
+    sample = sorted(place for place in order[:DECODED] if not columns["lost_bytes"][place])
+    before, behind = frame
+    ids = {
+        columns["doc_id"][place]: shard[offsets[place] :][len(before) : lengths[place] - len(behind)]
+        for place in sample
+    }
+    source = store.folder(manifest.input_refs("documents")[0]) / DOCUMENTS_FILE
+    yield from _decoding_problems(tokenizer, ids, source)
+
+
+def _framing_problems(
+    frame: Frame, shard: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, counts: np.ndarray, unk_id: int | None
+) -> Iterator[str]:
+    """Check that every document begins and ends as it was asked to, and that special ids stand nowhere else."""
+    before, behind = frame
+    if not len(lengths):
+        return
+    if lengths.min() < len(before) + len(behind):
+        yield f"a document has {lengths.min()} ids, expected its {len(before) + len(behind)} special ones at least"
+        return
+    for place, ids in ((offsets, before), (offsets + lengths - 1, behind)):
+        for number in np.flatnonzero(shard[place] != ids[0])[:1] if ids else ():
+            yield f"document {number} has id {shard[place[number]]} where {ids[0]} is expected"
+    for special in sorted({*before, *behind}):
+        expected = len(lengths) * [*before, *behind].count(special)
+        # a file from elsewhere may give the unknown in a text the id that ends it
+        extra = int(counts[special]) - expected
+        if extra < 0 or (extra > 0 and special != unk_id):
+            yield f"special id {special} occurs {counts[special]} times, expected {expected}: once for every document"
+
+
+def _decoding_problems(tokenizer: Tokenizer, ids: Mapping[str, np.ndarray], source: Path) -> Iterator[str]:
+    """Decode the ids of some documents and compare them with the texts in a table."""
+    names = read_columns(source, ["doc_id"])["doc_id"]
+    texts = read_places(source, "text", [row for row, name in enumerate(names) if name in ids])
+    by_name = {names[row]: text for row, text in texts.items()}
+    for name, own in ids.items():
+        # some change a text on purpose (case, accents, white space): then its ids are what can be compared
+        if tokenizer.decode(own.tolist()) != by_name[name] and not (
+            tokenizer.kind in CHANGE_TEXT and np.array_equal(tokenizer.encode([by_name[name]])[0], own)
+        ):
+            yield f"document {name}: the ids do not give its text back"
+
+
+# training sequences
+
+
+def check_sequences(store: Store, state: State) -> Check:
+    """Check that pieces lie in their documents, documents on one side, and that the account adds up."""
+    check = Check("sequences")
+    ref = state["dataset"][0]
+    folder = store.folder(ref)
+    manifest = manifest_of(store, ref)
+    shards = manifest.input_refs("tokens")
+    documents = kept_tokens(store, state["curate"][0], RefSet(tuple(shards), ""))
+    record = read_record(folder)
+    table = pq.read_table(folder / SEQUENCES_FILE)
+    for split in ("train", "validation"):
+        rows = table.filter(pc.equal(table["split"], split))
+        check.checked += len(rows)
+        n_sequences = len(load_index(folder, split))
+        for problem in _problems(documents, rows, [shard.key for shard in shards], record, split, n_sequences):
+            check.problems.append(f"dataset {ref.key[:12]}, {split}: {problem}")
+    for problem in _group_problems(record, load_index(folder, "train").labels, manifest.counts):
+        check.problems.append(f"dataset {ref.key[:12]}: {problem}")
+    return check
+
+
+def _problems(
+    documents: TokenDocuments, rows: pa.Table, shards: list[str], record: dict[str, Any], split: str, n_sequences: int
+) -> Iterator[str]:
+    """Yield the problems of one split.
+
+    Args:
+        rows: Pieces; `start` counts from the beginning of the shard.
+        shards: Keys of the token shards, as the documents number them.
+    """
+    noted = record["splits"][split]
+    own = documents.train if split == "train" else ~documents.train
+    document = _index_in(rows["doc_id"], documents.ids)
+    for row in np.flatnonzero(document < 0)[:1]:
+        yield f"piece {row} is of a document that is not kept"
+        return
+    for row in np.flatnonzero(~own[document])[:1]:
+        yield f"document {documents.ids[document[row]]} stands in it, but is on the other side of the split"
+    sequence, start, length, ahead = (rows[name].to_numpy() for name in ("sequence", "start", "length", "ahead"))
+    begin = documents.offset[document]
+    outside = (start < begin) | (start + length > begin + documents.length[document])
+    elsewhere = _index_in(rows["shard"], pa.array(shards, pa.string())) != documents.shard[document]
+    for row in np.flatnonzero(outside | elsewhere)[:1]:
+        yield f"piece {row} does not lie in its document {documents.ids[document[row]]}"
+        return
+    n_ids = int(documents.length[own].sum())
+    yield from _differences({"documents": int(own.sum()), "ids": n_ids}, noted)
+    number = np.cumsum(own) - 1  # of each document among those of its side
+    first = int(sequence[0]) if len(sequence) else 0
+    pieces = Pieces(number[document], start - begin, length, ahead, sequence.astype(np.int64) - first)
+    found = account(pieces, documents.length[own], record["seq_len"], is_isolated(record["packing"]))
+    yield from _differences({name: value for name, value in asdict(found).items() if name in COUNTED}, noted)
+    places = found.sequences * record["seq_len"]
+    if found.sequences != n_sequences or places != found.kept + found.repeated + found.padded:
+        yield f"{found.sequences} sequences of {record['seq_len']} places do not add up to what stands in them"
+    if found.kept + found.cut != n_ids:
+        yield f"{found.kept} ids kept and {found.cut} cut are not the {n_ids} of the documents"
+
+
+def _index_in(names: pa.ChunkedArray, known: pa.Array) -> np.ndarray:
+    """Return the place of each name among the known ones, -1 for one that is not there."""
+    found: np.ndarray = pc.fill_null(pc.index_in(names, value_set=known), -1).to_numpy().astype(np.int64)
+    return found
+
+
+def _group_problems(record: dict[str, Any], labels: np.ndarray, counts: Mapping[str, int]) -> Iterator[str]:
+    """Check that the groups follow one another over all training sequences, with the tokens and reads as recorded."""
+    first = 0
+    for group in record["groups"]:
+        expected = {"first": first, "count": group["sequences"]}
+        if group["reads"]:  # of one that is left out nothing lies in the index
+            expected["tokens"] = int(labels[first : first + group["sequences"]].sum())
+        if record["mix"] is None:
+            expected["reads"] = group["sequences"]
+        for problem in _differences(expected, group):
+            yield f"group {group['name']!r}: {problem}"
+        if bool(group["reads"]) != bool(group["sequences"]) or group["reads"] < 0:
+            yield f"group {group['name']!r}: {group['reads']} reads of {group['sequences']} sequences"
+        first += group["sequences"]
+    if first != len(labels):
+        yield f"the groups are {first} training sequences, but the index has {len(labels)}"
+    reads = sum(group["reads"] for group in record["groups"])
+    if reads != counts["train_reads"]:
+        yield f"the groups have {reads} reads, but the manifest counts {counts['train_reads']}"
+
+
+def _differences(found: dict[str, int], noted: dict[str, int]) -> Iterator[str]:
+    for name, value in found.items():
+        if value != noted[name]:
+            yield f"{name} is {value}, but dataset.json says {noted[name]}"

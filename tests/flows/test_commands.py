@@ -20,7 +20,7 @@ import pytest
 from runs import Command, answer, environment, invoke
 
 from storage.store import Store
-from tasks.lineage.training_membership import exposures
+from tasks.lineage.training_data import exposures
 
 TRAINING = ["--preset", "tiny", "--max-steps", "30"]
 

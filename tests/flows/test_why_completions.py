@@ -75,14 +75,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     ],
 )
 def test_a_completion_is_named_by_its_generation_and_its_id(home: Home, thing: str, created: str) -> None:
-    found = explain(home, open_store(home.store), thing, "default")
+    found = explain(open_store(home.store), thing, "default")
     assert found["completion"]["prompt"] == f"prompt of {created}"
     assert found["completion"]["id"] == thing.removeprefix("generate/").partition("/")[2]
 
 
 def test_an_address_that_two_generations_share_is_refused_with_both(home: Home) -> None:
     with pytest.raises(UserError, match=f"'aaaa/0' .*{NEW}/0.*{LAST}/0|'aaaa/0' .*{LAST}/0.*{NEW}/0"):
-        explain(home, open_store(home.store), "aaaa/0", "default")
+        explain(open_store(home.store), "aaaa/0", "default")
 
 
 def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> None:
@@ -90,46 +90,46 @@ def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> No
     add_completions(Store(Path(home.store)), key, "2026-01-04", "s", samples=3)
     for name, text in (("s", "text 0"), ("s#1", "text 1"), ("s#2", "text 2")):
         for thing in (f"cccc/{name}", name):
-            found = explain(home, open_store(home.store), thing, "default")
+            found = explain(open_store(home.store), thing, "default")
             assert (found["completion"]["text"], found["address"]) == (text, f"{key}/{name}")
     with pytest.raises(StoreError, match="nothing goes by 'cccc/s#3'"):
-        explain(home, open_store(home.store), "cccc/s#3", "default")
+        explain(open_store(home.store), "cccc/s#3", "default")
 
 
 def test_an_address_of_no_completion_is_nothing(home: Home) -> None:
     with pytest.raises(StoreError, match="nothing goes by 'b/9'"):
-        explain(home, open_store(home.store), "b/9", "default")
+        explain(open_store(home.store), "b/9", "default")
 
 
 def test_a_bare_id_is_that_of_the_newest_generation_and_says_that_there_are_others(home: Home) -> None:
-    found = explain(home, open_store(home.store), "0", "default")
+    found = explain(open_store(home.store), "0", "default")
     assert found["completion"]["prompt"] == "prompt of 2026-01-03"
     assert found["note"].startswith("the newest of 3 completions '0'")
-    assert explain(home, open_store(home.store), f"{found['address']}", "default")["completion"] == found["completion"]
+    assert explain(open_store(home.store), f"{found['address']}", "default")["completion"] == found["completion"]
 
 
 def test_a_bare_id_that_is_there_once_needs_no_note(home: Home) -> None:
-    assert "note" not in explain(home, open_store(home.store), "x", "default")
+    assert "note" not in explain(open_store(home.store), "x", "default")
 
 
 def test_an_id_keeps_the_json_type_of_the_prompts_file(home: Home) -> None:
     store = open_store(home.store)
     add_completions(store, "d" * 64, "2026-01-05", "41", fields='{"id": 41}')
-    assert explain(home, store, "41", "default")["completion"]["id"] == 41
-    assert explain(home, store, "x", "default")["completion"]["id"] == "x"
+    assert explain(store, "41", "default")["completion"]["id"] == 41
+    assert explain(store, "x", "default")["completion"]["id"] == "x"
 
 
 def test_looking_for_a_completion_makes_no_database(home: Home) -> None:
-    explain(home, open_store(home.store), "0", "default")
+    explain(open_store(home.store), "0", "default")
     assert sorted(path.name for path in home.path.iterdir()) == ["store"]
 
 
 def test_a_model_version_comes_before_a_completion_of_that_name(home: Home) -> None:
     ref = ArtifactRef("generate", OLD, OLD)
     write_models(open_store(home.store), "default", Models({OLD: Registered(ref, ref, ref, version="1")}))
-    found = explain(home, open_store(home.store), "1", "default")
+    found = explain(open_store(home.store), "1", "default")
     assert found["model"]["version"] == "1"
-    assert "completion" not in explain(home, open_store(home.store), f"models:/{MODEL_NAME}/1", "default")
+    assert "completion" not in explain(open_store(home.store), f"models:/{MODEL_NAME}/1", "default")
 
 
 def test_the_command_prints_it(home: Home) -> None:

@@ -21,7 +21,7 @@ from tasks.core.run import StageReport
 from tasks.curate.corpus import kept_documents, kept_rows
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
-from tasks.upkeep.checks import check_split, check_tokens
+from tasks.upkeep.verify import check_split, check_tokens
 
 IN_TRAINING = 13  # a text whose hash puts it there
 

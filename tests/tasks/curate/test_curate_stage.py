@@ -18,7 +18,7 @@ from tiny_run import hash_share
 from storage.catalog import read_state
 from storage.errors import UserError
 from storage.home import Home
-from tasks.upkeep.checks import check_split
+from tasks.upkeep.verify import check_split
 
 CURATE = settings_of().curate
 

@@ -11,7 +11,7 @@ from tiny_run import Ran, hash_share, home_at, run_prepare, tiny_settings
 
 from storage.catalog import read_state
 from storage.tables import read_columns
-from tasks.upkeep.checks import check_split
+from tasks.upkeep.verify import check_split
 
 SETTINGS = tiny_settings("tokenizer.kind=char")
 

@@ -17,7 +17,7 @@ from storage.tables import read_rows
 from tasks.curate.redaction import STAND_INS, cut
 from tasks.curate.refine import refine_text
 from tasks.tokens.tokenizers import load_tokenizer
-from tasks.upkeep.checks import check_split, check_tokens
+from tasks.upkeep.verify import check_split, check_tokens
 
 PRIVATE = {
     "email": "mary.shepherd@fold-and-pen.org",

@@ -19,10 +19,11 @@ from storage.schemas import COMPLETIONS, EVALSET, SPANS_FILE
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings
+from tasks.evaluation.tables import read_metrics
 from tasks.lineage.contamination import by_exposure, read_contamination
-from tasks.lineage.memorised import MEMORISED_FILE, explain_memorised, explain_text, read_memorised_metrics
+from tasks.lineage.memorised import MEMORISED_FILE, explain_memorised, explain_text
 from tasks.lineage.trace_index import trace_indexes
-from tasks.lineage.training_texts import datasets_of, training_texts
+from tasks.lineage.training_data import datasets_of, training_texts
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_memorised_spans_are_measured_marked_and_found_again(
         made = completions_of(run, tiny.checkpoint, f"unheard of words {echo}", "never written", f"x {short} y", "")
         ref = traced(run, tiny, made)[0]
         assert ref is not None
-        folder = run.store.folder(ref)
+        folder, metrics = run.store.folder(ref), read_metrics(run.store, ref)
         again = traced(run, tiny, made)[0]
         assert again == ref
         assert run.reports["trace_index"].computed == len(run.store.keys("trace_index"))
@@ -119,7 +120,6 @@ def test_memorised_spans_are_measured_marked_and_found_again(
     assert rows["0"]["covered_chars"] >= len(echo.rstrip("."))
     spans = [row for row in read_rows(folder / SPANS_FILE) if row["id"] == "0"]
     assert doc_id in {row["doc_id"] for row in spans if row["words"] == rows["0"]["longest"]}
-    metrics = read_memorised_metrics(folder)
     assert metrics["completions/memorised_share"] == sum(row["longest"] >= 13 for row in rows.values()) / 4
     assert metrics["completions/longest_memorised"] == rows["0"]["longest"]
     n_chars = sum(row["n_chars"] for row in rows.values())

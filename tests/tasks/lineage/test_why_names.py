@@ -14,7 +14,7 @@ from tasks.lineage.why import explain
 
 
 def why(ran: Ran, thing: str) -> dict[str, object]:
-    return explain(ran.run.home, ran.run.store, thing, "default")
+    return explain(ran.run.store, thing, "default")
 
 
 def test_a_document_goes_by_path_absolute_path_id_and_eight_digits(tiny: Ran, tiny_source: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_document_whose_file_is_gone_is_known_still(tmp_path: Path) -> None:
     ingest(home, source)
     (source / "2.txt").unlink()
     ingest(home, source)
-    found = explain(home, open_store(home.store), "2.txt", "default")
+    found = explain(open_store(home.store), "2.txt", "default")
     assert found["note"].startswith("not in corpus 'default' any more")
     assert [file["path"] for file in found["files"]] == ["2.txt"]
     assert found["seen_by"] == []

@@ -20,7 +20,7 @@ def segment_at(folder: Path, texts: Mapping[str, str]) -> TracedSegment:
     table = folder / "texts" / "documents.parquet"
     write_table(table, REFINED, [{"doc_id": doc_id, "text": text, **rest} for doc_id, text in texts.items()])
     index_segment(table, folder / "index", lambda done, total: None)
-    return TracedSegment.load(folder / "index", folder / "texts")
+    return TracedSegment(folder / "index", folder / "texts")
 
 
 def longest_shared(text: str, documents: Mapping[str, str], min_words: int) -> tuple[int, set[int]]:

@@ -35,7 +35,7 @@ from tasks.tokens.tokenizers import (
     cut_text,
     load_tokenizer,
 )
-from tasks.upkeep.checks import _framing_problems
+from tasks.upkeep.verify import _framing_problems
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 TEXT = "the </s> a <s> the"
@@ -186,7 +186,7 @@ def framing_problems(tokenizer: HfTokenizer, texts: list[str], *more: int) -> li
     lengths, shard = np.array([len(ids) for ids in found]), np.concatenate(found)
     counts = np.bincount(shard, minlength=tokenizer.vocab_size)
     frame = (before, behind)
-    return list(_framing_problems(tokenizer, frame, shard, np.cumsum(lengths) - lengths, lengths, counts))
+    return list(_framing_problems(frame, shard, np.cumsum(lengths) - lengths, lengths, counts, tokenizer.unk_id))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from model.data import Batch
 from model.order import order
 from model.step import Stepper
 from storage.errors import UserError
-from tasks.lineage.attribution import documents_in
+from tasks.lineage.training_data import documents_in
 from tasks.tokens.index import load_index
 
 

@@ -31,16 +31,13 @@ from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
 from tasks.evaluation.texts import evaluation_texts
 from tasks.generation.prompts import PROMPTS
-from tasks.lineage.attribution import first_paths
-from tasks.lineage.training_membership import exposures
+from tasks.lineage.training_data import exposures, first_paths
 from tasks.lineage.why import explain
 from tasks.tokens.interface import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from tasks.tokens.merges import learn_merges
-from tasks.upkeep import forget_sweep as sweep
-from tasks.upkeep.forget import forget
-from tasks.upkeep.forget_rewriting import samples_of
-from tasks.upkeep.forget_sweep import finish_forgetting
-from tasks.upkeep.forget_targets import find_targets
+from tasks.training.journal import read_notes
+from tasks.upkeep import forget as sweep
+from tasks.upkeep.forget import find_targets, finish_forgetting, forget
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.verify import verify_home
 
@@ -142,6 +139,11 @@ def tokens_stand(home: Home, words: str) -> bool:
     )
 
 
+def prompts_of(store: Store, training: Manifest) -> list[str]:
+    """Prompts of the samples drawn during a training."""
+    return [sample.prompt for sample in read_notes(store.folder(training.ref)).samples]
+
+
 def problems(home: Home) -> list[str]:
     """What `verify` finds."""
     return [
@@ -161,7 +163,7 @@ def test_the_text_of_a_forgotten_folder_stands_nowhere_in_the_home_and_verify_is
     store = Store(Path(home.store))
     assert [len(store.keys(stage)) for stage in ("train", "prompts", "generate")] == [1, 1, 1]
     (training,) = store.manifests("train")
-    assert [sample["prompt"] for sample in samples_of(store, training)] == [prose(3)[:48]]
+    assert prompts_of(store, training) == [prose(3)[:48]]
 
 
 def test_the_next_run_does_not_revive_a_forgotten_document_wherever_it_lies(
@@ -197,12 +199,12 @@ def test_the_models_that_saw_a_document_are_named_before_and_after_it_is_forgott
     one = next(doc for doc, side in sides.items() if side == "train")
     held_out = next(doc for doc, side in sides.items() if side == "validation")
     training = f"train/{trained.checkpoint.key}"
-    (seen,) = explain(home, open_store(home.store), one, "default")["seen_by"]
+    (seen,) = explain(open_store(home.store), one, "default")["seen_by"]
     assert (seen["training"], seen["documents_trained_on"]) == (training, 1)
-    (seen,) = explain(home, open_store(home.store), held_out, "default")["seen_by"]
+    (seen,) = explain(open_store(home.store), held_out, "default")["seen_by"]
     assert (seen["documents_trained_on"], seen["documents_held_out"]) == (0, 1)
     forget(home, open_store(home.store), one, "a mistake", "default", dry_run=False)
-    known = explain(home, open_store(home.store), one, "default")
+    known = explain(open_store(home.store), one, "default")
     assert known["forgotten"]["reason"] == "a mistake"
     assert [item["training"] for item in known["seen_by"]] == [training]
 
@@ -219,8 +221,8 @@ def test_a_model_read_what_it_was_trained_on_and_what_the_one_it_continues_was(
     once = min(doc for doc, side in before.items() if (side, now[doc]) == ("train", "validation"))
 
     def seen(*doc_ids: str) -> tuple[int, int, str]:
-        found = next(item for item in exposures(store, doc_ids) if item.checkpoint == later)
-        return found.trained, found.held_out, found.through
+        found = next(item for item in exposures(store, doc_ids) if item["training"] == f"train/{later.key}")
+        return found["documents_trained_on"], found["documents_held_out"], found["through"]
 
     assert seen(once, twice) == (2, 1, trained.checkpoint.key)
     assert seen(once) == (1, 1, trained.checkpoint.key)
@@ -240,11 +242,11 @@ def test_a_forgotten_document_goes_by_id_eight_digits_and_path_also_when_a_run_h
     (doc_id,) = (item["doc_id"] for item in done["documents"])
     names = (doc_id, doc_id[:8], "secret/1.txt", "./secret/1.txt", str(source / "secret" / "1.txt"))
     for name in names:
-        assert explain(home, open_store(home.store), name, "default")["forgotten"]["doc_id"] == doc_id, name
+        assert explain(open_store(home.store), name, "default")["forgotten"]["doc_id"] == doc_id, name
     assert forget(home, open_store(home.store), "secret/1.txt", "", "default", dry_run=False)["known"] == 1
     run_prepare(home, source)
     for name in names:
-        assert explain(home, open_store(home.store), name, "default")["forgotten"]["reason"] == "a mistake", name
+        assert explain(open_store(home.store), name, "default")["forgotten"]["reason"] == "a mistake", name
     kept = (Path(home.store) / ".refs" / "forgotten" / "documents.json").read_text()
     assert "secret/" not in kept
 
@@ -258,7 +260,7 @@ def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_
     run_prepare(home, changed)
     done = forget(home, open_store(home.store), "secret/2.txt", "", "default", dry_run=False)
     with pytest.raises(UserError, match="stands for 2 forgotten documents: give one of") as refused:
-        explain(home, open_store(home.store), "secret/2.txt", "default")
+        explain(open_store(home.store), "secret/2.txt", "default")
     assert all(item["doc_id"] in str(refused.value) for item in done["documents"])
 
 
@@ -271,7 +273,7 @@ def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(tr
     later = put(store, "train", {"words.txt": "later"}, dataset=dataset, base=trained.checkpoint)
     latest = put(store, "train", {"words.txt": "latest"}, dataset=dataset, base=later)
     put(store, "train", {"words.txt": "of its own"}, dataset=dataset)
-    seen = explain(home, open_store(home.store), done["documents"][0]["doc_id"], "default")["seen_by"]
+    seen = explain(open_store(home.store), done["documents"][0]["doc_id"], "default")["seen_by"]
     assert {item["training"]: item["through"] for item in seen} == {
         saw[0]: "",
         f"train/{later.key}": trained.checkpoint.key,
@@ -282,8 +284,7 @@ def test_a_model_that_goes_on_from_one_that_saw_a_forgotten_document_is_named(tr
 def test_the_lineage_of_a_model_leads_back_to_what_was_removed(trained: Trained, home: Home) -> None:
     forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     stages = {
-        entry["stage"]
-        for entry in explain(home, open_store(home.store), trained.checkpoint.key, "default")["made_from"]
+        entry["stage"] for entry in explain(open_store(home.store), trained.checkpoint.key, "default")["made_from"]
     }
     assert {"dataset", "curate", "tokenise", "extract"} <= stages
 
@@ -412,7 +413,7 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
     training = put(store, "train", files, dataset=dataset)
     forget(home, open_store(home.store), "secret.txt", "", "default", dry_run=False)
     manifest = next(found for found in store.manifests("train") if found.ref == training)
-    assert [sample["prompt"] for sample in samples_of(store, manifest)] == [prompts[1]]
+    assert prompts_of(store, manifest) == [prompts[1]]
 
 
 def test_what_goes_by_no_name_is_refused(home: Home) -> None:

@@ -17,7 +17,7 @@ from storage.store import Store, open_store
 from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from storage.tracking import Tracking
-from tasks.upkeep import forget_sweep as sweep
+from tasks.upkeep import forget as sweep
 from tasks.upkeep.forget import forget
 
 DROPPED = "marmalade cathedral hums"  # three words: the policy drops the document

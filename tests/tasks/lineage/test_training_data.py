@@ -10,7 +10,7 @@ from tiny_run import Ran, home_at, run_prepare, text_of, tiny_settings, write_te
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from tasks.lineage.attribution import documents_in, name_documents
+from tasks.lineage.training_data import documents_in, name_documents
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 

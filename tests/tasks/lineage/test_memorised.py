@@ -10,8 +10,8 @@ from dedup_samples import plain_words, prose
 from trace_samples import longest_shared, segment_at
 
 from storage.errors import UserError
-from tasks.lineage import spans as module
-from tasks.lineage.spans import SharedSpan, outstanding, shared_spans
+from tasks.lineage import memorised as module
+from tasks.lineage.memorised import SharedSpan, outstanding, shared_spans
 from tasks.lineage.trace_index import TracedSegment
 
 DOCUMENTS = {f"doc-{seed}": prose(60 + 40 * seed, seed) for seed in range(6)}

@@ -1,0 +1,292 @@
+"""The documents behind datasets and models, by lineage: of sequences, of texts, of trainings that saw a document.
+
+All of it is read from manifests and tables as they are, whatever the corpus is now, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.lineage import ancestor, ancestors, manifest_of
+from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.registry import ModelVersion, registered_versions
+from storage.schemas import DOCUMENTS_FILE, FILES_FILE, SELECTION_FILE, SEQUENCES_FILE
+from storage.store import Store
+from storage.tables import union_digest
+from tasks.curate.corpus import Corpus, parquet, tables_of
+
+if TYPE_CHECKING:
+    from tasks.core.run import Run
+
+NAMED = 5  # documents that a sentence names
+
+
+def rows_of(table: Path, doc_ids: Collection[str], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of some documents; row groups without any of them are not read where the table is sorted."""
+    if not doc_ids:  # an empty list has no type to filter by
+        return []
+    wanted = [("doc_id", "in", sorted(doc_ids))]
+    found: list[dict[str, Any]] = pq.read_table(table, columns=list(columns), filters=wanted).to_pylist()
+    return found
+
+
+# the documents of training sequences
+
+
+@dataclass(frozen=True)
+class AttributedDocument:
+    """A document with a piece in one of the sequences.
+
+    Attributes:
+        doc_id: Id of the document.
+        path: The first of the paths that the snapshot has it at; empty if it has none any more.
+        sequences: Numbers of those of the sequences that it stands in, rising.
+    """
+
+    doc_id: str
+    path: str
+    sequences: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.path or 'a document without a path'} (document {self.doc_id[:12]})"
+
+
+def documents_in(
+    store: Store, dataset: ArtifactRef, sequences: Sequence[int], split: str = "train"
+) -> list[AttributedDocument]:
+    """Return the documents of some sequences; those with the most sequences first, then in the order of the sequences.
+
+    Args:
+        dataset: Artefact of the stage `dataset`.
+        sequences: As the trainer numbers them, from 0 on within the split, in any order.
+        split: `train` or `validation`.
+
+    Raises:
+        IndexError: if a number is none of a sequence.
+    """
+    table = pq.read_table(store.folder(dataset) / SEQUENCES_FILE, columns=["sequence", "split", "doc_id"])
+    table = table.filter(pc.equal(table["split"], split))
+    number = np.cumsum(np.diff(table["sequence"].to_numpy(), prepend=-1) != 0) - 1  # as `load_index` counts them
+    wanted = np.unique(np.asarray(sequences, dtype=np.int64))
+    n_sequences = int(number[-1]) + 1 if len(number) else 0
+    for outside in wanted[(wanted < 0) | (wanted >= n_sequences)][:1]:
+        raise IndexError(f"sequence {outside} is asked for, but the dataset has {n_sequences} in its {split} split")
+    rows = np.flatnonzero(np.isin(number, wanted))
+    found: dict[str, dict[int, None]] = {}
+    for doc_id, sequence in zip(table["doc_id"].take(rows).to_pylist(), number[rows].tolist(), strict=True):
+        found.setdefault(doc_id, {})[sequence] = None
+    paths = first_paths(store, dataset, found)
+    documents = [AttributedDocument(doc_id, paths.get(doc_id, ""), tuple(places)) for doc_id, places in found.items()]
+    return sorted(documents, key=lambda one: (-len(one.sequences), one.sequences[0]))
+
+
+def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> str:
+    """Return a sentence that names the documents of some training sequences; empty where there are none.
+
+    Args:
+        dataset: Artefact of the stage `dataset`.
+        sequences: As the trainer numbers them.
+    """
+    found = documents_in(store, dataset, sequences)
+    if not found:
+        return ""
+    named = ", ".join(map(str, found[:NAMED]))
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"Documents in these sequences: {named}{more}."
+
+
+def first_paths(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
+    """Return the first path of each document in the snapshot that a dataset was made from.
+
+    Where that one was cleared away others name what they have, the newest what several do.
+    """
+    listing = ancestor(store, dataset, "snapshot")
+    listings = [listing]
+    if store.find(listing.stage, listing.key) is None:
+        listings = sorted(store.manifests(listing.stage), key=lambda manifest: manifest.created)
+    found: dict[str, str] = {}
+    for manifest in listings:
+        rows = rows_of(store.folder(manifest.ref) / FILES_FILE, doc_ids, ["doc_id", "status", "path"])
+        paths = sorted(((row["path"], row["doc_id"]) for row in rows if row["status"] == "ok"), reverse=True)
+        found |= {doc_id: path for path, doc_id in paths}
+    return found
+
+
+# the texts that models were trained on
+
+
+def datasets_of(store: Store, ref: ArtifactRef) -> list[ArtifactRef]:
+    """Return the datasets that something was made from: those of a model, and of the models that it continues from.
+
+    One with a document that was forgotten since is not there any more.
+    """
+    found = (manifest for _, manifest in ancestors(store, ref) if manifest.stage == "dataset")
+    return [manifest.ref for manifest in found if store.find(manifest.stage, manifest.key) is not None]
+
+
+def trained_texts(run: Run, checkpoint: ArtifactRef) -> RefSet | None:
+    """Return the texts that a model was trained on; None for a model from elsewhere."""
+    if not checkpoint.made:
+        return RefSet((checkpoint,), "", live=((),))  # of a model that a plan would train
+    datasets = datasets_of(run.store, checkpoint)
+    return training_texts(run.store, datasets) if datasets else None
+
+
+def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
+    """Return the texts of the training documents of datasets, as the models read them, segment by segment.
+
+    Returns:
+        Refined segments; `live` says which of their documents are trained on, and the digest covers those alone.
+
+    Raises:
+        StoreError: if a document lies in none of the segments behind its dataset.
+    """
+    live: dict[ArtifactRef, set[str]] = {}
+    for dataset in datasets:
+        manifest = manifest_of(store, dataset)
+        refs = sorted({manifest_of(store, ref).input_refs("documents")[0] for ref in manifest.input_refs("tokens")})
+        read = f"select doc_id from {parquet(store.folder(dataset) / SEQUENCES_FILE)} where split = 'train'"
+        with Corpus() as corpus:
+            corpus.want_kept(store.folder(manifest.input_refs("curated")[0]), "train")
+            corpus.sql(f"delete from wanted where doc_id not in ({read})")  # a mix may leave out what was selected
+            corpus.locate(tables_of(store, RefSet(tuple(refs), "")), DOCUMENTS_FILE)
+            parts = corpus.sql("select part, list(doc_id) from located group by part order by part").fetchall()
+        for part, doc_ids in parts:
+            live.setdefault(refs[part], set()).update(doc_ids)
+    digest = union_digest([store.folder(ref) / DOCUMENTS_FILE for ref in live], list(live.values()))
+    return RefSet(tuple(live), digest, live=tuple(live.values()))
+
+
+def sources_of(
+    store: Store, datasets: Sequence[ArtifactRef], texts: RefSet, doc_ids: Collection[str]
+) -> dict[str, dict[str, str]]:
+    """Return `path`, `kind` and `licence` of documents of datasets; unknown ones are empty, the first dataset counts.
+
+    Args:
+        texts: The training texts of the datasets.
+    """
+    kinds: dict[str, str | None] = {}
+    for ref in texts.refs:
+        rows = rows_of(store.folder(ref) / DOCUMENTS_FILE, doc_ids, ["doc_id", "kind"])
+        kinds |= {row["doc_id"]: row["kind"] for row in rows}
+    found: dict[str, dict[str, str]] = {}
+    for dataset in reversed(datasets):
+        curated = manifest_of(store, dataset).input_refs("curated")[0]
+        paths = first_paths(store, dataset, doc_ids)
+        for row in rows_of(store.folder(curated) / SELECTION_FILE, doc_ids, ["doc_id", "licence"]):
+            name = row["doc_id"]
+            found[name] = {"path": paths.get(name, ""), "kind": kinds.get(name) or "", "licence": row["licence"] or ""}
+    return found
+
+
+# the models that saw documents
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Documents that a dataset has of some; `pieces` of its training sequences are from them, None if it is gone."""
+
+    trained: frozenset[str] = frozenset()
+    held_out: int = 0
+    pieces: int | None = None
+
+
+def exposures(store: Store, doc_ids: Collection[str]) -> list[dict[str, Any]]:
+    """Return the trainings of a store that saw some documents, the oldest first, as `sheepfold why --json` prints them.
+
+    Returns:
+        For each training its registered versions; `documents_trained_on`, by itself or through those that it continues;
+        `documents_held_out`, on which it was itself measured while it was trained; `training_pieces`, None where a
+        dataset is not there any more; and `through`, the nearest of those that it continues which was trained on
+        documents that it did not read itself, else empty.
+    """
+    known: dict[str, _Seen] = {}  # by dataset; several trainings may have one
+    found = []
+    versions = versions_by_training(store)
+    for training in _trainings(store):
+        levels = []
+        for one in _chain(store, training):
+            (dataset,) = one.input_refs("dataset")
+            if dataset.key not in known:
+                known[dataset.key] = _seen(store, dataset, doc_ids)
+            levels.append((one.key, known[dataset.key]))
+        own = levels[0][1]
+        trained = frozenset[str]().union(*(seen.trained for _, seen in levels))
+        if not trained and not own.held_out:
+            continue
+        pieces = [seen.pieces for _, seen in levels if seen.trained]
+        there = [number for number in pieces if number is not None]
+        name = f"{training.stage}/{training.key}"
+        found.append(
+            {
+                "training": name,
+                "versions": versions.get(name, []),
+                "documents_trained_on": len(trained),
+                "documents_held_out": own.held_out,
+                "training_pieces": sum(there) if there and len(there) == len(pieces) else None,
+                "through": next((key for key, seen in levels[1:] if seen.trained - own.trained), ""),
+            }
+        )
+    return found
+
+
+def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
+    """Return those that continue some trainings, directly or not, with the key of the one through which they do.
+
+    Args:
+        trainings: STAGE/KEY of each.
+    """
+    found = {}
+    for training in _trainings(store):
+        name, *bases = (f"{one.stage}/{one.key}" for one in _chain(store, training))
+        through = next((base for base in bases if base in trainings), None)
+        if through is not None and name not in trainings:
+            found[name] = through.rpartition("/")[2]
+    return found
+
+
+def versions_by_training(store: Store) -> Mapping[str, list[dict[str, Any]]]:
+    """Return name, number and aliases of the registered versions of each checkpoint, by its STAGE/KEY."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for item in registered_versions(store):
+        found.setdefault(f"{item.checkpoint.stage}/{item.checkpoint.key}", []).append(shown_version(item))
+    return found
+
+
+def shown_version(item: ModelVersion) -> dict[str, Any]:
+    """Return what names a registered version."""
+    return {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
+
+
+def _trainings(store: Store) -> list[Manifest]:
+    return sorted(store.manifests("train"), key=lambda found: (found.created, found.key))
+
+
+def _chain(store: Store, training: Manifest) -> Iterator[Manifest]:
+    """Yield a training and those that it continues."""
+    current: Manifest | None = training
+    while current is not None and current.stage == "train":
+        yield current
+        base = current.input_refs("base") if "base" in current.inputs else []
+        current = manifest_of(store, base[0]) if base else None
+
+
+def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen:
+    (curated,) = manifest_of(store, dataset).input_refs("curated")
+    if store.find(curated.stage, curated.key) is None:
+        return _Seen()
+    rows = rows_of(store.folder(curated) / SELECTION_FILE, doc_ids, ["doc_id", "split", "kept"])
+    selected = frozenset(row["doc_id"] for row in rows if row["kept"] and row["split"] == "train")
+    held_out = sum(row["kept"] and row["split"] == "validation" for row in rows)
+    if selected and store.find(dataset.stage, dataset.key) is not None:
+        read = rows_of(store.folder(dataset) / SEQUENCES_FILE, doc_ids, ["doc_id", "split"])
+        trained = [row["doc_id"] for row in read if row["split"] == "train"]
+        return _Seen(frozenset(trained), held_out, len(trained))  # a mix may leave out what was selected
+    return _Seen(selected, held_out)
