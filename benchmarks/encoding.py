@@ -90,7 +90,8 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The same merges in tiktoken's batch call, two threads."""
     import tiktoken as library
 
-    from tasks.tokens.tokenizers import BpeTokenizer, load_tokenizer, spelled_bytes
+    from tasks.tokens.hf_spec import spelled_bytes
+    from tasks.tokens.tokenizers import BpeTokenizer, load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)

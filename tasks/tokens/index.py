@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE, SHARD_FILE
-from tasks.tokens.interface import PAD
 from tasks.tokens.packing import is_isolated
+from tasks.tokens.tokenizers import PAD
 
 if TYPE_CHECKING:
     from model.data import SpanSource

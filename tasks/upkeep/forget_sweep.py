@@ -37,8 +37,7 @@ from storage.tombstones import FORGETTING_LOCK, Tombstones, read_tombstones, wri
 from tasks.generation.prompts import SAMPLED_ID
 from tasks.ingest.extract import present_segments
 from tasks.text.minhash import gram_hashes
-from tasks.tokens.interface import Tokenizer
-from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tasks.upkeep.forget_pages import TRAIN, clear_pages, show_samples
 from tasks.upkeep.forget_rewriting import (
     SELECTION_FILES,

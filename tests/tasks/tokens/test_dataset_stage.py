@@ -21,11 +21,10 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import SEQUENCES, TOKEN_COUNTS
 from storage.store import Store, StoreError
-from tasks.tokens.dataset import DatasetIndexSettings
-from tasks.tokens.documents import kept_tokens
+from tasks.tokens.dataset import DatasetIndexSettings, kept_tokens
 from tasks.tokens.index import groups_of
-from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
+from tasks.tokens.settings import MixSettings
 
 T = 8
 
@@ -240,8 +239,7 @@ def test_token_counts_are_those_of_a_direct_count(folder: Path, settings: Datase
 
 
 def test_long_spans_are_counted_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokens.documents.IDS_AT_ONCE", 7)
-    monkeypatch.setattr("tasks.tokens.documents.LONG_SPAN", 5)
+    monkeypatch.setattr("tasks.tokens.dataset.IDS_AT_ONCE", 7)
     built = build(folder, DOCUMENTS, DatasetIndexSettings(T + 3))
     assert built.counts == directly(built)
 

@@ -34,8 +34,8 @@ from tasks.generation.prompts import PROMPTS
 from tasks.lineage.attribution import first_paths
 from tasks.lineage.training_membership import exposures
 from tasks.lineage.why import explain
-from tasks.tokens.interface import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
+from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from tasks.upkeep import forget_sweep as sweep
 from tasks.upkeep.forget import forget
 from tasks.upkeep.forget_rewriting import samples_of
