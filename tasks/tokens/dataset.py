@@ -89,7 +89,7 @@ class DatasetIndexSettings:
 
     @classmethod
     def of(cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None) -> DatasetIndexSettings:
-        """From the sections of a run's settings; a mix that names no groups is none."""
+        """Return them from the sections of a run's settings; a mix that names no groups is none."""
         wanted = mix if mix is not None and mix.by else None
         return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
 
@@ -225,7 +225,7 @@ def dataset(
 
 
 def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Array:
-    """The group of each training document, in their order."""
+    """Return the group of each training document, in their order."""
     tables = [pq.read_table(work.folder(ref) / GROUPS_FILE, columns=["doc_id", "group"]) for ref in groups.refs]
     known = pa.concat_tables(tables)
     trained = documents.ids.filter(pa.array(documents.train))
@@ -237,7 +237,7 @@ def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Ar
 
 
 def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.Array | None) -> list[Group]:
-    """The groups by name, cut into sequences, and how often each is read."""
+    """Return the groups by name, cut into sequences, with the number of sequences that an epoch reads."""
     trained = np.flatnonzero(documents.train)
     if names is None:
         members = {EVERYTHING: trained}
@@ -263,7 +263,7 @@ def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.A
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Pieces:
-    """Pieces of several sets of documents as one: the sequences of each after those of the one before.
+    """Join pieces of several sets of documents: the sequences of each after those of the one before.
 
     Args:
         parts: numbers of the documents among all, and their pieces.
@@ -280,7 +280,7 @@ def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Piece
 
 
 def _balance(group: Group) -> Account:
-    """The account of a group; all of it is cut where the mix leaves it out."""
+    """Return the account of a group; all of it is cut where the mix leaves it out."""
     return group.account if group.reads else Account(cut=group.account.kept + group.account.cut)
 
 

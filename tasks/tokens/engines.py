@@ -11,6 +11,7 @@ import ctypes
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -154,7 +155,6 @@ class Engines:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.reference = Engine(tokenizer)
-        self._fast: Engine | EngineError | None = None
 
     def choose(self, texts: Sequence[bytes], size: int, wanted: str = "auto") -> tuple[Engine, str]:
         """Return the engine to take, and the reason in one sentence.
@@ -173,23 +173,16 @@ class Engines:
         added = json.loads(self.tokenizer.spec).get("added_tokens") or []
         probes = [*PROBES, " ".join(str(token["content"]) for token in added)]
         try:
-            fast = self._gigatoken(self.tokenizer)
-            self.compare(fast, [*sample_of(texts), *(probe.encode() for probe in probes)])
+            self.compare(self._gigatoken, [*sample_of(texts), *(probe.encode() for probe in probes)])
         except EngineError as error:
             return self.reference, f"gigatoken: {error}"
-        return fast, "gives the reference's ids on a sample of these documents"
+        return self._gigatoken, "gives the reference's ids on a sample of these documents"
 
-    def _gigatoken(self, tokenizer: EngineTokenizer) -> Engine:
-        """Return the engine, made once; so is the failure to make it."""
-        if self._fast is None:
-            try:
-                with engine_errors("it cannot be set up"):
-                    self._fast = GigatokenEngine(tokenizer)
-            except EngineError as error:
-                self._fast = error
-        if isinstance(self._fast, EngineError):
-            raise self._fast
-        return self._fast
+    @cached_property
+    def _gigatoken(self) -> Engine:
+        assert isinstance(self.tokenizer, EngineTokenizer)
+        with engine_errors("it cannot be set up"):
+            return GigatokenEngine(self.tokenizer)
 
     def compare(self, engine: Engine, texts: Sequence[bytes]) -> None:
         """Check an engine against the reference.

@@ -130,20 +130,22 @@ def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: Mix
     asked = asked_shares(tokens, sequences, mix)
     if not mix.by or not (mix.weights or mix.temperature):
         passes = _passes(tokens, mix)
-        return {name: _at_least_one(passes[name] * sequences[name]) for name in sorted(sequences)}
+        wanted = {name: passes[name] * sequences[name] for name in sorted(sequences)}
+        # the nearest whole number, but not 0 for what is asked for
+        return {name: max(math.floor(n + Fraction(1, 2)), 1 if n else 0) for name, n in wanted.items()}
     limits = {name: Fraction(mix.max_epochs) * sequences[name] for name in asked}
-    wanted = {name: share for name, share in asked.items() if share}
+    shares = {name: share for name, share in asked.items() if share}
     reads = dict.fromkeys(sorted(sequences), 0)
-    if not wanted:
+    if not shares:
         return reads
-    most = min(Fraction(mix.max_epochs) * tokens[name] / share for name, share in wanted.items())
-    total = min(most, max(Fraction(tokens[name]) / share for name, share in wanted.items()))
-    quotas = {name: total * share * sequences[name] / tokens[name] for name, share in wanted.items()}
+    most = min(Fraction(mix.max_epochs) * tokens[name] / share for name, share in shares.items())
+    total = min(most, max(Fraction(tokens[name]) / share for name, share in shares.items()))
+    quotas = {name: total * share * sequences[name] / tokens[name] for name, share in shares.items()}
     return reads | _rounded(quotas, limits)
 
 
 def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> dict[str, int]:
-    """Whole numbers next to the quotas: those of the largest remainders go up, until the sum is right."""
+    """Return whole numbers next to the quotas: those of the largest remainders go up, until the sum is right."""
     counts = {name: math.floor(quota) for name, quota in quotas.items()}
     missing = math.floor(sum(quotas.values()) + Fraction(1, 2)) - sum(counts.values())
     for name in sorted(quotas, key=lambda item: (counts[item] - quotas[item], item)):
@@ -154,19 +156,12 @@ def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> 
     return counts
 
 
-def _at_least_one(quota: Fraction) -> int:
-    """The nearest whole number, but not 0 for what is asked for."""
-    return max(math.floor(quota + Fraction(1, 2)), 1 if quota else 0)
-
-
 def asked_shares(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
-    """The share of the training tokens that is asked for each group, over those that have sequences.
+    """Return the share of the training tokens that is asked for each group, over those that have sequences.
 
     Raises:
         MixError: The settings name a group that is not there, or miss one that is.
     """
-    if set(tokens) != set(sequences):
-        raise ValueError(f"tokens of {sorted(tokens)}, but sequences of {sorted(sequences)}")
     weights = _weights(tokens, mix)
     there = {name: weights[name] for name in sorted(weights) if sequences[name] and tokens[name]}
     total = sum(there.values())
@@ -174,7 +169,6 @@ def asked_shares(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: M
 
 
 def _weights(tokens: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
-    """The weight of every group."""
     if mix.weights:
         given = parse_shares("mix.weights", mix.weights)
         _check_names("mix.weights", given, tokens, complete=True)

@@ -58,7 +58,7 @@ class Pieces:
         return self.length.astype(np.int64) - self.ahead
 
     def take(self, rows: np.ndarray | slice) -> Pieces:
-        """Some of the pieces, in the order of `rows`; sequences keep their numbers."""
+        """Return some of the pieces, in the order of `rows`; sequences keep their numbers."""
         return Pieces(*(values[rows] for values in vars(self).values()))
 
 

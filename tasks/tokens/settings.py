@@ -162,7 +162,7 @@ class MixSettings:
                 )
 
     def without(self, groups: Collection[str]) -> MixSettings:
-        """The same mix of what is left when some groups are gone; the others keep their proportions.
+        """Return the mix of what is left when some groups are gone; the others keep their proportions.
 
         Raises:
             MixError: Nothing else was to be read.
@@ -180,7 +180,7 @@ def _reads_nothing(setting: str, shares: Mapping[str, Fraction]) -> bool:
 
 
 def _without(setting: str, text: str, groups: Collection[str]) -> str:
-    """Shares as they are written, without those of some groups."""
+    """Return shares as they are written, without those of some groups."""
     shares = parse_shares(setting, text)
     if shares.keys().isdisjoint(groups):
         return text  # as it was written, so that it is the same setting
@@ -191,7 +191,7 @@ def _without(setting: str, text: str, groups: Collection[str]) -> str:
 
 
 def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
-    """The names and numbers of `code=0.3, prose=0.7`.
+    """Return the names and numbers of `code=0.3, prose=0.7`.
 
     Args:
         setting: Where it comes from, for messages.
@@ -223,7 +223,7 @@ def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
 
 
 def _number(text: str) -> Fraction | None:
-    """A number; None where it is none, below 0, or beyond all use."""
+    """Return a number; None where it is none, below 0, or beyond all use."""
     try:
         value = float(text)
     except ValueError:
@@ -233,7 +233,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def shown(value: str | float) -> str:
-    """A setting or a name in a message; of a long one its beginning."""
+    """Return a setting or a name for a message; of a long one its beginning."""
     if not isinstance(value, str) or len(value) <= SHOWN_CHARS:
         return repr(value)
     return f"{value[:SHOWN_CHARS]!r}... ({len(value):,} characters)"

@@ -78,7 +78,7 @@ class FitSettings:
 
     @classmethod
     def of(cls, settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> FitSettings:
-        """From the section of a run's settings.
+        """Return them from the section of a run's settings.
 
         Args:
             pinned: these settings of the tokeniser that the corpus has; it stands for a file that is there no more.
@@ -95,7 +95,7 @@ class FitSettings:
 
 
 def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> None:
-    """See that the tokeniser asked for can be had, before anything runs.
+    """Check that the tokeniser asked for can be had, before anything runs.
 
     Args:
         pinned: the `FitSettings` of the tokeniser that the corpus has; where it is the one asked for, no file is read.
@@ -115,7 +115,7 @@ def pinned_settings(run: Run) -> dict[str, Any] | None:
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
-    """Kind and vocabulary size for so much training text, and why.
+    """Choose kind and vocabulary size for so much training text, and say why.
 
     Returns:
         kind, vocabulary size (0: all characters that the kind knows), one sentence.
@@ -153,7 +153,7 @@ class Fitted(NamedTuple):
 def fit_tokenizer(
     texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
 ) -> Fitted:
-    """Fit on texts.
+    """Fit a tokeniser on texts.
 
     Args:
         texts: UTF-8.
