@@ -54,12 +54,14 @@ class TokenizerSettings:
         if self.vocab_size:
             self._check_size()
         if self.vocab_size or self.reserved:
-            from tasks.tokens.tokenizers import check_vocab_size  # imports NumPy, which few settings are worth
+            from tasks.tokens.tokenizers import LARGEST_VOCAB  # imports NumPy, which few settings are worth
 
-            try:
-                check_vocab_size(self.vocab_size, self.reserved)
-            except ValueError as error:
-                raise ValueError(f"tokenizer.{error}") from error
+            for name in ("vocab_size", "reserved"):
+                if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
+                    raise ValueError(
+                        f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "
+                        "costs a row of the network"
+                    )
 
     def _check_size(self) -> None:
         given = f"tokenizer.vocab_size is {self.vocab_size}"

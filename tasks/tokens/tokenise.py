@@ -76,12 +76,11 @@ def tokenise(
     made = work.in_subprocess(
         tokenise_segment,
         unpacked_size(source),
-        source=str(source),
-        tokenizer=str(work.folder(tokenizer) / TOKENIZER_FILE),
+        source=source,
+        tokenizer=work.folder(tokenizer) / TOKENIZER_FILE,
         fingerprint=tokenizer.digest,
-        out=str(work.out),
-        bos=settings.bos,
-        eos=settings.eos,
+        out=work.out,
+        settings=settings,
         engine=engine,
     )
     work.counts["rows"] = work.counts["units"] = made["rows"]
@@ -91,12 +90,11 @@ def tokenise(
 
 
 def tokenise_segment(
-    source: str,
-    tokenizer: str,
+    source: Path,
+    tokenizer: Path,
     fingerprint: str,
-    out: str,
-    bos: bool,
-    eos: bool,
+    out: Path,
+    settings: TokeniseSettings,
     engine: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
@@ -115,13 +113,12 @@ def tokenise_segment(
         UserError: if the tokeniser's file is broken, or another one, or it cannot encode the documents.
     """
     engines = _engines(tokenizer, fingerprint)
-    folder, settings = Path(out), TokeniseSettings(bos, eos)
     try:
-        return _encode_segment(engines, engine, settings, Path(source), folder, progress)
+        return _encode_segment(engines, engine, settings, source, out, progress)
     except EngineError as error:
         reason = str(error)
     try:
-        made = _encode_segment(engines, "reference", settings, Path(source), folder, progress)
+        made = _encode_segment(engines, "reference", settings, source, out, progress)
     except EngineError as error:
         raise UserError(
             f"the tokeniser in {tokenizer} ({engines.tokenizer.described}) cannot encode the documents: {error}; give "
@@ -131,10 +128,10 @@ def tokenise_segment(
 
 
 @lru_cache(maxsize=1)
-def _engines(path: str, fingerprint: str) -> Engines:
+def _engines(path: Path, fingerprint: str) -> Engines:
     """Return the engines of a saved tokeniser; a process that encodes many segments sets them up once."""
     try:
-        return Engines(load_tokenizer(Path(path), fingerprint))
+        return Engines(load_tokenizer(path, fingerprint))
     except TokenizerError as error:
         raise UserError(str(error)) from error
 

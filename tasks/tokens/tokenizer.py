@@ -39,7 +39,6 @@ from tasks.tokens.tokenizers import (
     CharTokenizer,
     Tokenizer,
     WordTokenizer,
-    check_vocab_size,
 )
 
 if TYPE_CHECKING:
@@ -119,14 +118,7 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
 
     Returns:
         kind, vocabulary size (0: all characters that the kind knows), one sentence.
-
-    Raises:
-        UserError: so many ids are asked for that they must be a mistake.
     """
-    try:
-        check_vocab_size(settings.vocab_size, settings.reserved)
-    except ValueError as error:
-        raise UserError(f"tokenizer.{error}") from error
     kind = settings.kind
     why = "asked for"
     if kind == "auto":
@@ -213,11 +205,10 @@ def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> Bp
         vocab_size: ids in all, the reserved ones too; there are fewer when the text is too short for so many.
 
     Raises:
-        ValueError: there is no room for all bytes, or so many ids are asked for that the engine would end the process.
+        ValueError: there is no room for all bytes.
     """
     from tokenizers import pre_tokenizers, trainers
 
-    check_vocab_size(vocab_size, reserved)
     if vocab_size - reserved < MIN_BPE_VOCAB:
         raise ValueError(
             f"vocab_size is {vocab_size}; byte-level BPE needs at least {MIN_BPE_VOCAB}"
@@ -296,9 +287,9 @@ def tokenizer(
             fit_documents,
             sum(most for rows in chosen.values() for *_, most in rows),
             chosen=chosen,
-            settings=asdict(FitSettings(settings.kind, settings.vocab_size, settings.fit_bytes, settings.reserved)),
+            settings=settings,
             n_bytes=n_bytes,
-            out=str(work.out),
+            out=work.out,
         )
         choice = made["choice"]
         work.tools.update(made["tools"])
@@ -371,9 +362,9 @@ def _choose_documents(
 
 def fit_documents(
     chosen: dict[str, list[tuple[int, int, int]]],
-    settings: dict[str, Any],
+    settings: FitSettings,
     n_bytes: int,
-    out: str,
+    out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Fit a tokeniser on documents and write it.
@@ -389,8 +380,8 @@ def fit_documents(
         texts.update(_read(Path(folder) / DOCUMENTS_FILE, rows))
         progress(len(texts), sum(map(len, chosen.values())))
     ordered = [texts.pop(turn) for turn in sorted(texts)]
-    fitted = fit_tokenizer(ordered, FitSettings(**settings), n_bytes)
-    fitted.tokenizer.save(Path(out) / TOKENIZER_FILE)
+    fitted = fit_tokenizer(ordered, settings, n_bytes)
+    fitted.tokenizer.save(out / TOKENIZER_FILE)
     choice = _record(fitted.tokenizer, fitted.why)
     return {"choice": choice, "tools": fitted.tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
 

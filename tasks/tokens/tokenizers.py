@@ -53,6 +53,7 @@ class Tokenizer(ABC):
         reserved: ids that are kept free at the end of the vocabulary.
 
     Attributes:
+        used_ids: number of ids, special ones included, reserved ones not.
         may_lose: parts of a text may become unk or be left out.
         pad_id: Id that fills up short sequences; None if there is none (as for the next three).
         unk_id: Id of what has no id.
@@ -61,6 +62,7 @@ class Tokenizer(ABC):
     """
 
     kind: str
+    used_ids: int
     may_lose: bool = False
     pad_id: int | None = PAD
     unk_id: int | None = UNK
@@ -71,11 +73,6 @@ class Tokenizer(ABC):
         if not is_id(reserved):
             raise ValueError(f"{reserved!r} ids are to be reserved, expected 0 or more, {LARGEST_VOCAB:,} at most")
         self.reserved = reserved
-
-    @property
-    @abstractmethod
-    def used_ids(self) -> int:
-        """Number of ids, special ones included, reserved ones not."""
 
     @property
     def vocab_size(self) -> int:
@@ -146,19 +143,6 @@ def is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_VOCAB
 
 
-def check_vocab_size(vocab_size: int, reserved: int = 0) -> None:
-    """Refuse a vocabulary that no engine could be asked for: some end the process for lack of memory.
-
-    Raises:
-        ValueError: it is as large as `LARGEST_VOCAB`.
-    """
-    for name, value in (("vocab_size", vocab_size), ("reserved", reserved)):
-        if value >= LARGEST_VOCAB:
-            raise ValueError(
-                f"{name} is {value:,}, expected less than {LARGEST_VOCAB:,}: every id costs a row of the network"
-            )
-
-
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
     """Return the smallest unsigned type that holds every id."""
     return np.min_scalar_type(max(vocab_size - 1, 0))
@@ -212,7 +196,8 @@ class CharTokenizer(TableTokenizer):
         if len(set(alphabet)) != len(alphabet):
             raise ValueError("the alphabet names a character twice")
         self.alphabet = alphabet
-        super().__init__(alphabet, np.arange(N_SPECIAL, N_SPECIAL + len(alphabet)), reserved)
+        self.used_ids = N_SPECIAL + len(alphabet)
+        super().__init__(alphabet, np.arange(N_SPECIAL, self.used_ids), reserved)
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
@@ -231,10 +216,6 @@ class CharTokenizer(TableTokenizer):
         for text in texts:
             counts.update(text)
         return cls("".join(most_frequent(counts, room if vocab_size else None)), reserved)
-
-    @property
-    def used_ids(self) -> int:
-        return N_SPECIAL + len(self.alphabet)
 
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "alphabet": self.alphabet}
@@ -297,6 +278,7 @@ class WordTokenizer(Tokenizer):
             if not is_id(index):
                 raise ValueError(f"the id of {word!r} is {index!r}, expected a whole number below {LARGEST_VOCAB:,}")
         self._words = {index: word for word, index in self.vocabulary.items()}
+        self.used_ids = max(self._words, default=N_SPECIAL - 1) + 1
         if len(self._words) < len(self.vocabulary) or min(self._words, default=N_SPECIAL) < N_SPECIAL:
             raise ValueError(f"every word needs an id of its own, {N_SPECIAL} or more: the ids before are special")
 
@@ -308,10 +290,6 @@ class WordTokenizer(Tokenizer):
             counts.update(_words(text))
         chosen = most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))
         return cls({word: index for index, word in enumerate(chosen, N_SPECIAL)}, reserved)
-
-    @property
-    def used_ids(self) -> int:
-        return max(self._words, default=N_SPECIAL - 1) + 1
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         known = self.vocabulary
@@ -359,6 +337,7 @@ class EngineTokenizer(Tokenizer):
         super().__init__(reserved)
         self.spec = spec
         self._engine = engine_of(spec)
+        self.used_ids = int(self._engine.get_vocab_size())
 
     @property
     def encoding_spec(self) -> str:
@@ -401,10 +380,6 @@ class BpeTokenizer(EngineTokenizer):
 
     kind = "bpe"
 
-    @property
-    def used_ids(self) -> int:
-        return int(self._engine.get_vocab_size())
-
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "spec": json.loads(self.spec)}
 
@@ -445,7 +420,7 @@ class HfTokenizer(EngineTokenizer):
             if value is not None and not (is_id(value) and value <= largest):
                 raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {largest}")
         self.pad_id, self.unk_id, self.bos_id, self.eos_id = pad_id, unk_id, bos_id, eos_id
-        self._largest = largest
+        self.used_ids = largest + 1
         added = self._engine.get_added_tokens_decoder()
         special = {index for index, token in added.items() if token.special}
         self._special = special | {index for index in self._named.values() if index is not None}
@@ -461,10 +436,6 @@ class HfTokenizer(EngineTokenizer):
     @property
     def described(self) -> str:
         return f"{json.loads(self.spec)['model'].get('type', 'one')} from elsewhere"
-
-    @property
-    def used_ids(self) -> int:
-        return self._largest + 1
 
     @property
     def special_ids(self) -> tuple[int, ...]:

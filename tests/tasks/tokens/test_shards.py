@@ -72,10 +72,9 @@ def encode(folder: Path, tokenizer: Tokenizer, texts: list[str], **options: Any)
     source = write_documents(folder / "in", texts, options.pop("rows_per_group", 3))
     tokenizer.save(folder / "tokenizer.json")
     (folder / "out").mkdir(exist_ok=True)
-    asked = {"bos": True, "eos": True, "engine": "auto", "progress": lambda done, total: None, **options}
-    return tokenise_segment(
-        str(source), str(folder / "tokenizer.json"), tokenizer.fingerprint, str(folder / "out"), **asked
-    )
+    settings = TokeniseSettings(options.pop("bos", True), options.pop("eos", True))
+    asked = {"settings": settings, "engine": "auto", "progress": lambda done, total: None, **options}
+    return tokenise_segment(source, folder / "tokenizer.json", tokenizer.fingerprint, folder / "out", **asked)
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -227,7 +226,7 @@ def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
     for fingerprint, told in (("", "lacks 'alphabet'"), ("0" * 64, "fingerprint is")):
         with pytest.raises(UserError, match=told):
             tokenise_segment(
-                str(source), str(tmp_path / "tokenizer.json"), fingerprint, str(tmp_path), True, True, "auto", print
+                source, tmp_path / "tokenizer.json", fingerprint, tmp_path, TokeniseSettings(), "auto", print
             )
 
 
@@ -314,7 +313,8 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
         data = path.read_bytes()
         texts.append(data.decode("utf-8", errors="replace") if b"\x00" not in data else data[:50_000].decode("latin-1"))
     learned = learn_merges((text[:20_000] for text in texts), 4096)
-    engines.Engines(learned).compare(engines.GigatokenEngine(learned), [text.encode() for text in texts])
+    pieces = [piece for text in texts for piece in learned.pieces(text.encode())]
+    engines.Engines(learned).compare(engines.GigatokenEngine(learned), pieces)
 
 
 # -- what a process takes ------------------------------------------------------------------------------------------
@@ -333,8 +333,9 @@ def told_by_a_process(code: str, kind: str, texts: list[str], folder: Path) -> l
 PEAK = r"""
 import pathlib, re, sys
 sys.path.insert(0, sys.argv[1])
-from tasks.tokens.tokenise import tokenise_segment
-made = tokenise_segment(*sys.argv[2:6], True, True, "auto", lambda done, total: None)
+from tasks.tokens.tokenise import TokeniseSettings, tokenise_segment
+source, tokenizer, out = map(pathlib.Path, (sys.argv[2], sys.argv[3], sys.argv[5]))
+made = tokenise_segment(source, tokenizer, sys.argv[4], out, TokeniseSettings(), "auto", lambda done, total: None)
 peak = re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss knows the parent's, too
 print(made["engine"].split()[0], int(peak[1]) * 1024)
 """
