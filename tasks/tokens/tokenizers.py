@@ -54,7 +54,6 @@ class Tokenizer(ABC):
 
     Attributes:
         used_ids: number of ids, special ones included, reserved ones not.
-        may_lose: parts of a text may become unk or be left out.
         pad_id: Id that fills up short sequences; None if there is none (as for the next three).
         unk_id: Id of what has no id.
         bos_id: Id that begins a document.
@@ -63,7 +62,6 @@ class Tokenizer(ABC):
 
     kind: str
     used_ids: int
-    may_lose: bool = False
     pad_id: int | None = PAD
     unk_id: int | None = UNK
     bos_id: int | None = BOS
@@ -108,6 +106,11 @@ class Tokenizer(ABC):
     @property
     def _reserved_ids(self) -> range:
         return range(self.used_ids, self.vocab_size)
+
+    @property
+    def may_lose(self) -> bool:
+        """True if parts of a text may become unk or be left out."""
+        return False
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
         """Return the UTF-8 bytes of `text` that its ids cannot give back: they became unk or were left out."""
@@ -307,7 +310,8 @@ class WordTokenizer(Tokenizer):
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        return sum(len(word.encode()) for word in _words(text) if word not in self.vocabulary)
+        unknown = (word for word, index in zip(_words(text), ids, strict=True) if index == UNK)
+        return sum(len(word.encode()) for word in unknown) if np.any(ids == UNK) else 0
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         return iter([data])
