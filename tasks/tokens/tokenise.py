@@ -144,7 +144,8 @@ def _encode_segment(
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    engine, reason = None, "there is no text"
+    engine: Engine | None = None
+    reason = "there is no text"
     rows: list[dict[str, Any]] = []
     compared = 0
     shard = _ShardWriter(out / SHARD_FILE, engines.tokenizer, settings)
@@ -258,18 +259,18 @@ class _ShardWriter:
             "digest": digest.hexdigest(),
         }
 
-    def _append(self, ids: np.ndarray) -> np.ndarray:
+    def _append(self, ids: np.ndarray) -> memoryview:
         largest = int(ids.max(initial=0))
         if largest >= len(self.counts):
             raise EngineError(f"id {largest} is outside the vocabulary of {len(self.counts)}")
         block = ids.astype(self._dtype)
-        self._file.write(block)
+        self._file.write(block.data)
         self.length += len(block)
         self._uncounted.append(block)
         self._n_uncounted += len(block)
         if self._n_uncounted >= COUNTED_AT_ONCE:
             self._count()
-        return block
+        return block.data
 
     def _count(self) -> None:
         if self._uncounted:
