@@ -28,7 +28,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     from storage.digest import sha256_file
     from storage.tables import unpacked_size
     from tasks.core.subprocesses import Subprocesses
-    from tasks.tokens.tokenise import tokenise_segment
+    from tasks.tokens.tokenise import TokeniseSettings, tokenise_segment
 
     fingerprint = sha256_file(tokenizer)  # the stage has it from the manifest
     processes = Subprocesses(WORKERS)
@@ -40,12 +40,11 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
             tokenise_segment,
             lambda done, total: None,
             unpacked_size(table),
-            source=str(table),
-            tokenizer=str(tokenizer),
+            source=table,
+            tokenizer=tokenizer,
             fingerprint=fingerprint,
-            out=str(folder),
-            bos=True,
-            eos=True,
+            out=folder,
+            settings=TokeniseSettings(),
             engine="auto",
         )
 
@@ -56,16 +55,14 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
 def alone(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The stage's function in this process: what one process needs."""
-    from tasks.tokens.tokenise import tokenise_segment
+    from tasks.tokens.tokenise import TokeniseSettings, tokenise_segment
     from tasks.tokens.tokenizers import load_tokenizer
 
     fingerprint = load_tokenizer(tokenizer).fingerprint
     for table in tables:
         folder = out / table.stem
         folder.mkdir()
-        tokenise_segment(
-            str(table), str(tokenizer), fingerprint, str(folder), True, True, "auto", lambda done, total: None
-        )
+        tokenise_segment(table, tokenizer, fingerprint, folder, TokeniseSettings(), "auto", lambda done, total: None)
 
 
 def hugging_face(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
@@ -90,7 +87,8 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The same merges in tiktoken's batch call, two threads."""
     import tiktoken as library
 
-    from tasks.tokens.tokenizers import BpeTokenizer, load_tokenizer, spelled_bytes
+    from tasks.tokens.hf_spec import spelled_bytes
+    from tasks.tokens.tokenizers import BpeTokenizer, load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)

@@ -28,7 +28,7 @@ from benchmarks.adding import FEW_DOCUMENTS, VOCABULARY, add_documents
 from benchmarks.ingest import Row
 from storage.schemas import REFINED
 from storage.tables import ROW_GROUP_ROWS, TableWriter
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
 
 TABLES = 4
 FIT_BYTES = 16 * 2**20

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import tasks.readers.records
     import tasks.sources.address
     import tasks.text.cleaning
-    import tasks.tokens.mix
     import tasks.tokens.settings
 
 AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
@@ -203,7 +202,7 @@ class Settings:
     refine: tasks.curate.settings.RefineSettings
     tokenizer: tasks.tokens.settings.TokenizerSettings
     dataset: tasks.tokens.settings.DatasetSettings
-    mix: tasks.tokens.mix.MixSettings
+    mix: tasks.tokens.settings.MixSettings
     model: ModelSettings
     train: TrainSettings
     execution: ExecutionSettings

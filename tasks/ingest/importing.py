@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -45,7 +46,6 @@ from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, Table, list_columns, read_rows
 from tasks.sources.folder import FileState, open_regular
 from tasks.text.cleaning import normalise_text
-from tasks.tokens.engines import text_array
 
 KINDS = ("text", "code", "pdf", "image")
 MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits
@@ -418,8 +418,11 @@ class _Columns:
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column; of long texts, which come as UTF-8, one that is alone is not copied."""
-    return text_array(values, kind) if kind == pa.large_string() else pa.array(values, kind)
+    """Return a column; of long texts, which come as UTF-8, one that is alone is not copied."""
+    if kind != pa.large_string():
+        return pa.array(values, kind)
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
 
 
 # where files are cut

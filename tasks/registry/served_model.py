@@ -20,7 +20,7 @@ SERVED_CODE = (
     "tasks/training/__init__.py",
     "tasks/training/bundle.py",
     "tasks/tokens/__init__.py",
-    *(f"tasks/tokens/{name}.py" for name in ("interface", "tokenizers")),
+    *(f"tasks/tokens/{name}.py" for name in ("hf_spec", "tokenizers")),
 )
 _MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 

@@ -25,8 +25,9 @@ from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
 from tasks.report.vocabulary import RARE, Spelling, special_names, usage
 from tasks.report.wording import counted
+from tasks.tokens.groups import realised
 from tasks.tokens.index import read_record
-from tasks.tokens.mix import MixSettings, realised
+from tasks.tokens.settings import MixSettings
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

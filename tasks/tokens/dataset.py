@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +31,16 @@ from storage.schemas import (
     SELECTION_FILE,
     SEQUENCES,
     SEQUENCES_FILE,
+    SHARD_COUNTS_FILE,
+    SHARD_FILE,
     TOKEN_COUNTS,
+    TOKENS_FILE,
 )
 from storage.store import Store, StoreError
 from storage.tables import stream_rows
 from tasks.core.stage import Work, stage
-from tasks.tokens.documents import TokenDocuments, count_ids, kept_tokens
+from tasks.curate.corpus import Corpus, tables_of
+from tasks.tokens.groups import plan_reads
 from tasks.tokens.packing import (
     PACKINGS,
     Account,
@@ -46,13 +51,11 @@ from tasks.tokens.packing import (
     pieces_of,
     predicted_spans,
 )
-
-if TYPE_CHECKING:
-    from tasks.tokens.mix import MixSettings
-    from tasks.tokens.settings import DatasetSettings
+from tasks.tokens.settings import DatasetSettings, MixSettings
 
 EVERYTHING = "all"  # the one group there is without a mix
 ROWS_AT_ONCE = 2**16
+IDS_AT_ONCE = 2**21
 ZSTD_LEVEL = 1  # it halves names, as higher levels do: they are random, and take twice the time there
 BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manifest counts
 
@@ -86,13 +89,64 @@ class DatasetIndexSettings:
 
     @classmethod
     def of(cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None) -> DatasetIndexSettings:
-        """From the sections of a run's settings; a mix that names no groups is none."""
+        """Return them from the sections of a run's settings; a mix that names no groups is none."""
         wanted = mix if mix is not None and mix.by else None
         return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
 
     def pieces(self, lengths: np.ndarray, training: bool) -> Pieces:
         """Cut documents of these lengths; of held-out ones nothing is ever left out."""
         return pieces_of(lengths, self.seq_len, self.packing, self.stride, self.drop_last and training)
+
+
+@dataclass(frozen=True)
+class TokenDocuments:
+    """Kept documents in the order of their ids.
+
+    Attributes:
+        ids, digests: (n,) Arrow strings, the digests of the documents' ids.
+        train: (n,) bool, True if it is trained on; else it is held out.
+        shard: (n,) int64, number of the token artefact that it is read from.
+        offset: (n,) int64, its first id in that shard.
+        length, n_bytes: (n,) int64, of its ids and of its text.
+    """
+
+    ids: pa.Array
+    digests: pa.Array
+    train: np.ndarray
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    n_bytes: np.ndarray
+
+
+def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocuments:
+    """Find the kept documents in the token shards.
+
+    Args:
+        tokens: per-segment artefacts; the same document may lie in several, one of which is the live one.
+
+    Raises:
+        StoreError: if a document lies in none of them, or in several none of which is the noted one.
+    """
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(curated))
+        corpus.locate(tables_of(store, tokens), TOKENS_FILE, ["offset", "length", "n_bytes", "digest"], tokens.live)
+        rows = corpus.arrow(
+            "select doc_id, located.digest as digest, split = 'train' as train, part::bigint as part, "
+            '"offset", length, located.n_bytes as n_bytes from located join wanted using (doc_id) order by doc_id'
+        )
+    documents = TokenDocuments(
+        ids=rows["doc_id"].combine_chunks(),
+        digests=rows["digest"].combine_chunks(),
+        train=rows["train"].to_numpy(),
+        shard=rows["part"].to_numpy(),
+        offset=rows["offset"].to_numpy(),
+        length=rows["length"].to_numpy(),
+        n_bytes=rows["n_bytes"].to_numpy(),
+    )
+    del rows
+    pa.default_memory_pool().release_unused()  # else what was read stands beside the index, and is as large
+    return documents
 
 
 @dataclass(frozen=True)
@@ -127,6 +181,7 @@ def dataset(
 
     Groups say which documents are read how often; an empty set where there is no mix.
     """
+    isolated = is_isolated(settings.packing)
     documents = kept_tokens(work.store, curated, tokens)
     names = _group_names(work, documents, groups) if settings.mix is not None else None
     planned = _plan(settings, documents, names)
@@ -135,14 +190,18 @@ def dataset(
     held_out = np.flatnonzero(~documents.train)
     validation = settings.pieces(documents.length[held_out], training=False)
     accounts = {
-        "train": _total(planned),
-        "validation": account(validation, documents.length[held_out], settings.seq_len, is_isolated(settings.packing)),
+        "train": reduce(Account.__add__, map(_balance, planned), Account()),
+        "validation": account(validation, documents.length[held_out], settings.seq_len, isolated),
     }
     _check_training(settings, documents, accounts["train"])
     n_train = training.sequences
     sides = {"train": training, "validation": _joined([(held_out, validation)], first=n_train)}
     _write_pieces(work.out / SEQUENCES_FILE, documents, sides, [ref.key for ref in tokens.refs])
-    counts = _predicted_counts(work, settings, documents, used, tokens)
+    begin, end = np.zeros((2, len(documents.ids)), dtype=np.int64)
+    for group in used:
+        begin[group.rows], end[group.rows] = predicted_spans(group.pieces, len(group.rows), isolated)
+    folders = [work.folder(ref) for ref in tokens.refs]
+    counts = _count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
     ids = pa.array(np.arange(len(counts)), pa.int32())
     _write(work.out / COUNTS_FILE, TOKEN_COUNTS, [pa.table([ids, pa.array(counts)], schema=TOKEN_COUNTS)])
     record = _record(settings, documents, planned, accounts)
@@ -159,14 +218,14 @@ def dataset(
             "pieces": _pieces_digest(documents, training),
             "reads": [(group.account.sequences, group.reads) for group in used],
             "seq_len": settings.seq_len,
-            "isolated": is_isolated(settings.packing),
+            "isolated": isolated,
             "tokenizer": tokenizer.digest,
         }
     )
 
 
 def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Array:
-    """The group of each training document, in their order."""
+    """Return the group of each training document, in their order."""
     tables = [pq.read_table(work.folder(ref) / GROUPS_FILE, columns=["doc_id", "group"]) for ref in groups.refs]
     known = pa.concat_tables(tables)
     trained = documents.ids.filter(pa.array(documents.train))
@@ -178,7 +237,7 @@ def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Ar
 
 
 def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.Array | None) -> list[Group]:
-    """The groups by name, cut into sequences, and how often each is read."""
+    """Return the groups by name, cut into sequences, with the number of sequences that an epoch reads."""
     trained = np.flatnonzero(documents.train)
     if names is None:
         members = {EVERYTHING: trained}
@@ -195,8 +254,6 @@ def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.A
         groups.append(Group(name, rows, pieces, balance, balance.sequences))
     if settings.mix is None:
         return groups
-    from tasks.tokens.mix import plan_reads
-
     reads = plan_reads(
         {group.name: group.account.labels for group in groups},
         {group.name: group.account.sequences for group in groups},
@@ -206,7 +263,7 @@ def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.A
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Pieces:
-    """Pieces of several sets of documents as one: the sequences of each after those of the one before.
+    """Join pieces of several sets of documents: the sequences of each after those of the one before.
 
     Args:
         parts: numbers of the documents among all, and their pieces.
@@ -223,12 +280,8 @@ def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Piece
 
 
 def _balance(group: Group) -> Account:
-    """The account of a group; all of it is cut where the mix leaves it out."""
+    """Return the account of a group; all of it is cut where the mix leaves it out."""
     return group.account if group.reads else Account(cut=group.account.kept + group.account.cut)
-
-
-def _total(groups: Sequence[Group]) -> Account:
-    return reduce(Account.__add__, (_balance(group) for group in groups), Account())
 
 
 def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, training: Account) -> None:
@@ -247,20 +300,43 @@ def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, t
     )
 
 
-def _predicted_counts(
-    work: Work,
-    settings: DatasetIndexSettings,
-    documents: TokenDocuments,
-    used: Sequence[Group],
-    tokens: RefSet,
-) -> np.ndarray:
-    """Count how often training predicts each id, each place in a document once."""
-    begin, end = np.zeros((2, len(documents.ids)), dtype=np.int64)
-    for group in used:
-        spans = predicted_spans(group.pieces, len(group.rows), is_isolated(settings.packing))
-        begin[group.rows], end[group.rows] = spans
-    folders = [work.folder(ref) for ref in tokens.refs]
-    return count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
+def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Count the occurrences of each id in spans of token shards, (vocab_size,) int64.
+
+    Of a shard that is nearly all in use, what is left out is counted, and taken from the shard's own counts.
+
+    Args:
+        folders: of the token artefacts, all of one tokeniser; at least one.
+        shard: (n,) number of the artefact of each span.
+        begin, end: (n,) places in the shard; spans do not overlap.
+    """
+    counts = np.zeros_like(np.load(folders[0] / SHARD_COUNTS_FILE, allow_pickle=False))
+    rows = np.flatnonzero(begin < end)
+    rows = rows[np.lexsort((begin[rows], shard[rows]))]
+    bounds = np.searchsorted(shard[rows], np.arange(len(folders) + 1))
+    for folder, (first, last) in zip(folders, pairwise(bounds), strict=True):
+        own = rows[first:last]
+        if not len(own):
+            continue
+        ids = np.asarray(np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False))
+        left_begin, left_end = np.append(0, end[own]), np.append(begin[own], len(ids))
+        if (left_end - left_begin).sum() < (end[own] - begin[own]).sum():
+            counts += np.load(folder / SHARD_COUNTS_FILE, allow_pickle=False)
+            _add_spans(counts, ids, left_begin, left_end, -1)
+        else:
+            _add_spans(counts, ids, begin[own], end[own], 1)
+    return counts
+
+
+def _add_spans(counts: np.ndarray, ids: np.ndarray, begin: np.ndarray, end: np.ndarray, sign: int) -> None:
+    """Add the occurrences of each id in some spans of a shard, a few million ids at a time."""
+    ends = np.cumsum(end - begin)
+    for first in range(0, int(ends[-1]), IDS_AT_ONCE):
+        last = min(first + IDS_AT_ONCE, int(ends[-1]))
+        rows = slice(np.searchsorted(ends, first, side="right"), np.searchsorted(ends, last) + 1)
+        lengths = np.diff(np.minimum(ends[rows], last), prepend=first)
+        places = np.arange(first, last) + np.repeat(end[rows] - ends[rows], lengths)
+        counts += sign * np.bincount(ids[places], minlength=len(counts))
 
 
 def _write_pieces(path: Path, documents: TokenDocuments, sides: Mapping[str, Pieces], shards: Sequence[str]) -> None:
@@ -370,8 +446,6 @@ def _notes(
 
 def settings_without(store: Store, data: Manifest, selection: ArtifactRef) -> DatasetIndexSettings:
     """Return the settings of a dataset for another selection: a mix names no group of which nothing is left."""
-    from tasks.tokens.mix import MixSettings
-
     settings = DatasetIndexSettings(**data.settings)
     if settings.mix is None:
         return settings

@@ -10,7 +10,8 @@ from typing import Any
 
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
-from tasks.tokens.tokenizers import HfTokenizer, Tokenizer, TokenizerError, load_tokenizer, unk_of_model
+from tasks.tokens.hf_spec import unk_of_model
+from tasks.tokens.tokenizers import HfTokenizer, Tokenizer, TokenizerError, load_tokenizer
 
 CONFIG_FILE = "config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -24,7 +25,7 @@ class ForeignTokenizerError(UserError):
 
 
 def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
-    """A tokeniser of this project or of Hugging Face's `tokenizers`.
+    """Read a tokeniser of this project or of Hugging Face's `tokenizers`.
 
     Of the latter, which id stands for the unknown is what its model says. If it says nothing, and for those that begin
     and end a text and fill, it is looked up in config.json (where ids that no token has are passed over, and those of
@@ -85,7 +86,7 @@ def _first_id(config: dict[str, Any], name: str, path: Path) -> int | None:
 
 
 def digest_of_tokenizer_file(path: Path) -> str:
-    """Digest of all that `read_tokenizer_file` reads.
+    """Return the digest of all that `read_tokenizer_file` reads.
 
     Raises:
         ForeignTokenizerError: there is no such file.
@@ -105,7 +106,7 @@ def _check_there(path: Path, setting: str = "") -> None:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Tells which file a fault of a tokeniser is in."""
+    """Raise every fault of a tokeniser with the file that it is in."""
     try:
         yield
     except ForeignTokenizerError:

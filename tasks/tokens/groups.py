@@ -1,10 +1,18 @@
-"""Groups of training documents, by the property that `mix.by` names."""
+"""Groups of training documents, by the property that `mix.by` names, and how often each is read in an epoch.
+
+The settings say what share of the training tokens each group is to have. From the tokens and sequences of each group
+follow its reads: how many of its sequences an epoch holds, some of them twice or more. Shares count in tokens, because
+a group of short documents has emptier sequences. All arithmetic is exact (fractions), so that the plan is the same on
+every machine; only `mix.temperature` begins with a power, which is rounded.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +25,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, GROUPS, GROUPS_FILE
 from tasks.core.stage import Work, stage
 from tasks.curate.view import DocumentView, kept_by_segment, paths_of, segment_tables
-from tasks.tokens.mix import NO_GROUP, MixError, MixSettings, shown
+from tasks.tokens.settings import NO_GROUP, OTHERS, MixError, MixSettings, listed, parse_shares, shown
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -64,19 +72,15 @@ def groups(
         work.progress.update(len(found) - 1, len(kept), "segments")
     table = pa.concat_tables(found).sort_by("doc_id").combine_chunks()
     names = pc.unique(table.column("group")).to_pylist()
-    _check_number(settings.by, names)
-    pq.write_table(table, work.out / GROUPS_FILE, compression="zstd")
-    work.counts.update(rows=table.num_rows, groups=len(names))
-    return _digest(table)
-
-
-def _check_number(by: str, names: Collection[str]) -> None:
     if len(names) > MOST_GROUPS:
         examples = " and ".join(shown(name) for name in sorted(names)[:2])
         raise MixError(
-            f"mix.by is {by}: the corpus has {len(names):,} of them, such as {examples}; expected at most "
+            f"mix.by is {settings.by}: the corpus has {len(names):,} of them, such as {examples}; expected at most "
             f"{MOST_GROUPS:,} groups"
         )
+    pq.write_table(table, work.out / GROUPS_FILE, compression="zstd")
+    work.counts.update(rows=table.num_rows, groups=len(names))
+    return _digest(table)
 
 
 def _digest(table: pa.Table) -> str:
@@ -103,3 +107,154 @@ def group_documents(run: Run, mix: MixSettings, **inputs: Any) -> RefSet:
         listing = run.read(snapshot, lambda ref: str(manifest_of(run.store, ref).settings["listing"]), "")
     made = groups(run, GroupsSettings(mix.by, listing), **inputs)
     return RefSet((made,), made.digest)
+
+
+def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, int]:
+    """Return the number of sequences of each group that an epoch reads.
+
+    With weights or a temperature, tokens are read in the shares asked for; their total is what it takes to read every
+    group at least once, and less where a group would be read more than `max_epochs` times. Numbers of sequences are
+    rounded by largest remainders, so each is less than one sequence from what was asked for.
+
+    Args:
+        tokens: Training tokens of each group.
+        sequences: Training sequences of each group; one that has none is not read, and the others share its weight.
+        mix: What is asked for.
+
+    Returns:
+        The reads of every group, in the order of their names; 0 where a group is left out.
+
+    Raises:
+        MixError: The settings name a group that is not there, or miss one that is.
+    """
+    asked = asked_shares(tokens, sequences, mix)
+    if not mix.by or not (mix.weights or mix.temperature):
+        passes = _passes(tokens, mix)
+        wanted = {name: passes[name] * sequences[name] for name in sorted(sequences)}
+        # the nearest whole number, but not 0 for what is asked for
+        return {name: max(math.floor(n + Fraction(1, 2)), 1 if n else 0) for name, n in wanted.items()}
+    limits = {name: Fraction(mix.max_epochs) * sequences[name] for name in asked}
+    shares = {name: share for name, share in asked.items() if share}
+    reads = dict.fromkeys(sorted(sequences), 0)
+    if not shares:
+        return reads
+    most = min(Fraction(mix.max_epochs) * tokens[name] / share for name, share in shares.items())
+    total = min(most, max(Fraction(tokens[name]) / share for name, share in shares.items()))
+    quotas = {name: total * share * sequences[name] / tokens[name] for name, share in shares.items()}
+    return reads | _rounded(quotas, limits)
+
+
+def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> dict[str, int]:
+    """Return whole numbers next to the quotas: those of the largest remainders go up, until the sum is right."""
+    counts = {name: math.floor(quota) for name, quota in quotas.items()}
+    missing = math.floor(sum(quotas.values()) + Fraction(1, 2)) - sum(counts.values())
+    for name in sorted(quotas, key=lambda item: (counts[item] - quotas[item], item)):
+        # what is asked for at all is read at all
+        if (missing > 0 or not counts[name]) and counts[name] < quotas[name] and counts[name] + 1 <= limits[name]:
+            counts[name] += 1
+            missing -= 1
+    return counts
+
+
+def asked_shares(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
+    """Return the share of the training tokens that is asked for each group, over those that have sequences.
+
+    Raises:
+        MixError: The settings name a group that is not there, or miss one that is.
+    """
+    weights = _weights(tokens, mix)
+    there = {name: weights[name] for name in sorted(weights) if sequences[name] and tokens[name]}
+    total = sum(there.values())
+    return {name: weight / total if total else Fraction(0) for name, weight in there.items()}
+
+
+def _weights(tokens: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
+    if mix.weights:
+        given = parse_shares("mix.weights", mix.weights)
+        _check_names("mix.weights", given, tokens, complete=True)
+        others = [name for name in tokens if name not in given]
+        together = sum(tokens[name] for name in others)
+        rest = {name: given[OTHERS] * tokens[name] / together if together else Fraction(0) for name in others}
+        return {**rest, **{name: weight for name, weight in given.items() if name in tokens}}
+    if mix.temperature:
+        # twelve digits: the last of a power differs from one machine to another
+        return {name: Fraction(f"{n**mix.temperature:.12e}") if n else Fraction(0) for name, n in tokens.items()}
+    passes = _passes(tokens, mix)
+    return {name: passes[name] * n for name, n in tokens.items()}
+
+
+def _passes(groups: Iterable[str], mix: MixSettings) -> dict[str, Fraction]:
+    """Return the reads of each group per epoch under `mix.epochs`."""
+    given = parse_shares("mix.epochs", mix.epochs)
+    names = list(groups)
+    _check_names("mix.epochs", given, names, complete=False)
+    return {name: given.get(name, given.get(OTHERS, Fraction(1))) for name in names}
+
+
+def _check_names(setting: str, given: Iterable[str], groups: Iterable[str], *, complete: bool) -> None:
+    named, there = set(given) - {OTHERS}, set(groups)
+    all_of_them = listed(there)
+    if named - there:
+        raise MixError(
+            f"{setting} names {listed(named - there)}, but no training document is of such a group; groups of mix.by "
+            f"are {all_of_them}"
+        )
+    if complete and there - named and OTHERS not in given:
+        raise MixError(
+            f"{setting} says nothing of {listed(there - named)}; groups of mix.by are {all_of_them}: name each, or all "
+            f"others together as {OTHERS}=NUMBER"
+        )
+
+
+@dataclass(frozen=True)
+class GroupMix:
+    """One group in the mix, for reports.
+
+    Attributes:
+        tokens: Training tokens of the group.
+        sequences: Training sequences of the group.
+        reads: Sequences of it in one epoch.
+        tokens_read: Tokens of it in one epoch, as the group's sequences hold them on average.
+        passes: How often the group is read in one epoch.
+        share_asked: Its share of an epoch's tokens as the settings say it, over the groups that have sequences.
+        share_realised: Its share of an epoch's tokens as it came out.
+    """
+
+    name: str
+    tokens: int
+    sequences: int
+    reads: int
+    tokens_read: float
+    passes: float
+    share_asked: float
+    share_realised: float
+
+
+def realised(
+    tokens: Mapping[str, int], sequences: Mapping[str, int], reads: Mapping[str, int], mix: MixSettings
+) -> list[GroupMix]:
+    """Return the realised mix, by the names of the groups.
+
+    Args:
+        tokens: Training tokens of each group.
+        sequences: Training sequences of each group.
+        reads: What `plan_reads` gave.
+        mix: What was asked for.
+    """
+    asked = asked_shares(tokens, sequences, mix)
+    passes = {name: Fraction(reads[name], sequences[name]) if sequences[name] else Fraction(0) for name in sequences}
+    read = {name: passes[name] * tokens[name] for name in sequences}
+    total = sum(read.values())
+    return [
+        GroupMix(
+            name=name,
+            tokens=tokens[name],
+            sequences=sequences[name],
+            reads=reads[name],
+            tokens_read=float(read[name]),
+            passes=float(passes[name]),
+            share_asked=float(asked.get(name, 0)),
+            share_realised=float(read[name] / total) if total else 0.0,
+        )
+        for name in sorted(sequences)
+    ]

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE, SHARD_FILE
-from tasks.tokens.interface import PAD
 from tasks.tokens.packing import is_isolated
+from tasks.tokens.tokenizers import PAD
 
 if TYPE_CHECKING:
     from model.data import SpanSource
@@ -32,7 +32,7 @@ class Index:
         length: (p,) int32, number of ids, the look-ahead among them.
         ahead: (p,) int8, 1 if the last id is only a label.
         offsets: (n + 1,) int64, first piece of each sequence, and the number of all pieces at the end.
-        isolated: whether the pieces of a sequence see and predict nothing of each other.
+        isolated: True if the pieces of a sequence see and predict nothing of each other.
     """
 
     shards: list[str]
@@ -53,7 +53,7 @@ class Index:
         return np.diff(ends) - (np.diff(self.offsets) if self.isolated else 1)
 
     def take(self, sequences: np.ndarray) -> Index:
-        """Some of the sequences, in this order."""
+        """Return some of the sequences, in this order."""
         counts = np.diff(self.offsets)[sequences]
         offsets = np.append(0, np.cumsum(counts))
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[sequences] - offsets[:-1], counts)
@@ -89,7 +89,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def groups_of(folder: Path) -> list[ReadGroup]:
-    """The groups that are read, in the order of their sequences; one of all sequences where there is no mix.
+    """Return the groups that are read, in the order of their sequences; one of all sequences where there is no mix.
 
     Args:
         folder: of the dataset.
@@ -126,7 +126,7 @@ def load_index(folder: Path, split: str) -> Index:
 def open_sequences(
     dataset: Path, shard_folders: Mapping[str, Path], split: str, seq_len: int, limit: int | None = None
 ) -> SpanSource:
-    """Sequences of one split, mapped from their shards; a fixed sample of them where there are more than `limit`.
+    """Open the sequences of one split, mapped from their shards; a fixed sample where there are more than `limit`.
 
     Args:
         dataset: folder of the dataset.
@@ -141,15 +141,10 @@ def open_sequences(
     if limit is not None and len(index) > limit:
         index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
     shards = [np.load(shard_folders[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
-    spans = (index.shard, index.start, index.length)
-    if len(index) == len(index.shard):  # a sequence of one piece sees nothing else, and takes no mask to say so
-        return SpanSource(shards, *spans, seq_len=seq_len, pad_id=PAD, ahead=index.ahead)
+    # a sequence of one piece sees nothing else, and takes no mask to say so
+    several: dict[str, Any] = (
+        {} if len(index) == len(index.shard) else {"offsets": index.offsets, "isolated": index.isolated}
+    )
     return SpanSource(
-        shards,
-        *spans,
-        seq_len=seq_len,
-        pad_id=PAD,
-        offsets=index.offsets,
-        ahead=index.ahead,
-        isolated=index.isolated,
+        shards, index.shard, index.start, index.length, seq_len=seq_len, pad_id=PAD, ahead=index.ahead, **several
     )

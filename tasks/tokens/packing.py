@@ -15,13 +15,15 @@ number of different lengths, not with that of documents or ids.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from tasks.tokens.best_fit import best_fit, spread
-
 PACKINGS = ("chunk", "concat", "pack")
+SMALLEST_SHARE = 64  # of a sequence, is what a document is cut for at least
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Pieces:
         return self.length.astype(np.int64) - self.ahead
 
     def take(self, rows: np.ndarray | slice) -> Pieces:
-        """Some of the pieces, in the order of `rows`; sequences keep their numbers."""
+        """Return some of the pieces, in the order of `rows`; sequences keep their numbers."""
         return Pieces(*(values[rows] for values in vars(self).values()))
 
 
@@ -108,30 +110,26 @@ def pieces_of(lengths: np.ndarray, seq_len: int, packing: str, stride: int = 0, 
 
 
 def chunk_pieces(lengths: np.ndarray, seq_len: int, stride: int = 0) -> Pieces:
-    """Chunks of M = `seq_len` ids every S = `stride` ids, each a sequence of its own.
-
-    Raises:
-        ValueError: for lengths below 0, and a stride that would skip ids.
-    """
-    lengths = _checked(lengths, seq_len)
+    """Cut chunks of M = `seq_len` ids every S = `stride` ids (M at most), each a sequence of its own."""
+    lengths = np.asarray(lengths, dtype=np.int64)
     stride = stride or seq_len
-    if not 1 <= stride <= seq_len:
-        raise ValueError(f"the stride is {stride}, expected 1 to the length of {seq_len}, or ids would be skipped")
     counts = np.where(lengths <= seq_len, np.minimum(lengths, 1), -((seq_len - lengths) // stride) + 1)
     document = np.repeat(np.arange(len(lengths)), counts)
     start = _within(counts) * stride
-    return _pieces(lengths, document, start, seq_len, np.arange(len(document)))
+    left = lengths[document] - start
+    length = np.minimum(left, seq_len + 1).astype(np.int32)
+    return Pieces(document, start, length, (left > seq_len).astype(np.int8), np.arange(len(document)))
 
 
 def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) -> Pieces:
-    """The documents as one stream, cut every `seq_len` ids; the look-ahead of a sequence is the stream's next id.
+    """Cut the documents as one stream every `seq_len` ids; the look-ahead of a sequence is the stream's next id.
 
     Where that id belongs to another document than the last input, it is a piece of its own.
 
     Args:
         drop_last: leave out the last sequence if it is short.
     """
-    lengths = _checked(lengths, seq_len)
+    lengths = np.asarray(lengths, dtype=np.int64)
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     held = np.flatnonzero(lengths)  # documents with ids
@@ -161,32 +159,133 @@ def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) ->
 
 
 def packed_pieces(lengths: np.ndarray, seq_len: int) -> Pieces:
-    """Documents put together in sequences by best-fit decreasing, none of them cut that fits one sequence.
+    """Put documents together in sequences by best-fit decreasing, none of them cut that fits one sequence.
 
     Longer ones are cut every `seq_len` ids; each piece but the last is a sequence of its own, with its look-ahead. Some
-    of these last pieces are cut once more to fill what room is left elsewhere (see `best_fit.spread`), and look ahead
+    of these last pieces are cut once more to fill what room is left elsewhere (see `_spread`), and look ahead
     too. Of equal lengths, the earlier document comes first. Sequences are in the order of their first documents.
     """
-    lengths = _checked(lengths, seq_len)
+    lengths = np.asarray(lengths, dtype=np.int64)
     counts = -(-lengths // seq_len)
     document = np.repeat(np.arange(len(lengths)), counts)
     number = _within(counts)
     last = number == counts[document] - 1
     tails = document[last]
     start, size = number[last] * seq_len, lengths[tails] - number[last] * seq_len
-    bins = best_fit(size, seq_len)
-    part = spread(size, bins, start > 0, seq_len)
+    bins = _best_fit(size, seq_len)
+    item, place, part_size, part_bin = _spread(size, bins, start > 0, seq_len)
     n_full = len(document) - len(tails)
     full_bins = np.arange(n_full) + bins.max(initial=-1) + 1
-    document = np.concatenate([document[~last], tails[part.item]])
-    start = np.concatenate([number[~last] * seq_len, start[part.item] + part.start])
-    inputs = np.concatenate([np.full(n_full, seq_len), part.size])
+    document = np.concatenate([document[~last], tails[item]])
+    start = np.concatenate([number[~last] * seq_len, start[item] + place])
+    inputs = np.concatenate([np.full(n_full, seq_len), part_size])
     ahead = (start + inputs < lengths[document]).astype(np.int8)
     rows = np.argsort((np.cumsum(lengths) - lengths)[document] + start, kind="stable")
     sequence = np.empty(len(rows), dtype=np.int64)
-    sequence[rows] = _by_first_appearance(np.concatenate([full_bins, part.bin])[rows])
+    sequence[rows] = _by_first_appearance(np.concatenate([full_bins, part_bin])[rows])
     rows = rows[np.argsort(sequence[rows] * 2 + ahead[rows], kind="stable")]  # what looks ahead comes last
     return Pieces(document, start, (inputs + ahead).astype(np.int32), ahead, sequence).take(rows)
+
+
+def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
+    """Return the bin of each item, (n,) int64: the largest items first, each where the least room is left.
+
+    This is best-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", 1973). There are far fewer sizes
+    than items, and those of one size are placed together: the bin with the least room that takes one also takes the
+    next of the same size while it fits, since then no other bin has less room that would do. So one step fills all bins
+    of equal room alike, and there are at most a few steps for each different size: a bin whose room fell below a size
+    is looked at again only when the sizes have come down to it.
+
+    Args:
+        sizes: (n,) 1 to `capacity` each.
+    """
+    # NumPy sorts 16 bits in linear time
+    key = (capacity - sizes).astype(np.uint16) if capacity <= np.iinfo(np.uint16).max else capacity - sizes
+    by_size = np.argsort(key, kind="stable")
+    falling = sizes[by_size]
+    changes = np.flatnonzero(np.diff(falling, prepend=0)).tolist()
+    bins = np.empty(len(sizes), dtype=np.int64)
+    n_bins = 0
+    rooms: list[int] = []  # that some bin has, rising
+    bins_of: dict[int, deque[np.ndarray]] = {}  # by room; those that have had it longest come first
+
+    def keep(some: np.ndarray, room: int) -> None:
+        if len(some) and room:
+            if room not in bins_of:
+                insort(rooms, room)
+                bins_of[room] = deque()
+            bins_of[room].append(some)
+
+    for begin, end in pairwise([*changes, len(sizes)]):
+        size = int(falling[begin])
+        while begin < end:
+            place = bisect_left(rooms, size)
+            room = rooms[place] if place < len(rooms) else capacity
+            each = room // size
+            needed = -(-(end - begin) // each)
+            if place < len(rooms):
+                waiting, found = bins_of[room], []
+                while waiting and needed:
+                    some = waiting.popleft()
+                    if len(some) > needed:
+                        waiting.appendleft(some[needed:])
+                    found.append(some[:needed])
+                    needed -= len(found[-1])
+                if not waiting:
+                    del rooms[place], bins_of[room]
+                taken = np.concatenate(found)
+            else:
+                taken = np.arange(n_bins, n_bins + needed)
+                n_bins += needed
+            placed = min(end - begin, each * len(taken))
+            bins[by_size[begin : begin + placed]] = np.repeat(taken, each)[:placed]
+            full = placed // each
+            keep(taken[:full], room - each * size)
+            keep(taken[full:], room - placed % each * size)
+            begin += placed
+    return bins
+
+
+def _spread(
+    sizes: np.ndarray, bins: np.ndarray, divisible: np.ndarray, capacity: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Empty the bins that hold least by cutting what is in them to fill the room of others.
+
+    Best fit leaves a little room in many bins, enough for the contents of some others, but in no bin enough for a whole
+    item. A cut falls only where a bin is full, so each part but an item's last is the last in its bin.
+
+    Args:
+        sizes: (n,) of the items.
+        bins: (n,) bin of each item.
+        divisible: (n,) bool, True if it may be cut; bins that hold other items stay as they are.
+        capacity: of a bin.
+
+    Returns:
+        Item, start in it, size and bin of each part, (p,) int64 each; parts of one item are in their order.
+    """
+    used = np.bincount(bins, weights=sizes).astype(np.int64)
+    room = capacity - used
+    room[room < capacity / SMALLEST_SHARE] = 0
+    loose = np.flatnonzero((np.bincount(bins, weights=~divisible) == 0) & (used > 0))
+    loose = loose[np.argsort(used[loose], kind="stable")]
+    fits = np.cumsum(used[loose] + room[loose]) <= room.sum()
+    emptied = np.zeros(len(used), dtype=bool)
+    emptied[loose[: np.count_nonzero(fits)]] = True
+    room[emptied] = 0
+    open_bins = np.flatnonzero(room)
+    open_bins = open_bins[np.argsort(-room[open_bins], kind="stable")]
+    moved, kept = np.flatnonzero(emptied[bins]), np.flatnonzero(~emptied[bins])
+    item_ends, room_ends = np.cumsum(sizes[moved]), np.cumsum(room[open_bins])
+    total = int(item_ends[-1]) if len(moved) else 0
+    ends = np.union1d(item_ends, room_ends[room_ends < total])
+    begins = np.append(0, ends[:-1])[: len(ends)]
+    item = np.searchsorted(item_ends, begins, side="right")
+    return (
+        np.append(kept, moved[item]),
+        np.append(np.zeros(len(kept), dtype=np.int64), begins - (item_ends - sizes[moved])[item]),
+        np.append(sizes[kept], ends - begins),
+        np.append(bins[kept], open_bins[np.searchsorted(room_ends, begins, side="right")]),
+    )
 
 
 def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = True) -> Account:
@@ -195,7 +294,7 @@ def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = 
     Args:
         pieces: what the sequences are made of.
         lengths: (n,) ids of each document.
-        isolated: whether a piece's last id predicts nothing of the next piece.
+        isolated: True if a piece's last id predicts nothing of the next piece.
     """
     inputs = pieces.inputs
     begins = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
@@ -235,7 +334,7 @@ def predicted_spans(pieces: Pieces, n_documents: int, isolated: bool = True) -> 
 
 
 def piece_numbers(pieces: Pieces, lengths: np.ndarray) -> np.ndarray:
-    """(p,) int32 number of each piece in its document, by where it starts."""
+    """Return the number of each piece in its document, (p,) int32, by where it starts."""
     place = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
     rows = np.argsort(place, kind="stable")
     counts = np.bincount(pieces.document, minlength=len(lengths))
@@ -244,31 +343,12 @@ def piece_numbers(pieces: Pieces, lengths: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _checked(lengths: np.ndarray, seq_len: int) -> np.ndarray:
-    if seq_len < 1:
-        raise ValueError(f"a sequence has {seq_len} input places, expected 1 or more")
-    lengths = np.asarray(lengths, dtype=np.int64)
-    for row in np.flatnonzero(lengths < 0)[:1]:
-        raise ValueError(f"document {row} has {lengths[row]} ids, expected 0 or more")
-    return lengths
-
-
 def _within(counts: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... anew for each of the counts."""
+    """Return 0, 1, 2, ... anew for each of the counts."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _pieces(lengths: np.ndarray, document: np.ndarray, start: np.ndarray, seq_len: int, sequence: np.ndarray) -> Pieces:
-    """Pieces of up to `seq_len` inputs; those with ids behind them look ahead."""
-    left = lengths[document] - start
-    length = np.minimum(left, seq_len + 1).astype(np.int32)
-    return Pieces(document, start, length, (left > seq_len).astype(np.int8), sequence)
-
-
 def _by_first_appearance(labels: np.ndarray) -> np.ndarray:
-    """The labels renamed to 0, 1, 2, ... as new ones come up."""
-    first = np.full(labels.max(initial=-1) + 1, -1)
-    first[labels[::-1]] = np.arange(len(labels))[::-1]  # of equal places the last one assigned stays: the earliest
-    opens = np.zeros(len(labels), dtype=np.int64)
-    opens[first[first >= 0]] = 1
-    return np.asarray((np.cumsum(opens) - 1)[first[labels]])
+    """Rename labels to 0, 1, 2, ... as new ones come up."""
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[number])

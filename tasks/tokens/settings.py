@@ -1,12 +1,26 @@
-"""Settings of the tokeniser, and of cutting and packing documents into sequences."""
+"""Settings of the tokeniser, of cutting and packing documents into sequences, and of the mix of training documents."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from fractions import Fraction
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from storage.errors import UserError
 from tasks.core.option import STRICT, option
+
+OTHERS = "*"  # stands for every group that is not named
+NAMES_SHOWN = 20
+SHOWN_CHARS = 200  # of a setting or a name, in messages
+NO_GROUP = "none"  # the group of documents without the property
+_ITEM = re.compile(r'\s*+(?:"([^"]*+)"\s*+|([^",=]++))=([^,="]++)(?:,|$)')
+HIGHEST_TEMPERATURE = 10.0
+LARGEST_WEIGHT = 1e12
+MOST_PASSES = 10_000  # over one group in one epoch: far more than does any good, and few enough to count positions
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -40,12 +54,14 @@ class TokenizerSettings:
         if self.vocab_size:
             self._check_size()
         if self.vocab_size or self.reserved:
-            from tasks.tokens.interface import check_vocab_size  # imports NumPy, which few settings are worth
+            from tasks.tokens.tokenizers import LARGEST_VOCAB  # imports NumPy, which few settings are worth
 
-            try:
-                check_vocab_size(self.vocab_size, self.reserved)
-            except ValueError as error:
-                raise ValueError(f"tokenizer.{error}") from error
+            for name in ("vocab_size", "reserved"):
+                if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
+                    raise ValueError(
+                        f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "
+                        "costs a row of the network"
+                    )
 
     def _check_size(self) -> None:
         given = f"tokenizer.vocab_size is {self.vocab_size}"
@@ -88,3 +104,144 @@ class DatasetSettings:
             raise ValueError(
                 f"dataset.drop_last goes with dataset.packing=concat, found {self.packing}, which leaves nothing out"
             )
+
+
+class MixError(UserError):
+    """A mix that the corpus cannot give."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class MixSettings:
+    """Sampling weight per group of training documents.
+
+    Without `by` every training sequence is read once per epoch. With it, give one of `weights`, `temperature` and
+    `epochs`; with none of them every group is read once.
+    """
+
+    by: Literal["", "kind", "language", "programming_language", "licence", "source", "folder"] = option(
+        "",
+        "Property of a document that makes the groups; `folder` is the first folder of its path below the source. "
+        f"Documents without it are the group `{NO_GROUP}`.",
+    )
+    weights: str = option(
+        "",
+        "Relative shares of the training tokens, such as `code=0.3, prose=0.7`. `*` stands for all other groups "
+        "together. Names with a comma, an = or a quotation mark around them are written in double quotes.",
+    )
+    temperature: float = option(
+        0.0,
+        "Weigh groups by their tokens to this power: 1 changes nothing, lower values favour small groups; 0 is off.",
+        ge=0,
+        le=HIGHEST_TEMPERATURE,
+    )
+    epochs: str = option(
+        "",
+        f"Reads of each group per epoch, such as `code=2, notes=0.5`, at most {MOST_PASSES}; other groups "
+        "are read once, or as often as `*` says.",
+    )
+    max_epochs: float = option(
+        4.0, "Most reads of a group per epoch under `weights` or `temperature`.", ge=1, le=MOST_PASSES
+    )
+
+    def __post_init__(self) -> None:
+        asked = [name for name in ("weights", "temperature", "epochs") if getattr(self, name)]
+        if asked and not self.by:
+            raise ValueError(
+                f"mix.{asked[0]} is {shown(getattr(self, asked[0]))}, but there are no groups: give mix.by, such as "
+                "kind, source or language"
+            )
+        if len(asked) > 1:
+            raise ValueError(f"mix.{asked[0]} and mix.{asked[1]} both say how often groups are read; give one of them")
+        for name in ("weights", "epochs"):
+            values = parse_shares(f"mix.{name}", getattr(self, name))
+            if _reads_nothing(f"mix.{name}", values):
+                raise ValueError(f"mix.{name} is {shown(getattr(self, name))}: nothing would be read; give one above 0")
+            if name == "epochs" and max(values.values(), default=0) > MOST_PASSES:
+                most = max(values, key=lambda group: values[group])
+                raise ValueError(
+                    f"mix.epochs: {shown(most)} has {float(values[most]):.12g}, expected at most {MOST_PASSES}: so "
+                    "often is a group read in one epoch (train.max_epochs says how many epochs there are)"
+                )
+
+    def without(self, groups: Collection[str]) -> MixSettings:
+        """Return the mix of what is left when some groups are gone; the others keep their proportions.
+
+        Raises:
+            MixError: Nothing else was to be read.
+        """
+        return replace(
+            self,
+            weights=_without("mix.weights", self.weights, groups),
+            epochs=_without("mix.epochs", self.epochs, groups),
+        )
+
+
+def _reads_nothing(setting: str, shares: Mapping[str, Fraction]) -> bool:
+    """Return True if shares leave every group out; under `epochs`, a group that is not named is read once."""
+    return bool(shares) and not any(shares.values()) and (setting == "mix.weights" or OTHERS in shares)
+
+
+def _without(setting: str, text: str, groups: Collection[str]) -> str:
+    """Return shares as they are written, without those of some groups."""
+    shares = parse_shares(setting, text)
+    if shares.keys().isdisjoint(groups):
+        return text  # as it was written, so that it is the same setting
+    left = {name: share for name, share in shares.items() if name not in groups}
+    if _reads_nothing(setting, left):
+        raise MixError(f"{setting} is {shown(text)}, so without {listed(groups)} nothing is left to train on")
+    return ", ".join(f'"{name}"={float(share)!r}' for name, share in left.items())
+
+
+def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
+    """Return the names and numbers of `code=0.3, prose=0.7`.
+
+    Args:
+        setting: Where it comes from, for messages.
+        text: Empty for none.
+
+    Raises:
+        ValueError: It is written otherwise, a number is below 0, or a name stands there twice.
+    """
+    shares: dict[str, Fraction] = {}
+    at = 0
+    while at < len(text) and not text[at:].isspace():
+        item = _ITEM.match(text, at)
+        if item is None:
+            raise ValueError(
+                f"{setting} is {shown(text)}: cannot read {text[at : at + 60].strip()!r}; expected NAME=NUMBER with "
+                "commas between, such as code=0.3, prose=0.7 (a name with a comma or an = in it in double quotes)"
+            )
+        quoted, bare, number = item.groups()
+        name = bare.strip() if quoted is None else quoted
+        value = _number(number)
+        if value is None:
+            found = f"{shown(name)} has {shown(number.strip())}"
+            raise ValueError(f"{setting}: {found}, expected a number of 0 or more, such as 0.3")
+        if name in shares:
+            raise ValueError(f"{setting} names {shown(name)} twice")
+        shares[name] = value
+        at = item.end()
+    return shares
+
+
+def _number(text: str) -> Fraction | None:
+    """Return a number; None where it is none, below 0, or beyond all use."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    # 0.3 is to be three tenths, not the float next to it
+    return Fraction(repr(value)) if 0 <= value <= LARGEST_WEIGHT else None
+
+
+def shown(value: str | float) -> str:
+    """Return a setting or a name for a message; of a long one its beginning."""
+    if not isinstance(value, str) or len(value) <= SHOWN_CHARS:
+        return repr(value)
+    return f"{value[:SHOWN_CHARS]!r}... ({len(value):,} characters)"
+
+
+def listed(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
+    return ", ".join(shown(name) for name in found[:NAMES_SHOWN]) + more or "none"

@@ -1,22 +1,22 @@
 """Fitting the tokeniser: on training documents only, those of lowest hash first, so that the choice is nobody's.
 
 Which documents are read follows from the table of the selection alone; then only these are read, a row group at a
-time, so that neither the corpus's size nor how its rows lie in files matters.
+time, so that neither the corpus's size nor how its rows lie in files matters. Byte-pair encoding is learned by
+`tokenizers`, or for much text by gigatoken, which is some twenty times as fast, if both learn the same from a part of
+the text.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.digest import sha256_file
@@ -25,19 +25,20 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import by_table
-from tasks.tokens.engines import Texts, whole_characters
+from tasks.curate.corpus import Corpus, tables_of
+from tasks.tokens.engines import EngineError, engine_errors, whole_characters
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
-from tasks.tokens.merges import fit_bpe
+from tasks.tokens.hf_spec import byte_spellings, cut_text
 from tasks.tokens.tokenizers import (
     MIN_BPE_VOCAB,
+    SPECIAL_TOKENS,
     TOKENIZER_FILE,
     AsciiTokenizer,
+    BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
     WordTokenizer,
-    check_vocab_size,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ CHAR_BELOW_BYTES = 200_000
 BYTES_PER_ID = 3_000
 LARGEST_CHOSEN = 8192
 FITTED = ("auto", "char", "word", "bpe")
+
+WORTH_A_TRAINER = 2**22  # bytes of text; less is learned from by `tokenizers` in a moment
+SAMPLE_UNITS = 8
+SAMPLE_VOCAB = 1024
+UNIT_BYTES = 2**16  # one document of megabytes would be one unit of work to `tokenizers`
+_SEPARATOR = b"\xff"  # a byte that is not in UTF-8
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class FitSettings:
 
     @classmethod
     def of(cls, settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> FitSettings:
-        """From the section of a run's settings.
+        """Return them from the section of a run's settings.
 
         Args:
             pinned: these settings of the tokeniser that the corpus has; it stands for a file that is there no more.
@@ -87,7 +94,7 @@ class FitSettings:
 
 
 def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> None:
-    """See that the tokeniser asked for can be had, before anything runs.
+    """Check that the tokeniser asked for can be had, before anything runs.
 
     Args:
         pinned: the `FitSettings` of the tokeniser that the corpus has; where it is the one asked for, no file is read.
@@ -107,18 +114,11 @@ def pinned_settings(run: Run) -> dict[str, Any] | None:
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
-    """Kind and vocabulary size for so much training text, and why.
+    """Choose kind and vocabulary size for so much training text, and say why.
 
     Returns:
         kind, vocabulary size (0: all characters that the kind knows), one sentence.
-
-    Raises:
-        UserError: so many ids are asked for that they must be a mistake.
     """
-    try:
-        check_vocab_size(settings.vocab_size, settings.reserved)
-    except ValueError as error:
-        raise UserError(f"tokenizer.{error}") from error
     kind = settings.kind
     why = "asked for"
     if kind == "auto":
@@ -134,14 +134,8 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
     return kind, max(size, MIN_BPE_VOCAB) + settings.reserved, why
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A tokeniser and how it came about.
-
-    Attributes:
-        why: one sentence on the choice of the kind.
-        tools: what did the work.
-    """
+class Fitted(NamedTuple):
+    """A tokeniser, one sentence on the choice of its kind, and the tools that fitted it."""
 
     tokenizer: Tokenizer
     why: str
@@ -151,7 +145,7 @@ class Fitted:
 def fit_tokenizer(
     texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
 ) -> Fitted:
-    """Fit on texts.
+    """Fit a tokeniser on texts.
 
     Args:
         texts: UTF-8.
@@ -176,6 +170,110 @@ def fit_tokenizer(
     return Fitted(fitted, f"{what}: {why}", tools)
 
 
+def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
+    """Learn byte-level byte-pair encoding by the faster trainer that learns the merges of `tokenizers`.
+
+    Args:
+        texts: UTF-8.
+        vocab_size: ids in all, the reserved ones too.
+
+    Returns:
+        The tokeniser, and the trainer with the reason for it.
+    """
+    n_bytes = sum(map(len, texts))
+    units = [unit for text in texts for unit in cut_text(text, UNIT_BYTES)]
+    if n_bytes < WORTH_A_TRAINER:
+        why = f"{n_bytes:,} bytes are too few for another trainer to pay"
+    else:
+        sample, size = units[:SAMPLE_UNITS], min(vocab_size - reserved, SAMPLE_VOCAB)
+        try:
+            if _learn_fast(sample, size) != learn_merges(map(bytes.decode, sample), size).spec:
+                raise EngineError("other merges than the reference's on a sample of the text")
+            spec = _learn_fast(units, vocab_size - reserved)
+            tools = {"trainer": f"gigatoken {version('gigatoken')}", "trainer_reason": "same merges on a sample"}
+            return BpeTokenizer(spec, reserved), tools
+        except EngineError as error:
+            why = f"gigatoken: {error}"
+    found = learn_merges(map(bytes.decode, units), vocab_size, reserved)
+    return found, {"trainer": f"tokenizers {version('tokenizers')}", "trainer_reason": why}
+
+
+def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> BpeTokenizer:
+    """Learn byte-level byte-pair encoding by `tokenizers`.
+
+    Args:
+        vocab_size: ids in all, the reserved ones too; there are fewer when the text is too short for so many.
+
+    Raises:
+        ValueError: there is no room for all bytes.
+    """
+    from tokenizers import pre_tokenizers, trainers
+
+    if vocab_size - reserved < MIN_BPE_VOCAB:
+        raise ValueError(
+            f"vocab_size is {vocab_size}; byte-level BPE needs at least {MIN_BPE_VOCAB}"
+            + (f" and the {reserved} reserved ones" if reserved else "")
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - reserved,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    engine = _byte_level_engine()
+    engine.train_from_iterator(texts, trainer=trainer)
+    return BpeTokenizer(str(engine.to_str()), reserved)
+
+
+def _byte_level_engine(*model: Any) -> Any:
+    """Return an engine with GPT-2's rule for cutting text into words, which `tokenizers` runs natively."""
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers
+
+    engine = Engine(models.BPE(*model))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
+    """Return the JSON of `tokenizers` with gigatoken's merges.
+
+    Raises:
+        EngineError: if it fails.
+    """
+    with engine_errors("it failed"), _silence():
+        from gigatoken import train_bpe
+
+        # its special tokens are none of ours, but as many: they count as ids
+        _, found = train_bpe(_SEPARATOR.join(units), vocab_size, list(SPECIAL_TOKENS), separator=_SEPARATOR)
+    spelling = byte_spellings()
+    merges = [tuple("".join(spelling[byte] for byte in token) for token in pair) for pair in found]
+    learned = [one + two for one, two in merges]
+    if len(learned) != len(set(learned)) or len(learned) > vocab_size - MIN_BPE_VOCAB:
+        raise EngineError("it learned one token twice, or too many")
+    words = dict.fromkeys([*SPECIAL_TOKENS, *sorted(spelling), *learned])
+    engine = _byte_level_engine({word: index for index, word in enumerate(words)}, merges)
+    engine.add_special_tokens(list(SPECIAL_TOKENS))
+    return str(engine.to_str())
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drop standard output and error, where the library writes its progress unasked."""
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    void = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number, _ in kept:
+            os.dup2(void, number)
+        yield
+    finally:
+        os.close(void)
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
+
+
 @stage("tokenizer", version=3, pinned=True, unkeyed=("file",))
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
@@ -184,15 +282,14 @@ def tokenizer(
     if settings.kind == "file":
         choice = _take(work, settings, file)
     else:
-        chosen = choose_documents(work, curated, documents, settings.fit_bytes)
+        chosen, n_bytes = _choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.in_subprocess(
             fit_documents,
-            sum(most for shelf in chosen.shelves for _, most in shelf.values()),
-            folders=chosen.folders,
-            wanted=chosen.shelves,
-            settings=asdict(FitSettings(settings.kind, settings.vocab_size, settings.fit_bytes, settings.reserved)),
-            n_bytes=chosen.n_bytes,
-            out=str(work.out),
+            sum(most for rows in chosen.values() for *_, most in rows),
+            chosen=chosen,
+            settings=settings,
+            n_bytes=n_bytes,
+            out=work.out,
         )
         choice = made["choice"]
         work.tools.update(made["tools"])
@@ -223,95 +320,83 @@ def _record(tokenizer: Tokenizer, why: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Documents to fit on.
+def _choose_documents(
+    work: Work, curated: ArtifactRef, documents: RefSet, limit: int
+) -> tuple[dict[str, list[tuple[int, int, int]]], int]:
+    """Choose the training documents of lowest hash, at least one, up to `limit` bytes; of the last one its beginning.
 
-    Attributes:
-        folders: of the artefacts that they lie in.
-        shelves: for each of them, the documents to read there: their place in the order, and how many bytes of each.
-        n_bytes: of all training documents.
-    """
-
-    folders: list[str]
-    shelves: list[dict[str, tuple[int, int]]]
-    n_bytes: int
-
-
-def choose_documents(work: Work, curated: ArtifactRef, documents: RefSet, limit: int) -> Chosen:
-    """The training documents of lowest hash, at least one, up to `limit` bytes; of the last one only its beginning.
+    Returns:
+        For each folder that is read, the row of each document, its turn and how many bytes of it; and the bytes of all
+        training documents.
 
     Raises:
         UserError: if there is none.
     """
-    columns = ["doc_id", "segment", "split", "kept", "n_bytes"]
-    selection = pq.read_table(work.folder(curated) / SELECTION_FILE, columns=columns)
-    trained = selection.filter(pc.and_(selection["kept"], pc.equal(selection["split"], "train"))).sort_by("doc_id")
-    sizes = trained["n_bytes"].to_numpy()
-    if not len(sizes):
-        raise UserError(
-            f"there is no document to fit a tokeniser on: of {len(selection)} document(s) none is kept and trained on; "
-            "add documents"
+    with Corpus() as corpus:
+        corpus.want_kept(work.folder(curated), "train")
+        corpus.sql(
+            "create or replace table wanted as select *, sum(n_bytes) over lot as until, row_number() over lot as turn "
+            "from wanted window lot as (order by sha256(doc_id))"
         )
-    order = np.argsort(np.fromiter(_hashes(trained["doc_id"]), np.uint64, len(sizes)), kind="stable")
-    ends = np.cumsum(sizes[order])
-    limit = min(limit, int(ends[-1]))  # which may be beyond 64 bits
-    order = order[: int(np.searchsorted(ends, limit)) + 1]
-    rows = trained.take(pa.array(order)).to_pylist()
-    most = sizes[order].tolist()
-    most[-1] = max(1, min(most[-1], limit - sum(most[:-1])))
-    chosen = {row["doc_id"]: (place, size) for place, (row, size) in enumerate(zip(rows, most, strict=True))}
-    noted = {row["doc_id"]: row["segment"] for row in rows}
-    read = by_table(work.store, noted, documents, DOCUMENTS_FILE)
-    used = [(ref, doc_ids) for ref, doc_ids in zip(documents.refs, read, strict=True) if doc_ids]
-    wanted = [{doc_id: chosen[doc_id] for doc_id in doc_ids} for _, doc_ids in used]
-    return Chosen([str(work.folder(ref)) for ref, _ in used], wanted, int(sizes.sum()))
-
-
-def _hashes(names: pa.ChunkedArray) -> Iterator[int]:
-    """The first 64 bits of the sha256 of each name."""
-    for chunk in names.chunks:
-        for name in chunk.to_pylist():
-            yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        ((n_bytes,),) = corpus.sql("select sum(n_bytes)::bigint from wanted").fetchall()
+        if n_bytes is None:
+            n_documents = pq.read_metadata(work.folder(curated) / SELECTION_FILE).num_rows
+            raise UserError(
+                f"there is no document to fit a tokeniser on: of {n_documents} document(s) none is kept and trained "
+                "on; add documents"
+            )
+        limit = min(limit, n_bytes)  # which may be beyond 64 bits
+        corpus.sql(f"delete from wanted where until - n_bytes >= {limit} and turn > 1")
+        tables = tables_of(work.store, documents)
+        corpus.locate(tables, DOCUMENTS_FILE, live=documents.live)
+        rows = corpus.sql(
+            "select part, located.place, turn, "
+            f"greatest(1, least(n_bytes, {limit} - (until - n_bytes)))::bigint "
+            "from located join wanted using (doc_id) order by all"
+        ).fetchall()
+    chosen: dict[str, list[tuple[int, int, int]]] = {}
+    for part, row, turn, most in rows:
+        chosen.setdefault(tables[part].folder, []).append((row, turn, most))
+    return chosen, n_bytes
 
 
 def fit_documents(
-    folders: list[str],
-    wanted: list[dict[str, tuple[int, int]]],
-    settings: dict[str, Any],
+    chosen: dict[str, list[tuple[int, int, int]]],
+    settings: FitSettings,
     n_bytes: int,
-    out: str,
+    out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Fit a tokeniser on documents and write it; see `Chosen`.
+    """Fit a tokeniser on documents and write it.
+
+    Args:
+        chosen, n_bytes: see `_choose_documents`.
 
     Returns:
-        What is to be told of the choice, the tools that did it, and how many documents and bytes were read.
+        The record of the choice, the tools that did it, and how many documents and bytes were read.
     """
     texts: dict[int, bytes] = {}
-    for folder, shelf in zip(folders, wanted, strict=True):
-        texts.update(_read(Path(folder) / DOCUMENTS_FILE, shelf))
-        progress(len(texts), sum(map(len, wanted)))
-    ordered = [texts.pop(place) for place in sorted(texts)]
-    fitted = fit_tokenizer(ordered, FitSettings(**settings), n_bytes)
-    fitted.tokenizer.save(Path(out) / TOKENIZER_FILE)
+    for folder, rows in chosen.items():
+        texts.update(_read(Path(folder) / DOCUMENTS_FILE, rows))
+        progress(len(texts), sum(map(len, chosen.values())))
+    ordered = [texts.pop(turn) for turn in sorted(texts)]
+    fitted = fit_tokenizer(ordered, settings, n_bytes)
+    fitted.tokenizer.save(out / TOKENIZER_FILE)
     choice = _record(fitted.tokenizer, fitted.why)
     return {"choice": choice, "tools": fitted.tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
 
 
-def _read(path: Path, wanted: dict[str, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-    """Place and text of some documents of a table, as far as is asked for; row groups without one are not read."""
+def _read(path: Path, rows: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, bytes]]:
+    """Yield turn and text of some rows of a table, as far as is asked for; row groups without one are not read."""
+    first = 0
     with pq.ParquetFile(path) as file:
         for number in range(file.num_row_groups):
-            ids = file.read_row_group(number, columns=["doc_id"])["doc_id"].to_pylist()
-            found = [row for row, name in enumerate(ids) if name in wanted]
-            if not found:
-                continue
-            texts = Texts.of(file.read_row_group(number, columns=["text"])["text"])
-            for row in found:
-                place, most = wanted[ids[row]]
-                begin, end = (int(offset) for offset in texts.offsets[row : row + 2])
-                yield place, whole_characters(texts.data, begin, min(end, begin + most))
+            end = first + file.metadata.row_group(number).num_rows
+            here = [item for item in rows if first <= item[0] < end]
+            texts = file.read_row_group(number, columns=["text"])["text"] if here else []
+            for row, turn, most in here:
+                yield turn, whole_characters(texts[row - first].as_buffer().to_pybytes()[:most])
+            first = end
 
 
 def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:

@@ -1,11 +1,9 @@
-"""Tokenisers behind one interface: fit, encode, decode, save, load, fingerprint.
+"""Tokenisers behind one interface: characters, ASCII codes, bytes, words, byte-level BPE, and files from elsewhere.
 
-    interface    the interface, and tokenisers of characters, ASCII codes, bytes and words
-    tokenizers   byte-level BPE, whatever Hugging Face's `tokenizers` runs, and loading any kind
-
-Both modules travel inside served models under another package name, and import nothing of Sheepfold. `merges`, which
-learns the merges of byte-level BPE, does not. Text that looks like a special token is encoded as text: no document can
-forge a control token.
+This module and `hf_spec` travel inside served models under another package name, and import nothing of Sheepfold. Ids
+0 to 3 are pad, unk, bos and eos in every kind that is fitted here; a tokeniser from elsewhere says which are its own.
+Every kind may keep ids free at the end of its vocabulary for later use; they are special too. Text that looks like a
+special token is encoded as text: no document can forge a control token.
 """
 
 from __future__ import annotations
@@ -13,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -21,96 +21,310 @@ from typing import Any
 
 import numpy as np
 
-from .interface import (
-    BOS,
-    EOS,
-    LARGEST_VOCAB,
-    N_SPECIAL,
-    PAD,
-    SPECIAL_TOKENS,
-    TOKENIZER_FILE,
-    UNK,
-    AsciiTokenizer,
-    ByteTokenizer,
-    CharTokenizer,
-    TableTokenizer,
-    Tokenizer,
-    TokenizerError,
-    WordTokenizer,
-    check_vocab_size,
-    is_id,
-    smallest_dtype,
+from .hf_spec import (
+    LEFT_OUT,
+    PIECE_BYTES,
+    cut_text,
+    cuts_before_spaces,
+    drops_text,
+    engine_of,
+    with_left_out,
+    without_control_tokens,
 )
 
-__all__ = [
-    "BOS",
-    "EOS",
-    "MIN_BPE_VOCAB",
-    "N_SPECIAL",
-    "PAD",
-    "SPECIAL_TOKENS",
-    "TOKENIZER_FILE",
-    "UNK",
-    "AsciiTokenizer",
-    "BpeTokenizer",
-    "ByteTokenizer",
-    "CharTokenizer",
-    "EngineTokenizer",
-    "HfTokenizer",
-    "TableTokenizer",
-    "Tokenizer",
-    "TokenizerError",
-    "WordTokenizer",
-    "check_vocab_size",
-    "load_tokenizer",
-    "smallest_dtype",
-]
-
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+N_SPECIAL = 4
+SPECIAL_TOKENS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
 MIN_BPE_VOCAB = 256 + N_SPECIAL
-
-# Longer texts are encoded in pieces: an engine needs a hundred times the size of what it is given at once.
-PIECE_BYTES = 2**20
-# Before a space behind something visible every pre-tokeniser in use cuts anyway. Listed are the first bytes of the
-# characters of UTF-8 without those that may be white space.
-_CUT = re.compile(
-    rb"(?:[!-~]|[\xc3-\xdf][\x80-\xbf]|[\xe0\xe4-\xef][\x80-\xbf]{2}|\xe3[\x81-\xbf][\x80-\xbf]|"
-    rb"\xe3\x80[\x81-\xbf]|[\xf0-\xf4][\x80-\xbf]{3})(?= [^ ])"
-)
-
-# How GPT-4, Llama 3, Qwen 2 and GPT-4o cut text into words. In all of them white space stands at the beginning of a
-# word or is a word, and none looks back or further ahead than at one space: before a space behind something visible a
-# word always ends, whatever follows.
-_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = "|".join(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{letters}{_SHORT}?" for letters in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
-)
-WORD_PATTERNS = (
-    _WORD + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES,
-    _WORD + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES,
-    _CASED + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES,
-)
-# names that hardly any text has, for tokens that no text is to become, and for what has no token
-_HIDDEN, _LEFT_OUT = "\0special {}", "\0left out"
+TOKENIZER_FILE = "tokenizer.json"
+LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
+CODE_POINTS = 0x110000
+_WORD_OR_SPACES = re.compile(r"\S+|\s+")
 
 
-def cut_text(data: bytes, size: int) -> Iterator[bytes]:
-    """A text as UTF-8 in pieces of this size to twice as much, cut where byte-level engines cut anyway: before a space.
+class TokenizerError(ValueError):
+    """A file that holds no tokeniser, or another one than expected."""
 
-    Within a longer run of visible text it is cut between any two characters.
+
+class Tokenizer(ABC):
+    """Text to ids and back.
+
+    Args:
+        reserved: ids that are kept free at the end of the vocabulary.
+
+    Attributes:
+        used_ids: number of ids, special ones included, reserved ones not.
+        pad_id: Id that fills up short sequences; None if there is none (as for the next three).
+        unk_id: Id of what has no id.
+        bos_id: Id that begins a document.
+        eos_id: Id that ends a document.
     """
-    start = 0
-    while len(data) - start > 2 * size:
-        first, last = start + size, start + 2 * size
-        found = _CUT.search(data, first, last)
-        end = found.end() if found else last
-        while data[end] & 0xC0 == 0x80:  # not within a character
-            end -= 1
-        yield data[start:end]
-        start = end
-    yield data[start:]
+
+    kind: str
+    used_ids: int
+    pad_id: int | None = PAD
+    unk_id: int | None = UNK
+    bos_id: int | None = BOS
+    eos_id: int | None = EOS
+
+    def __init__(self, reserved: int = 0) -> None:
+        if not is_id(reserved):
+            raise ValueError(f"{reserved!r} ids are to be reserved, expected 0 or more, {LARGEST_VOCAB:,} at most")
+        self.reserved = reserved
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of all ids."""
+        return self.used_ids + self.reserved
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text (1-D int64), without bos and eos."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; special ids give nothing."""
+
+    def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text that ids add to the text of the ids before them."""
+        return self.decode(ids)
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """Return the JSON to be saved, without reserved ids."""
+
+    @property
+    def start_id(self) -> int | None:
+        """Id that begins a text: bos, or else eos, which stands between texts; None where there is neither."""
+        return self.eos_id if self.bos_id is None else self.bos_id
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """All ids that stand for no text, in ascending order."""
+        return (*range(N_SPECIAL), *self._reserved_ids)
+
+    @property
+    def _reserved_ids(self) -> range:
+        return range(self.used_ids, self.vocab_size)
+
+    @property
+    def may_lose(self) -> bool:
+        """True if parts of a text may become unk or be left out."""
+        return False
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        """Return the UTF-8 bytes of `text` that its ids cannot give back: they became unk or were left out."""
+        return 0
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Cut a text as UTF-8 into pieces whose ids, one after the other, are its own."""
+        return cut_text(data, PIECE_BYTES)
+
+    @property
+    def described(self) -> str:
+        """Kind of the tokeniser, for messages."""
+        return self.kind
+
+    @property
+    def saved(self) -> str:
+        """The tokeniser as JSON, the same text for the same tokeniser."""
+        record = {**self.record(), **({"reserved": self.reserved} if self.reserved else {})}
+        return json.dumps(record, ensure_ascii=False, sort_keys=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of what `save` writes."""
+        return hashlib.sha256(self.saved.encode()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the tokeniser as JSON."""
+        path.write_text(self.saved, encoding="utf-8", newline="")
+
+
+def is_id(value: Any) -> bool:
+    """Return True for a whole number that an id can be; JSON's `true` and `1.0` are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_VOCAB
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the smallest unsigned type that holds every id."""
+    return np.min_scalar_type(max(vocab_size - 1, 0))
+
+
+def most_frequent(counts: Mapping[str, int], room: int | None) -> list[str]:
+    """Return the most frequent items in their order, `room` at most; of equally frequent ones the lower come first."""
+    return sorted(sorted(counts, key=lambda item: (-counts[item], item))[:room])
+
+
+class TableTokenizer(Tokenizer):
+    """One id per character by a look-up table over all code points: encoding is a single NumPy index.
+
+    Args:
+        characters: those with an id of their own; all others become unk.
+        ids: their ids.
+    """
+
+    may_lose = True
+
+    def __init__(self, characters: str, ids: np.ndarray, reserved: int = 0) -> None:
+        super().__init__(reserved)
+        self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(int(ids.max(initial=UNK)) + 1))
+        self._table[_code_points(characters)] = ids
+        self._characters = dict(zip(ids.tolist(), characters, strict=True))
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._table[_code_points(text)].astype(np.int64) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._characters.get(int(index), "") for index in ids)
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+class CharTokenizer(TableTokenizer):
+    """One id per character of the training text; other characters become unk.
+
+    Args:
+        alphabet: the characters in the order of their ids, which start at 4.
+    """
+
+    kind = "char"
+
+    def __init__(self, alphabet: str, reserved: int = 0) -> None:
+        if len(set(alphabet)) != len(alphabet):
+            raise ValueError("the alphabet names a character twice")
+        self.alphabet = alphabet
+        self.used_ids = N_SPECIAL + len(alphabet)
+        super().__init__(alphabet, np.arange(N_SPECIAL, self.used_ids), reserved)
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
+        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them.
+
+        Raises:
+            ValueError: if the limit leaves no room for a character.
+        """
+        room = vocab_size - N_SPECIAL - reserved
+        if vocab_size and room < 1:
+            raise ValueError(
+                f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
+                f"{N_SPECIAL + reserved + 1} are needed"
+            )
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text)
+        return cls("".join(most_frequent(counts, room if vocab_size else None)), reserved)
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "alphabet": self.alphabet}
+
+
+class AsciiTokenizer(TableTokenizer):
+    """The ASCII code of a character is its id; nothing is fitted, so ids are the same in every project.
+
+    Characters beyond ASCII become unk, and so do the control characters 0 to 3, whose ids are the special tokens'.
+    """
+
+    kind = "ascii"
+    used_ids = 128
+
+    def __init__(self, reserved: int = 0) -> None:
+        codes = np.arange(N_SPECIAL, self.used_ids)
+        super().__init__("".join(map(chr, codes.tolist())), codes, reserved)
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class ByteTokenizer(Tokenizer):
+    """A byte of UTF-8 and four is its id: nothing is fitted and nothing is ever lost."""
+
+    kind = "bytes"
+    used_ids = 256 + N_SPECIAL
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) + N_SPECIAL for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 give U+FFFD."""
+        data = bytes(index - N_SPECIAL for index in map(int, ids) if N_SPECIAL <= index < self.used_ids)
+        return data.decode(errors="replace")
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class WordTokenizer(Tokenizer):
+    """One id per word, for toys: a word is what stands between white space, and other words become unk.
+
+    One space between two words needs no id, so "Hi Thomas" is two ids. All other white space is a word, too, and a text
+    of known words comes back as it was.
+
+    Args:
+        vocabulary: the words and their ids; ids without a word stand for nothing.
+    """
+
+    kind = "word"
+    may_lose = True
+
+    def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
+        super().__init__(reserved)
+        self.vocabulary = dict(vocabulary)
+        for word, index in self.vocabulary.items():
+            if not word:
+                raise ValueError(f"id {index!r} stands for a word without a character; take it out")
+            if not is_id(index):
+                raise ValueError(f"the id of {word!r} is {index!r}, expected a whole number below {LARGEST_VOCAB:,}")
+        self._words = {index: word for word, index in self.vocabulary.items()}
+        self.used_ids = max(self._words, default=N_SPECIAL - 1) + 1
+        if len(self._words) < len(self.vocabulary) or min(self._words, default=N_SPECIAL) < N_SPECIAL:
+            raise ValueError(f"every word needs an id of its own, {N_SPECIAL} or more: the ids before are special")
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> WordTokenizer:
+        """Take the most frequent words, in their order."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(_words(text))
+        chosen = most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))
+        return cls({word: index for index, word in enumerate(chosen, N_SPECIAL)}, reserved)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        known = self.vocabulary
+        return [np.array([known.get(word, UNK) for word in _words(text)], dtype=np.int64) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        words: list[str] = []
+        for word in (self._words.get(int(index)) for index in ids):
+            if word is not None:
+                between = words and not words[-1][-1].isspace() and not word[0].isspace()
+                words += [" ", word] if between else [word]
+        return "".join(words)
+
+    def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        unknown = (word for word, index in zip(_words(text), ids, strict=True) if index == UNK)
+        return sum(len(word.encode()) for word in unknown) if np.any(ids == UNK) else 0
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        return iter([data])
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "vocabulary": self.vocabulary}
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield the words of a text, and the white space between them but for single spaces."""
+    for match in _WORD_OR_SPACES.finditer(text):
+        if match[0] != " " or match.start() == 0 or match.end() == len(text):
+            yield match[0]
 
 
 class EngineTokenizer(Tokenizer):
@@ -126,7 +340,8 @@ class EngineTokenizer(Tokenizer):
     def __init__(self, spec: str, reserved: int = 0) -> None:
         super().__init__(reserved)
         self.spec = spec
-        self._engine = _engine_of(spec)
+        self._engine = engine_of(spec)
+        self.used_ids = int(self._engine.get_vocab_size())
 
     @property
     def encoding_spec(self) -> str:
@@ -135,41 +350,28 @@ class EngineTokenizer(Tokenizer):
 
     @cached_property
     def _encoder(self) -> Any:
-        return self._engine if self.encoding_spec == self.spec else _engine_of(self.encoding_spec)
+        return self._engine if self.encoding_spec == self.spec else engine_of(self.encoding_spec)
 
     @cached_property
     def cuts_before_spaces(self) -> bool:
-        """True if no token spans the place before a space, as with byte-level pre-tokenisers of known words."""
-        return self.has_gpt2_words or _has_known_words(json.loads(self.spec))
-
-    @cached_property
-    def has_gpt2_words(self) -> bool:
-        """True if text is cut into words by GPT-2's rule and not changed before."""
-        spec = json.loads(self.spec)
-        cutters = spec.get("pre_tokenizer") or {}
-        cutters = cutters.get("pretokenizers", [cutters])
-        regexes = [cutter for cutter in cutters if cutter.get("type") == "ByteLevel" and cutter.get("use_regex", True)]
-        prefixes = any(cutter.get("add_prefix_space") for cutter in cutters)
-        added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
-        return bool(regexes) and len(cutters) == 1 and not (prefixes or added or spec.get("normalizer"))
+        """True if no token spans the place before a space."""
+        return cuts_before_spaces(json.loads(self.spec))
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        return cut_text(data, PIECE_BYTES) if self.cuts_before_spaces else iter([data])
+        return super().pieces(data) if self.cuts_before_spaces else iter([data])
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        if any(len(text) > PIECE_BYTES // 2 for text in texts):
-            return [self._encode_long(text) for text in texts]
+        if all(len(text) <= PIECE_BYTES // 2 for text in texts):
+            return self._encode_short(texts)
+        pieces = ((piece.decode() for piece in self.pieces(text.encode())) for text in texts)
+        return [np.concatenate([self._encode_short([piece])[0] for piece in of_text]) for of_text in pieces]
+
+    def _encode_short(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
-    def _encode_long(self, text: str) -> np.ndarray:
-        pieces = (piece.decode() for piece in self.pieces(text.encode()))
-        encodings = (self._encoder.encode_batch_fast([piece], add_special_tokens=False)[0] for piece in pieces)
-        return np.concatenate([np.array(encoding.ids, dtype=np.int64) for encoding in encodings])
-
     def decode(self, ids: Sequence[int]) -> str:
-        special = self._no_text
-        kept = [int(index) for index in ids if int(index) not in special]
+        kept = [int(index) for index in ids if int(index) not in self._no_text]
         return str(self._engine.decode(kept, skip_special_tokens=False))
 
     @cached_property
@@ -177,79 +379,19 @@ class EngineTokenizer(Tokenizer):
         return frozenset(self.special_ids)
 
 
-def _engine_of(spec: str) -> Any:
-    from tokenizers import Tokenizer as Engine
-
-    try:
-        engine = Engine.from_str(spec)
-    except Exception as error:  # the engine raises nothing narrower
-        raise ValueError(f"not a tokeniser that `tokenizers` can read: {error}") from error
-    # text that spells a special token is ordinary text; every text is encoded whole and alone
-    engine.encode_special_tokens = True
-    engine.no_truncation()
-    engine.no_padding()
-    return engine
-
-
-def _has_known_words(spec: dict[str, Any]) -> bool:
-    """Return True if text is cut by one of the patterns above, and nothing joins the parts around a space."""
-    match (spec.get("pre_tokenizer") or {}).get("pretokenizers"):
-        case [{"type": "Split", "behavior": "Isolated", "invert": False} as split, {"type": "ByteLevel"} as spelling]:
-            plain = not (spelling.get("use_regex", True) or spelling.get("add_prefix_space", True))
-            known = plain and split.get("pattern", {}).get("Regex") in WORD_PATTERNS
-        case _:
-            known = False
-    # NFC never composes a space with what is before or behind it
-    normalised = (spec.get("normalizer") or {"type": "NFC"}).get("type") == "NFC"
-    added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
-    return known and normalised and not any(map(_looks_around, added))
-
-
-def _steps(cutters: dict[str, Any] | None) -> list[str]:
-    """The types of a normaliser or pre-tokeniser, and of all in it."""
-    within = [*(cutters or {}).get("pretokenizers", []), *(cutters or {}).get("normalizers", [])]
-    return [(cutters or {}).get("type", ""), *(step for part in within for step in _steps(part))]
-
-
-def _looks_around(token: dict[str, Any]) -> bool:
-    """Return True if finding an added token depends on the text around it, or the token spans white space."""
-    options = any(token.get(option) for option in ("single_word", "lstrip", "rstrip"))
-    return options or any(character.isspace() for character in token["content"])
-
-
 class BpeTokenizer(EngineTokenizer):
     """Byte-level byte-pair encoding; no text is ever lost."""
 
     kind = "bpe"
 
-    @property
-    def used_ids(self) -> int:
-        return int(self._engine.get_vocab_size())
-
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "spec": json.loads(self.spec)}
-
-
-def byte_spellings() -> list[str]:
-    """Return the engine's spelling of each byte: its character in Latin-1, or one beyond where that is not visible."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    beyond = iter(range(0x100, 0x200))
-    return [chr(byte if byte in visible else next(beyond)) for byte in range(256)]
-
-
-_BYTES = {character: byte for byte, character in enumerate(byte_spellings())}
-
-
-def spelled_bytes(token: str) -> bytes:
-    """The bytes of a token as a byte-level engine spells it."""
-    return bytes(_BYTES[character] for character in token)
 
 
 class HfTokenizer(EngineTokenizer):
     """A tokeniser from elsewhere; its special ids are its own, and may be absent.
 
-    What encodes is not its spec to the letter: the model does not know its special tokens but unk by name, so that no
-    text becomes one, and a dropout of merges, which is for training, is off, so that a text always has the same ids.
+    What encodes is not its spec to the letter, see `without_control_tokens`.
 
     Args:
         spec: the engine's own JSON.
@@ -272,58 +414,32 @@ class HfTokenizer(EngineTokenizer):
         reserved: int = 0,
     ) -> None:
         super().__init__(spec, reserved)
-        self._used_ids = max(self.vocabulary().values(), default=-1) + 1
-        if not self._used_ids:
+        largest = max(self.vocabulary().values(), default=-1)
+        if largest < 0:
             raise ValueError("its vocabulary is empty, so it can encode nothing; choose another tokeniser")
-        if self._used_ids > LARGEST_VOCAB:
-            raise ValueError(f"its largest id is {self._used_ids - 1:,}, expected less than {LARGEST_VOCAB:,}")
+        if largest >= LARGEST_VOCAB:
+            raise ValueError(f"its largest id is {largest:,}, expected less than {LARGEST_VOCAB:,}")
         self._named = {"pad_id": pad_id, "unk_id": unk_id, "bos_id": bos_id, "eos_id": eos_id}
         for name, value in self._named.items():
-            if value is not None and not (is_id(value) and value < self._used_ids):
-                raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {self._used_ids - 1}")
+            if value is not None and not (is_id(value) and value <= largest):
+                raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {largest}")
+        self.pad_id, self.unk_id, self.bos_id, self.eos_id = pad_id, unk_id, bos_id, eos_id
+        self.used_ids = largest + 1
         added = self._engine.get_added_tokens_decoder()
         special = {index for index, token in added.items() if token.special}
         self._special = special | {index for index in self._named.values() if index is not None}
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token as the engine spells it."""
+        """Return the id of every token as the engine spells it."""
         return dict(self._engine.get_vocab(with_added_tokens=True))
 
     @cached_property
     def encoding_spec(self) -> str:
-        spec = json.loads(self.spec)
-        hidden = self._special - {unk_of_model(spec["model"])}
-        _hide(spec, hidden)
-        for token in spec.get("added_tokens") or []:
-            # a file beside may name an ordinary one
-            token["special"] = bool(token.get("special")) or token["id"] in hidden
-        if spec["model"].get("dropout"):
-            spec["model"]["dropout"] = None
-        return self.spec if spec == json.loads(self.spec) else json.dumps(spec, ensure_ascii=False)
+        return without_control_tokens(self.spec, self._special)
 
     @property
     def described(self) -> str:
         return f"{json.loads(self.spec)['model'].get('type', 'one')} from elsewhere"
-
-    @property
-    def used_ids(self) -> int:
-        return self._used_ids
-
-    @property
-    def pad_id(self) -> int | None:
-        return self._named["pad_id"]
-
-    @property
-    def unk_id(self) -> int | None:
-        return self._named["unk_id"]
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._named["bos_id"]
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._named["eos_id"]
 
     @property
     def special_ids(self) -> tuple[int, ...]:
@@ -334,11 +450,21 @@ class HfTokenizer(EngineTokenizer):
         start, whole = self.decode(before), self.decode([*before, *ids])
         return whole[len(start) :] if whole.startswith(start) else self.decode(ids)
 
+    @cached_property
+    def may_lose(self) -> bool:
+        return self._left_out is not None or self.unk_id is not None
+
+    @cached_property
+    def _left_out(self) -> Any:
+        """An engine that has a token where the tokeniser leaves something out; None if it leaves nothing out."""
+        spec = json.loads(self.encoding_spec)
+        return engine_of(with_left_out(spec)) if drops_text(spec) else None
+
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        """Bytes of what became unk or was left out; what a normaliser changes (case, accents) counts as kept."""
-        if self.drops_text:
-            encoding = self._teller.encode(text, add_special_tokens=False)
-            unknown = [token == _LEFT_OUT for token in encoding.tokens]
+        """Return the bytes that became unk or were left out; what a normaliser changes (case, accents) is kept."""
+        if self._left_out is not None:
+            encoding = self._left_out.encode(text, add_special_tokens=False)
+            unknown = [token == LEFT_OUT for token in encoding.tokens]
         elif self.unk_id is None or not np.any(ids == self.unk_id):
             return 0
         else:
@@ -349,58 +475,8 @@ class HfTokenizer(EngineTokenizer):
             lost[first:last] = b"\1" * (last - first)
         return len("".join(compress(text, lost)).encode())
 
-    @cached_property
-    def drops_text(self) -> bool:
-        spec = json.loads(self.encoding_spec)
-        model = spec["model"]
-        if "merges" not in model or model.get("unk_token") is not None:
-            return False  # other models need an unk, or fail
-        steps = [step for name in ("normalizer", "pre_tokenizer") for step in _steps(spec.get(name))]
-        affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-        known = model["vocab"].keys()
-        if "ByteLevel" in steps and not affixes and known >= set(byte_spellings()):
-            return False
-        return not (model.get("byte_fallback") and known >= {f"<0x{byte:02X}>" for byte in range(256)})
-
-    @cached_property
-    def _teller(self) -> Any:
-        """An engine that has an unk where the tokeniser leaves something out."""
-        spec = json.loads(self.encoding_spec)
-        vocabulary = spec["model"]["vocab"]
-        vocabulary[_LEFT_OUT] = max(vocabulary.values(), default=-1) + 1
-        spec["model"] |= {"unk_token": _LEFT_OUT, "fuse_unk": False}
-        return _engine_of(json.dumps(spec, ensure_ascii=False))
-
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "spec": json.loads(self.spec), **self._named}
-
-
-def unk_of_model(model: dict[str, Any]) -> int | None:
-    """The id that a model gives to what it does not know; None if it has none."""
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):
-        return vocabulary.get(model.get("unk_token"))
-    return model.get("unk_id")
-
-
-def _hide(spec: dict[str, Any], ids: Iterable[int | None]) -> None:
-    """Rename tokens of a model, so that it finds them in no text; no id changes."""
-    model, hidden = spec["model"], set(ids)
-    if isinstance(model["vocab"], list):
-        lowest = min((score for _, score in model["vocab"]), default=0.0)  # what an unk costs follows from it
-        names = {token: _HIDDEN.format(index) for index, (token, _) in enumerate(model["vocab"]) if index in hidden}
-        model["vocab"] = [
-            [names.get(token, token), lowest if token in names else score] for token, score in model["vocab"]
-        ]
-    else:
-        names = {token: _HIDDEN.format(index) for token, index in model["vocab"].items() if index in hidden}
-        model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
-    if names and "merges" in model:
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        skip = len(model.get("continuing_subword_prefix") or "")
-        model["merges"] = [[one, two] for one, two in pairs if not {one, two, one + two[skip:]} & names.keys()]
-    for token in spec.get("added_tokens") or []:
-        token["content"] = names.get(token["content"], token["content"])
 
 
 def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:

@@ -24,6 +24,7 @@ from tasks.tokens.foreign import (
     ForeignTokenizerError,
     read_tokenizer_file,
 )
+from tasks.tokens.hf_spec import byte_spellings
 from tasks.tokens.tokenizers import (
     N_SPECIAL,
     SPECIAL_TOKENS,
@@ -34,7 +35,6 @@ from tasks.tokens.tokenizers import (
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
-    byte_spellings,
 )
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
 

@@ -20,8 +20,7 @@ from storage.tombstones import Tombstones
 from tasks.generation.prompts import SAMPLED_ID
 from tasks.text.minhash import gram_hashes
 from tasks.text.words import U64
-from tasks.tokens.interface import Tokenizer
-from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tasks.training.journal import read_notes
 from tasks.upkeep.rewriting import among
 

@@ -27,7 +27,7 @@ from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
 from tasks.curate.corpus import kept_documents, kept_rows
 from tasks.text import Hashes, containment, gram_hashes
-from tasks.tokens.documents import TokenDocuments, kept_tokens
+from tasks.tokens.dataset import TokenDocuments, kept_tokens
 from tasks.tokens.index import load_index, read_record
 from tasks.tokens.packing import Pieces, account, is_isolated
 from tasks.tokens.tokenise import TokeniseSettings

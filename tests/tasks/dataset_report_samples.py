@@ -16,7 +16,7 @@ from storage.catalog import Catalog, corpus_ref
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
 from storage.tables import write_table
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import TOKENIZER_FILE, BpeTokenizer, CharTokenizer, Tokenizer
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"

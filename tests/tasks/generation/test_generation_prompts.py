@@ -26,7 +26,7 @@ from tasks.core.settings import GenerateSettings, Settings
 from tasks.generation.completions import Prompt, PromptsError, encodable, given_id
 from tasks.generation.prompts import cut_prompts, read_prompts
 from tasks.registry.models import checkpoint_of
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import HfTokenizer
 
 

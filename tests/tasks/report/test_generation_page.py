@@ -13,7 +13,7 @@ from html_tags import sections_of
 
 from tasks.report.completions import GenerationFigures, generation_page, text_pieces
 from tasks.report.queries import Row
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer
 
 

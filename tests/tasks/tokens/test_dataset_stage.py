@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,20 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dataset_samples import VOCAB, Built, Corpus, Document, Named, document, selection, shelf
-from stage_samples import run_at
+from dataset_samples import VOCAB, Built, Corpus, Document, document
 
 from model import SpanSource
 from model.data import IGNORE
 from storage.errors import UserError
-from storage.manifest import ArtifactRef
 from storage.schemas import SEQUENCES, TOKEN_COUNTS
-from storage.store import Store, StoreError
-from tasks.tokens.dataset import DatasetIndexSettings
-from tasks.tokens.documents import kept_tokens
+from storage.store import StoreError
+from tasks.tokens.dataset import DatasetIndexSettings, kept_tokens
 from tasks.tokens.index import groups_of
-from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
+from tasks.tokens.settings import MixSettings
 
 T = 8
 
@@ -240,8 +236,7 @@ def test_token_counts_are_those_of_a_direct_count(folder: Path, settings: Datase
 
 
 def test_long_spans_are_counted_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokens.documents.IDS_AT_ONCE", 7)
-    monkeypatch.setattr("tasks.tokens.documents.LONG_SPAN", 5)
+    monkeypatch.setattr("tasks.tokens.dataset.IDS_AT_ONCE", 7)
     built = build(folder, DOCUMENTS, DatasetIndexSettings(T + 3))
     assert built.counts == directly(built)
 
@@ -408,17 +403,3 @@ def test_a_document_in_two_shards_neither_of_which_was_noted_is_an_error(folder:
     corpus = Corpus(folder, [item], [[item], [item]])
     with pytest.raises(StoreError, match="document a lies in 2 of the 2"):
         kept_tokens(corpus.store, corpus.curated, corpus.tokens)
-
-
-@pytest.fixture(scope="module")
-def shelves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[ArtifactRef], list[ArtifactRef]]:
-    """Some shards of the same few documents, and some selections of them, drawn by lot."""
-    run = run_at(tmp_path_factory.mktemp("shelves"))
-    lot = random.Random(5)
-    shards, selections = [], []
-    for number in range(10):
-        held = [document(name, 5) for name in lot.sample("abcdef", lot.randrange(7))]
-        shards.append(shelf(run, Named(f"{number}"), items=held))
-        items = [document(name, 5, kept=lot.random() < 0.5, segment=f"segment-{lot.randrange(4)}") for name in "abcdef"]
-        selections.append(selection(run, Named(f"{number}"), items=items))
-    return run.store, shards, selections

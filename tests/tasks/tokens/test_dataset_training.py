@@ -16,9 +16,8 @@ from model.order import Group, Order
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
 from tasks.tokens.index import ReadGroup, groups_of, open_sequences
-from tasks.tokens.mix import MixSettings
 from tasks.tokens.packing import PACKINGS
-from tasks.tokens.settings import DatasetSettings
+from tasks.tokens.settings import DatasetSettings, MixSettings
 from tasks.training.train import shard_folders, steps_of_tokens
 
 T = 16

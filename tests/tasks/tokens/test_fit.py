@@ -21,11 +21,9 @@ from storage.manifest import Manifest, RefSet
 from storage.schemas import SELECTION
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
-from tasks.tokens import merges
 from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
-from tasks.tokens.merges import fit_bpe, learn_merges
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_tokenizer, tokenizer
+from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_bpe, fit_tokenizer, learn_merges, tokenizer
 from tasks.tokens.tokenizers import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
 
 TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's x=1;"
@@ -191,7 +189,7 @@ def test_both_trainers_learn_the_same_tokeniser(
 ) -> None:
     texts = as_bytes([*(varied(seed, 3_000) for seed in range(4)), prose(1)])
     slow, slow_tools = fit_bpe(texts, 1_000, 5)
-    monkeypatch.setattr(merges, "WORTH_A_TRAINER", 0)
+    monkeypatch.setattr("tasks.tokens.tokenizer.WORTH_A_TRAINER", 0)
     fast, fast_tools = fit_bpe(texts, 1_000, 5)
     assert slow_tools["trainer"].startswith("tokenizers ")
     assert fast_tools["trainer"].startswith("gigatoken ")
@@ -204,7 +202,7 @@ def test_both_trainers_learn_the_same_tokeniser(
 def test_where_text_is_too_poor_for_the_fast_trainer_the_other_learns(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merges, "WORTH_A_TRAINER", 0)
+    monkeypatch.setattr("tasks.tokens.tokenizer.WORTH_A_TRAINER", 0)
     found, tools = fit_bpe([text.encode()], 400)
     assert found.saved == learn_merges([text], 400).saved
     assert tools["trainer_reason"]
@@ -214,7 +212,7 @@ def test_a_failing_trainer_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **options: Any) -> None:
         raise ValueError("not today")
 
-    monkeypatch.setattr(merges, "WORTH_A_TRAINER", 0)
+    monkeypatch.setattr("tasks.tokens.tokenizer.WORTH_A_TRAINER", 0)
     monkeypatch.setattr("gigatoken.train_bpe", fails)
     _, tools = fit_bpe([prose(1).encode()], 300)
     assert tools["trainer"].startswith("tokenizers ")
@@ -223,7 +221,7 @@ def test_a_failing_trainer_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_units_of_training_change_no_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [varied(seed, 2_000) for seed in range(2)]
-    monkeypatch.setattr(merges, "UNIT_BYTES", 500)
+    monkeypatch.setattr("tasks.tokens.tokenizer.UNIT_BYTES", 500)
     assert fit_bpe(as_bytes(texts), 600)[0].saved == learn_merges(texts, 600).saved
 
 
@@ -326,13 +324,11 @@ def test_a_file_that_is_there_counts_before_the_pinned_tokeniser(tmp_path: Path)
 
 
 @pytest.mark.parametrize("asked", [{"vocab_size": 10**9}, {"vocab_size": 10**20}, {"reserved": 10**20}])
-@pytest.mark.parametrize("kind", ["bpe", "char", "word", "auto", "bytes"])
-def test_more_ids_than_there_can_be_are_refused(asked: dict[str, int], kind: str, fit: Fit) -> None:
+@pytest.mark.parametrize("kind", ["bpe", "char", "word", "auto"])
+def test_more_ids_than_there_can_be_are_refused(asked: dict[str, int], kind: str) -> None:
     (name,) = asked
-    with pytest.raises(UserError, match=rf"tokenizer\.{name} is [\d,]+, expected less than 16,777,216"):
-        fit_tokenizer([b"some text"], FitSettings(kind, **asked))
-    with pytest.raises(ValueError, match=rf"{name} is [\d,]+, expected less than"):
-        learn_merges(["some text"], **{"vocab_size": 300, **asked})
+    with pytest.raises(ValueError, match=rf"tokenizer\.{name} is [\d,]+, expected less than 16,777,216"):
+        TokenizerSettings(kind=kind, **asked)
 
 
 @pytest.mark.parametrize("change", [{"bos": False}, {"eos": False}, {"engine": "reference"}])

@@ -14,25 +14,15 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
 from tasks.report.vocabulary import special_names
-from tasks.tokens.engines import (
-    ADDED_CHARS,
-    ALL_ADDED_CHARS,
-    WORTH_AN_ENGINE,
-    Engines,
-    GigatokenEngine,
-    ReferenceEngine,
-    texts_of,
-)
+from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, WORTH_AN_ENGINE, Engines, GigatokenEngine
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.hf_spec import WORD_PATTERNS, cut_text
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenise import TokeniseSettings
-from tasks.tokens.tokenizer import FitSettings
+from tasks.tokens.tokenizer import FitSettings, learn_merges
 from tasks.tokens.tokenizers import (
-    WORD_PATTERNS,
     HfTokenizer,
     TokenizerError,
-    cut_text,
     load_tokenizer,
 )
 from tasks.upkeep.verify import _framing_problems
@@ -106,7 +96,6 @@ def test_what_a_model_leaves_out_is_lost(tmp_path: Path) -> None:
     assert [
         tokenizer.lost_bytes(text, ids) for text, ids in zip(items, tokenizer.encode(items), strict=True)
     ] == expected
-    assert ReferenceEngine(tokenizer).encode(texts_of([item.encode() for item in items])).lost.tolist() == expected
 
 
 def test_a_character_is_lost_once_however_many_of_its_bytes_are_unknown() -> None:
@@ -140,8 +129,7 @@ def test_no_text_becomes_a_control_token_that_the_model_knows(name: str, tmp_pat
     for text in (TEXT, "</s>", "<s>", "</s></s>"):
         assert not {1, 2} & set(tokenizer.encode([text])[0].tolist())
     if "merges" in FORGEABLE[name]["model"]:
-        data = texts_of([TEXT.encode()])
-        assert not {1, 2} & set(GigatokenEngine(tokenizer).encode(data).ids.tolist())
+        assert not {1, 2} & set(GigatokenEngine(tokenizer).encode([TEXT.encode()])[0].tolist())
         assert (
             tokenizer.decode(tokenizer.encode([TEXT])[0].tolist()).replace("Ġ", " ").replace(" ", "")
             == "the</s>a<s>the"
@@ -166,7 +154,7 @@ def test_an_ordinary_added_token_that_is_named_beside_the_file_is_not_forged(tmp
     text = "the <|end|> sheep"
     ids = tokenizer.encode([text])[0].tolist()
     assert 264 not in ids and ids[-1] == 265
-    assert GigatokenEngine(tokenizer).encode(texts_of([text.encode()])).ids.tolist() == ids
+    assert GigatokenEngine(tokenizer).encode([text.encode()])[0].tolist() == ids
 
 
 @pytest.mark.parametrize("meaning", ["bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"])
@@ -318,16 +306,16 @@ def test_other_patterns_and_added_tokens_around_spaces_keep_a_text_whole() -> No
 def test_long_added_tokens_are_left_to_the_reference(tokens: list[str]) -> None:
     tokenizer = HfTokenizer(json.dumps(with_added(byte_level(), *tokens)))
     text = f"the {tokens[0]} the"
-    choice = Engines(tokenizer).choose(texts_of([text.encode()]), WORTH_AN_ENGINE)
-    assert isinstance(choice.engine, ReferenceEngine)
-    assert f"gigatoken: its added tokens are of up to {len(tokens[0]):,} characters" in choice.reason
-    assert tokenizer.vocabulary()[tokens[0]] in choice.engine.encode(texts_of([text.encode()])).ids
+    engine, reason = Engines(tokenizer).choose([text.encode()], WORTH_AN_ENGINE)
+    assert engine.name.startswith("tokenizers ")
+    assert f"gigatoken: its added tokens are of up to {len(tokens[0]):,} characters" in reason
+    assert tokenizer.vocabulary()[tokens[0]] in engine.encode([text.encode()])[0]
 
 
 def test_a_token_of_a_million_characters_is_no_hang() -> None:
     tokenizer = HfTokenizer(json.dumps(with_added(byte_level(), "x" * 10**6)))
-    choice = Engines(tokenizer).choose(texts_of([b"the"]), WORTH_AN_ENGINE)
-    assert "of up to 1,000,000 characters, 1,000,000 in all; 1,024 and 262,144 can be" in choice.reason
+    _, reason = Engines(tokenizer).choose([b"the"], WORTH_AN_ENGINE)
+    assert "of up to 1,000,000 characters, 1,000,000 in all; 1,024 and 262,144 can be" in reason
 
 
 # -- odd files -------------------------------------------------------------------------------------------------------

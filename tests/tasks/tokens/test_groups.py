@@ -18,7 +18,7 @@ from tasks.core.machine import Machine
 from tasks.core.run import Run
 from tasks.core.settings import load_settings
 from tasks.tokens.groups import group_documents
-from tasks.tokens.mix import MixError, MixSettings
+from tasks.tokens.settings import MixError, MixSettings
 
 CODE = "import os\n\n\ndef size_of_{0}(path: str) -> int:\n    return os.stat(path).st_size * {0} + len('{1}')\n"
 

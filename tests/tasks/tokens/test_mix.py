@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
-from tasks.tokens.mix import MixError, MixSettings, parse_shares, plan_reads, realised
+from tasks.tokens.groups import plan_reads, realised
+from tasks.tokens.settings import MixError, MixSettings, parse_shares
 
 TOKENS = {"code": 10_000, "notes": 500, "prose": 40_000}
 SEQUENCES = {"code": 100, "notes": 10, "prose": 400}

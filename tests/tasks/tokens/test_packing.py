@@ -170,18 +170,6 @@ def test_a_million_tiny_documents_lose_nothing(way: str) -> None:
     assert found.padded < 256 or way == "chunk"
 
 
-@pytest.mark.parametrize("way", PACKINGS)
-def test_a_length_below_0_is_refused(way: str) -> None:
-    with pytest.raises(ValueError, match="document 1 has -4 ids"):
-        pieces_of(np.array([3, -4]), 8, way)
-
-
-@pytest.mark.parametrize("way", PACKINGS)
-def test_sequences_of_no_places_are_refused(way: str) -> None:
-    with pytest.raises(ValueError, match="0 input places"):
-        pieces_of(np.array([3]), 0, way)
-
-
 # chunks
 
 

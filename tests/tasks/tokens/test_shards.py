@@ -25,9 +25,9 @@ from tasks.core.run import Run
 from tasks.core.stage import Work, stage
 from tasks.tokens import engines
 from tasks.tokens import tokenise as module
-from tasks.tokens.engines import Texts, texts_of
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.hf_spec import PIECE_BYTES
 from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
+from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import (
     BOS,
     EOS,
@@ -72,10 +72,9 @@ def encode(folder: Path, tokenizer: Tokenizer, texts: list[str], **options: Any)
     source = write_documents(folder / "in", texts, options.pop("rows_per_group", 3))
     tokenizer.save(folder / "tokenizer.json")
     (folder / "out").mkdir(exist_ok=True)
-    asked = {"bos": True, "eos": True, "engine": "auto", "progress": lambda done, total: None, **options}
-    return tokenise_segment(
-        str(source), str(folder / "tokenizer.json"), tokenizer.fingerprint, str(folder / "out"), **asked
-    )
+    settings = TokeniseSettings(options.pop("bos", True), options.pop("eos", True))
+    asked = {"settings": settings, "engine": "auto", "progress": lambda done, total: None, **options}
+    return tokenise_segment(source, folder / "tokenizer.json", tokenizer.fingerprint, folder / "out", **asked)
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -127,45 +126,38 @@ def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypa
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
 
-@pytest.mark.parametrize("block", [1, 2, 7, 300])
-def test_blocks_of_any_size_give_the_same_files(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode(tmp_path / "a", BPE, DOCUMENTS)
-    monkeypatch.setattr(module, "BLOCK_IDS", block)
-    encode(tmp_path / "b", BPE, DOCUMENTS)
-    assert written(tmp_path / "a") == written(tmp_path / "b")
-
-
 @pytest.mark.parametrize("kind", ["bpe", "char"])
-@pytest.mark.parametrize("stretch", [1, 50, 4_000])
-def test_stretches_of_any_size_give_the_same_files(
-    kind: str, stretch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [1, 50, 4_000])
+def test_batches_of_any_size_give_the_same_files(
+    kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode(tmp_path / "a", KINDS[kind], DOCUMENTS)
-    monkeypatch.setattr(module, "STRETCH_BYTES", stretch)
+    monkeypatch.setattr(module, "BATCH_BYTES", size)
+    monkeypatch.setattr(module, "COUNTED_AT_ONCE", size)
     encode(tmp_path / "b", KINDS[kind], DOCUMENTS)
     assert written(tmp_path / "a") == written(tmp_path / "b")
 
 
-@pytest.mark.parametrize("largest", [1, 60, 255, 256, 270, 280, 5_000])
-@pytest.mark.parametrize("odd", [0, 1])
-def test_ids_are_counted_in_pairs_as_one_by_one(largest: int, odd: int) -> None:
-    dtype = smallest_dtype(largest + 1)
-    ids = np.random.default_rng(largest).integers(0, largest + 1, module.ID_PAIRS + odd).astype(dtype)
-    ids[-1] = largest
-    expected = np.bincount(ids, minlength=largest + 1) + 1
-    counts = np.ones(largest + 1, dtype=np.int64)
-    module.add_occurrences(counts, ids)
-    assert counts.tolist() == expected.tolist()
+@pytest.mark.parametrize("kind", ["bpe", "char", "bytes"])
+def test_a_long_document_in_pieces_lies_there_as_one(kind: str, tmp_path: Path) -> None:
+    text = prose(3, PIECE_BYTES // 2) + " Ω"
+    made = encode(tmp_path, KINDS[kind], ["a", text, "b"])
+    ids = KINDS[kind].encode([text])[0]
+    sequence, lost = encode_document(KINDS[kind], text, ids)
+    row = pq.read_table(tmp_path / "out" / "tokens.parquet").to_pylist()[1]
+    shard = np.load(tmp_path / "out" / "tokens.npy")
+    assert len(list(KINDS[kind].pieces(text.encode()))) > 1
+    assert np.array_equal(shard[row["offset"] : row["offset"] + row["length"]], sequence)
+    assert (row["n_bytes"], row["lost_bytes"], made["lost_bytes"]) == (len(text.encode()), lost, lost)
+    assert row["digest"] == hashlib.sha256(sequence.astype(shard.dtype).tobytes()).hexdigest()
 
 
 class Broken(engines.GigatokenEngine):
     """Right in the first row group, where it is chosen, and wrong later."""
 
-    def encode(self, texts: Texts) -> engines.Encoded:
-        found = super().encode(texts)
-        if any(b"late" in texts[row] for row in range(len(texts))):
-            return engines.Encoded(self.wrong(found.ids), found.offsets, found.lost)
-        return found
+    def _encode(self, data: bytes) -> np.ndarray:
+        found = super()._encode(data)
+        return self.wrong(found) if b"late" in data else found
 
     def wrong(self, ids: np.ndarray) -> np.ndarray:
         return np.where(ids > UNK, ids - 1, ids)
@@ -200,7 +192,7 @@ def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
     encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
     monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(module, "COMPARE_BYTES", compare_bytes)
-    monkeypatch.setattr(engines, "_candidates", lambda tokenizer: [("gigatoken", engine)])
+    monkeypatch.setattr(engines, "GigatokenEngine", engine)
     module._engines.cache_clear()
     made = encode(tmp_path / "b", BPE, texts, rows_per_group=1)
     assert made["engine"].startswith("tokenizers ")
@@ -234,7 +226,7 @@ def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
     for fingerprint, told in (("", "lacks 'alphabet'"), ("0" * 64, "fingerprint is")):
         with pytest.raises(UserError, match=told):
             tokenise_segment(
-                str(source), str(tmp_path / "tokenizer.json"), fingerprint, str(tmp_path), True, True, "auto", print
+                source, tmp_path / "tokenizer.json", fingerprint, tmp_path, TokeniseSettings(), "auto", print
             )
 
 
@@ -287,8 +279,8 @@ def test_the_stage_notes_engine_and_counts(run: Run) -> None:
     manifest = encoded(run, "char", DOCUMENTS)
     assert manifest.counts["rows"] == manifest.counts["units"] == len(DOCUMENTS)
     assert manifest.counts["lost_bytes"] > 0
-    assert manifest.tools["engine"].startswith("numpy ")
-    assert "gives the reference's ids" in manifest.tools["engine_reason"]
+    assert manifest.tools["engine"] == "reference"
+    assert manifest.tools["engine_reason"] == "there is no other for this kind of tokeniser"
 
 
 def test_the_engine_asked_for_is_no_part_of_the_key(run: Run) -> None:
@@ -320,12 +312,9 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
     for path in sorted(file for file in CORPUS.rglob("*") if file.is_file()):
         data = path.read_bytes()
         texts.append(data.decode("utf-8", errors="replace") if b"\x00" not in data else data[:50_000].decode("latin-1"))
-    column = texts_of([text.encode() for text in texts])
     learned = learn_merges((text[:20_000] for text in texts), 4096)
-    for tokenizer in (learned, CharTokenizer.fit(texts, 200), AsciiTokenizer(), ByteTokenizer()):
-        chooser = engines.Engines(tokenizer)
-        for _, make in engines._candidates(tokenizer):
-            chooser.compare(make(tokenizer), column)
+    pieces = [piece for text in texts for piece in learned.pieces(text.encode())]
+    engines.Engines(learned).compare(engines.GigatokenEngine(learned), pieces)
 
 
 # -- what a process takes ------------------------------------------------------------------------------------------
@@ -344,8 +333,9 @@ def told_by_a_process(code: str, kind: str, texts: list[str], folder: Path) -> l
 PEAK = r"""
 import pathlib, re, sys
 sys.path.insert(0, sys.argv[1])
-from tasks.tokens.tokenise import tokenise_segment
-made = tokenise_segment(*sys.argv[2:6], True, True, "auto", lambda done, total: None)
+from tasks.tokens.tokenise import TokeniseSettings, tokenise_segment
+source, tokenizer, out = map(pathlib.Path, (sys.argv[2], sys.argv[3], sys.argv[5]))
+made = tokenise_segment(source, tokenizer, sys.argv[4], out, TokeniseSettings(), "auto", lambda done, total: None)
 peak = re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss knows the parent's, too
 print(made["engine"].split()[0], int(peak[1]) * 1024)
 """
@@ -357,5 +347,5 @@ print(made["engine"].split()[0], int(peak[1]) * 1024)
 def test_a_long_document_needs_a_few_times_its_size(kind: str, tmp_path: Path) -> None:
     text = prose(3, 2_000_000) * 6
     name, peak = told_by_a_process(PEAK, kind, [text], tmp_path)
-    assert name in ("numpy", "gigatoken")
+    assert name in ("reference", "gigatoken")
     assert int(peak) < 2**27 + 6 * len(text.encode())

@@ -18,13 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.hf_spec import PIECE_BYTES, cut_text
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer
+from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer, learn_merges
 from tasks.tokens.tokenizers import (
     EOS,
     N_SPECIAL,
-    PIECE_BYTES,
     SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,
@@ -35,7 +34,6 @@ from tasks.tokens.tokenizers import (
     Tokenizer,
     TokenizerError,
     WordTokenizer,
-    cut_text,
     load_tokenizer,
 )
 

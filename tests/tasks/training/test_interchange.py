@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_columns, write_table
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import (
     BOS,
     EOS,

@@ -33,8 +33,8 @@ from tasks.evaluation.texts import evaluation_texts
 from tasks.generation.prompts import PROMPTS
 from tasks.lineage.training_data import exposures, first_paths
 from tasks.lineage.why import explain
-from tasks.tokens.interface import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
-from tasks.tokens.merges import learn_merges
+from tasks.tokens.tokenizer import learn_merges
+from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from tasks.training.journal import read_notes
 from tasks.upkeep import forget as sweep
 from tasks.upkeep.forget import find_targets, finish_forgetting, forget

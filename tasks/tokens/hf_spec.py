@@ -1,0 +1,178 @@
+"""The JSON of Hugging Face's `tokenizers`: where a text may be cut, what it loses, and what no text may become.
+
+This module travels inside served models, so it imports nothing of Sheepfold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# Longer texts are encoded in pieces: an engine needs a hundred times the size of what it is given at once.
+PIECE_BYTES = 2**20
+# Before a space behind something visible every pre-tokeniser in use cuts anyway. Listed are the first bytes of the
+# characters of UTF-8 without those that may be white space.
+_CUT = re.compile(
+    rb"(?:[!-~]|[\xc3-\xdf][\x80-\xbf]|[\xe0\xe4-\xef][\x80-\xbf]{2}|\xe3[\x81-\xbf][\x80-\xbf]|"
+    rb"\xe3\x80[\x81-\xbf]|[\xf0-\xf4][\x80-\xbf]{3})(?= [^ ])"
+)
+
+# How GPT-4, Llama 3, Qwen 2 and GPT-4o cut text into words. In all of them white space stands at the beginning of a
+# word or is a word, and none looks back or further ahead than at one space: before a space behind something visible a
+# word always ends, whatever follows.
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = "|".join(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{letters}{_SHORT}?" for letters in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+)
+WORD_PATTERNS = (
+    _WORD + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES,
+    _WORD + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES,
+    _CASED + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES,
+)
+# names that hardly any text has, for tokens that no text is to become, and for what has no token
+_HIDDEN, LEFT_OUT = "\0special {}", "\0left out"
+
+Spec = dict[str, Any]
+
+
+def cut_text(data: bytes, size: int) -> Iterator[bytes]:
+    """Cut UTF-8 into pieces of this size to twice as much, where byte-level engines cut anyway: before a space.
+
+    Within a longer run of visible text it is cut between any two characters.
+    """
+    start = 0
+    while len(data) - start > 2 * size:
+        first, last = start + size, start + 2 * size
+        found = _CUT.search(data, first, last)
+        end = found.end() if found else last
+        while data[end] & 0xC0 == 0x80:  # not within a character
+            end -= 1
+        yield data[start:end]
+        start = end
+    yield data[start:]
+
+
+def engine_of(spec: str) -> Any:
+    """Return the engine, which encodes every text whole, alone and as ordinary text.
+
+    Raises:
+        ValueError: the engine cannot read the spec.
+    """
+    from tokenizers import Tokenizer as Engine
+
+    try:
+        engine = Engine.from_str(spec)
+    except Exception as error:  # the engine raises nothing narrower
+        raise ValueError(f"not a tokeniser that `tokenizers` can read: {error}") from error
+    engine.encode_special_tokens = True
+    engine.no_truncation()
+    engine.no_padding()
+    return engine
+
+
+def cuts_before_spaces(spec: Spec) -> bool:
+    """Return True if no token spans the place before a space: words are cut by GPT-2's rule or a pattern above."""
+    cutters = spec.get("pre_tokenizer") or {}
+    added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
+    match cutters.get("pretokenizers", [cutters]):
+        case [{"type": "ByteLevel"} as spelling]:
+            changed = spelling.get("add_prefix_space") or added or spec.get("normalizer")
+            return bool(spelling.get("use_regex", True)) and not changed
+        case [{"type": "Split", "behavior": "Isolated", "invert": False} as split, {"type": "ByteLevel"} as spelling]:
+            plain = not (spelling.get("use_regex", True) or spelling.get("add_prefix_space", True))
+            known = plain and split.get("pattern", {}).get("Regex") in WORD_PATTERNS
+            # NFC never composes a space with what is before or behind it
+            normalised = (spec.get("normalizer") or {"type": "NFC"}).get("type") == "NFC"
+            return known and normalised and not any(map(_looks_around, added))
+    return False
+
+
+def _looks_around(token: Spec) -> bool:
+    """Return True if finding an added token depends on the text around it, or the token spans white space."""
+    options = any(token.get(option) for option in ("single_word", "lstrip", "rstrip"))
+    return options or any(character.isspace() for character in token["content"])
+
+
+def byte_spellings() -> list[str]:
+    """Return the engine's spelling of each byte: its character in Latin-1, or one beyond where that is not visible."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    beyond = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(beyond)) for byte in range(256)]
+
+
+_BYTES = {character: byte for byte, character in enumerate(byte_spellings())}
+
+
+def spelled_bytes(token: str) -> bytes:
+    """Return the bytes of a token as a byte-level engine spells it."""
+    return bytes(_BYTES[character] for character in token)
+
+
+def unk_of_model(model: Spec) -> int | None:
+    """Return the id that a model gives to what it does not know; None if it has none."""
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        return vocabulary.get(model.get("unk_token"))
+    return model.get("unk_id")
+
+
+def without_control_tokens(spec: str, special: set[int]) -> str:
+    """Return a spec whose model knows no special token but unk by name, so that no text becomes one; ids are the same.
+
+    A dropout of merges, which is for training, is off, so that a text always has the same ids.
+    """
+    changed = json.loads(spec)
+    model = changed["model"]
+    hidden = special - {unk_of_model(model)}
+    if isinstance(model["vocab"], list):
+        lowest = min((score for _, score in model["vocab"]), default=0.0)  # what an unk costs follows from it
+        names = {token: _HIDDEN.format(index) for index, (token, _) in enumerate(model["vocab"]) if index in hidden}
+        model["vocab"] = [
+            [names.get(token, token), lowest if token in names else score] for token, score in model["vocab"]
+        ]
+    else:
+        names = {token: _HIDDEN.format(index) for token, index in model["vocab"].items() if index in hidden}
+        model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
+    if names and "merges" in model:
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        skip = len(model.get("continuing_subword_prefix") or "")
+        model["merges"] = [[one, two] for one, two in pairs if not {one, two, one + two[skip:]} & names.keys()]
+    for token in changed.get("added_tokens") or []:
+        token["content"] = names.get(token["content"], token["content"])
+        # a file beside may name an ordinary one
+        token["special"] = bool(token.get("special")) or token["id"] in hidden
+    if model.get("dropout"):
+        model["dropout"] = None
+    return spec if changed == json.loads(spec) else json.dumps(changed, ensure_ascii=False)
+
+
+def drops_text(spec: Spec) -> bool:
+    """Return True if encoding may leave out parts of a text without an unk in their place."""
+    model = spec["model"]
+    if "merges" not in model or model.get("unk_token") is not None:
+        return False  # other models need an unk, or fail
+    steps = [step for name in ("normalizer", "pre_tokenizer") for step in _steps(spec.get(name))]
+    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    known = model["vocab"].keys()
+    if "ByteLevel" in steps and not affixes and known >= set(byte_spellings()):
+        return False
+    return not (model.get("byte_fallback") and known >= {f"<0x{byte:02X}>" for byte in range(256)})
+
+
+def _steps(cutters: Spec | None) -> list[str]:
+    """Return the types of a normaliser or pre-tokeniser, and of all in it."""
+    within = [*(cutters or {}).get("pretokenizers", []), *(cutters or {}).get("normalizers", [])]
+    return [(cutters or {}).get("type", ""), *(step for part in within for step in _steps(part))]
+
+
+def with_left_out(spec: Spec) -> str:
+    """Return a spec that has the token `LEFT_OUT` where a tokeniser leaves something out."""
+    vocabulary = {**spec["model"]["vocab"]}
+    vocabulary[LEFT_OUT] = max(vocabulary.values(), default=-1) + 1
+    model = {**spec["model"], "vocab": vocabulary, "unk_token": LEFT_OUT, "fuse_unk": False}
+    return json.dumps({**spec, "model": model}, ensure_ascii=False)
