@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from tasks.core.machine import describe_device, detect_device, threads_each
 from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.report.markdown import table
-from tasks.training.launch import Job, Nodes, launch
+from tasks.training.launch import Job, Nodes, launch, time_step
 from tasks.training.train import model_config, train_config, vocab_size_of
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=1, modules=("tasks.training.train_rank",), unkeyed=("execution",))
+@stage("suggest", version=1, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
@@ -191,19 +192,13 @@ def _step_seconds(
     work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
 ) -> float:
     """Time a step, computed as the training will be; of several machines this one is timed alone."""
-    from model import ModelConfig, TrainConfig
-    from model.execution import Execution
-    from model.probe import measure_step_seconds
     from model.threads import in_thread_that_ends
 
-    device = work.machine.device
+    threads = threads_each(means.processes)
+    job = Job(network, plan, means.fields(), device=work.machine.device, threads=threads, measure=steps)
     if means.processes > 1:
-        threads = threads_each(means.processes)
-        job = Job(network, plan, means.fields(), device=device, threads=threads, measure=steps)
         return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
-    execution = Execution.from_dict(means.fields())
-    configs = ModelConfig.from_dict(network), TrainConfig.from_dict(plan)
-    return in_thread_that_ends(lambda: measure_step_seconds(*configs, device, steps, execution=execution))
+    return in_thread_that_ends(partial(time_step, job))
 
 
 def _memory_bytes(device: str) -> int:

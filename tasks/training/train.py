@@ -35,10 +35,8 @@ from tasks.lineage.attribution import name_documents
 from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.launch import Callbacks, Job, Launched, launch
-from tasks.training.samples import Sampler, first_ids
-from tasks.training.train_rank import train_job
-from tasks.training.watch import Watch, sync_journal
+from tasks.training.launch import Callbacks, Job, Launched, launch, train_job
+from tasks.training.telemetry import Sampler, Watch, first_ids, sync_journal
 
 if TYPE_CHECKING:
     from tasks.core.run import Run

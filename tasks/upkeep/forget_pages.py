@@ -23,7 +23,7 @@ def clear_pages(home: Home, trainings: Collection[str]) -> None:
     if not trainings or not home.has_tracking:
         return
     from storage.tracking import Tracking
-    from tasks.training.watch import SAMPLES_FILE
+    from tasks.training.telemetry import SAMPLES_FILE
 
     tracking = Tracking(home)
     for key in sorted(trainings):
@@ -36,7 +36,7 @@ def show_samples(home: Home, store: Store, trainings: Collection[str]) -> None:
     if not trainings or not home.has_tracking:
         return
     from storage.tracking import Tracking
-    from tasks.training.watch import sync_samples
+    from tasks.training.telemetry import sync_samples
 
     tracking = Tracking(home)
     for key in sorted(trainings):

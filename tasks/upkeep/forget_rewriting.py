@@ -45,7 +45,7 @@ from storage.tombstones import Tombstones
 from tasks.curate.evalset import load_grams
 from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import Content, is_doubtful
-from tasks.training.journal import JOURNAL_FILE
+from tasks.training.telemetry import JOURNAL_FILE
 
 SELECTION_FILES = {SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import ModelConfig
-from tasks.training.throughput import Limit, Pace, Speedometer, duration, flops_per_token, limit_of
+from tasks.training.throughput import Pace, Speedometer, duration, flops_per_token, limit_of
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock() -> Clock:
 
 
 def meter(clock: Clock, limit: float = 1e6) -> Speedometer:
-    return Speedometer(100.0, Limit(limit, "the test"), clock)
+    return Speedometer(100.0, limit, clock)
 
 
 def test_tokens_per_second_share_and_time_left_follow_from_steps_after_the_first(clock: Clock) -> None:
@@ -49,7 +49,8 @@ def test_a_training_that_goes_on_does_not_count_the_tokens_from_before(clock: Cl
 
 def test_the_pace_is_said_in_words() -> None:
     assert Pace(1800.4, 0.631, 252.0).words() == "1,800 tokens/s, 63 % MFU, 4:12 min left"
-    assert Pace(1800.4, None, None).words() == "1,800 tokens/s"
+    assert Pace(1800.4, 0.631, None).words() == "1,800 tokens/s, 63 % MFU"
+    assert Pace(0.0, 0.0, None).words() == ""
 
 
 @pytest.mark.parametrize(
