@@ -1,8 +1,8 @@
-"""Two evaluations side by side: figures, slices with intervals, and the documents that changed most.
+"""Comparisons of evaluations: two models on the same documents, and the drift of one model on fresh documents.
 
-Intervals are those of the paired bootstrap over documents (Efron and Tibshirani 1993; Koehn 2004 for language models):
-both models were measured on the same documents, which are drawn anew with replacement; the interval holds 95 % of the
-differences in bits per byte. Tokens of a document depend on each other, so documents are drawn, not tokens.
+Intervals are those of the bootstrap over documents (Efron and Tibshirani 1993; Koehn 2004 for language models), paired
+where both evaluations have the same documents: documents are drawn anew with replacement, and the interval holds 95 %
+of the differences in bits per byte. Tokens of a document depend on each other, so documents are drawn, not tokens.
 """
 
 from __future__ import annotations
@@ -40,6 +40,16 @@ class Difference:
     low: float
     high: float
     documents: int
+
+    @property
+    def is_bounded(self) -> bool:
+        """False if there were too few documents for an interval."""
+        return math.isfinite(self.high - self.low)
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return f"95 % interval of the difference {self.low:+.4f} to {self.high:+.4f}"
 
     @property
     def is_clear(self) -> bool:
@@ -215,3 +225,65 @@ def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
             f"the evaluations {a.key[:12]} and {b.key[:12]} were made by different settings ({one.settings} and "
             f"{other.settings}), so their figures cannot be compared: evaluate both models alike"
         )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A model on fresh documents and on its own evaluation set.
+
+    Attributes:
+        fresh, own: bits per byte on either.
+        difference: of the first less the second, with its interval; `documents` are the fresh ones.
+    """
+
+    fresh: float
+    own: float
+    difference: Difference
+
+    def sentence(self) -> str:
+        """Return the drift in a sentence."""
+        found = self.difference
+        n = f"{found.documents:,} fresh document{'' if found.documents == 1 else 's'}"
+        size = f"{self.fresh:.4f} bits per byte on {n}, {self.own:.4f} on its own evaluation set"
+        if not found.is_bounded:
+            return f"{size}: of so few documents, that says nothing of others"
+        if not found.is_clear:
+            return f"{size}: no more apart than two draws of documents may be ({found.interval})"
+        verdict = "it has drifted" if found.value > 0 else "fresh documents are easier for it"
+        return f"{size}: {verdict} ({found.interval})"
+
+    def figures(self) -> dict[str, float]:
+        """By the names under which they stand beside other figures; an endless interval is left out."""
+        named = {"low": self.difference.low, "high": self.difference.high, "difference": self.difference.value}
+        found = {f"drift/{name}": value for name, value in named.items() if math.isfinite(value)}
+        return {**found, "drift/bits_per_byte": self.fresh, "drift/documents": float(self.difference.documents)}
+
+
+def drift_between(fresh: Evaluated, own: Evaluated, seed: int = 0, resamples: int = RESAMPLES) -> Drift:
+    """Return how a model's bits per byte on fresh documents differ from those on its evaluation set.
+
+    The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
+
+    Args:
+        seed, resamples: of the bootstrap.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    (fresh_bits, fresh_drawn), (own_bits, own_drawn) = (_drawn(item, generator, resamples) for item in (fresh, own))
+    value = fresh_bits - own_bits
+    if min(len(fresh), len(own)) < 2:
+        return Drift(fresh_bits, own_bits, Difference(value, -math.inf, math.inf, len(fresh)))
+    low, high = np.quantile(fresh_drawn - own_drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Drift(fresh_bits, own_bits, Difference(value, float(low), float(high), len(fresh)))
+
+
+def _drawn(found: Evaluated, generator: np.random.Generator, resamples: int) -> tuple[float, np.ndarray]:
+    """Bits per byte of the documents, and (resamples,) of as many of them drawn with replacement."""
+    bits, n_bytes = all_nats(found) / math.log(2), found.sums["bytes"].astype(np.float64)
+    value = float(bits.sum() / n_bytes.sum())
+    drawn = np.full(resamples, value)
+    for place in range(resamples):  # one at a time: a set may have many documents
+        rows = generator.integers(0, len(bits), len(bits))
+        size = n_bytes[rows].sum()
+        if size:
+            drawn[place] = bits[rows].sum() / size
+    return value, drawn
