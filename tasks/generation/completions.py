@@ -174,7 +174,8 @@ def complete_prompts(
     Raises:
         ValueError: if the settings do not go with the model.
     """
-    faults = _faults(bundle, asked, settings)
+    found_faults = iter(bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings))
+    faults = [row["error"] or _named(next(found_faults)) for row in asked]
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
         found = [_streamed(bundle, good[0], settings, on_text)]
@@ -190,14 +191,8 @@ def noise_key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
-def _faults(bundle: Bundle, asked: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
-    """Return why each prompt cannot be continued; empty if it can."""
-    whole = [row["prompt"] for row in asked if row["error"] is None]
-    found = iter(bundle.prompt_faults(whole, **settings))
-    own = [row["error"] or next(found) for row in asked]
-    return [
-        fault if row["error"] or not fault else f"the prompt {fault}" for row, fault in zip(asked, own, strict=True)
-    ]
+def _named(fault: str) -> str:
+    return f"the prompt {fault}" if fault else ""
 
 
 def _streamed(
