@@ -30,9 +30,8 @@ class Difference:
     """Bits per byte of one model less those of another.
 
     Attributes:
-        value: on the documents as they are; below 0 the first model is the better one.
-        low, high: the interval that holds 95 % of the resampled differences; endless below two documents, on which it
-            cannot be said.
+        value: difference on the documents as they are; below 0 the first model is the better one.
+        low, high: interval that holds 95 % of the resampled differences; infinite below two documents.
         documents: number of documents.
     """
 
@@ -60,12 +59,12 @@ class Difference:
 def paired_bootstrap(
     a_nll: np.ndarray, b_nll: np.ndarray, n_bytes: np.ndarray, seed: int = 0, resamples: int = RESAMPLES
 ) -> Difference:
-    """Difference of two models' bits per byte, a less b, with its interval.
+    """Return the difference of two models' bits per byte, a less b, with its interval.
 
     Args:
-        a_nll, b_nll: (n,) nats that each document costs under each model, with all that is charged for.
+        a_nll, b_nll: (n,) nats of each document under each model, all charges included.
         n_bytes: (n,) bytes of each document.
-        seed: of the draws; the same seed gives the same interval.
+        seed: seed of the draws.
         resamples: number of draws.
 
     Raises:
@@ -82,18 +81,28 @@ def paired_bootstrap(
     value = float(change.sum() / weight.sum())
     if n < 2:
         return Difference(value, -math.inf, math.inf, n)
-    generator = np.random.Generator(np.random.PCG64(seed))
-    drawn = np.empty(resamples)
+    # a draw of nothing but empty documents says nothing of either model
+    drawn = _drawn(change, weight, np.random.Generator(np.random.PCG64(seed)), resamples, empty=0.0)
+    return Difference(value, *_interval(drawn), n)
+
+
+def _drawn(
+    values: np.ndarray, sizes: np.ndarray, generator: np.random.Generator, resamples: int, empty: float
+) -> np.ndarray:
+    """Return (resamples,) sums of values over sums of sizes, of documents drawn with replacement; `empty` for 0 / 0."""
+    drawn, n = np.full(resamples, empty), len(values)
     at_once = max(1, DRAWN_AT_ONCE // n)
     for first in range(0, resamples, at_once):
-        rows = generator.integers(0, n, size=(min(at_once, resamples - first), n))
-        sizes = weight[rows].sum(axis=1)
-        # a draw of nothing but empty documents says nothing of either model
-        drawn[first : first + at_once] = np.divide(
-            change[rows].sum(axis=1), sizes, out=np.zeros(len(rows)), where=sizes > 0
-        )
+        part = drawn[first : first + at_once]
+        rows = generator.integers(0, n, size=(len(part), n))
+        total = sizes[rows].sum(axis=1)
+        np.divide(values[rows].sum(axis=1), total, out=part, where=total > 0)
+    return drawn
+
+
+def _interval(drawn: np.ndarray) -> tuple[float, float]:
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Difference(value, float(low), float(high), n)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class DocumentPair:
     """One document under both models.
 
     Attributes:
-        labels: which slice it is in, by dimension.
+        labels: its slice, by dimension.
         bits: bits of the whole document under a less those under b: its part of the difference.
     """
 
@@ -146,8 +155,8 @@ def compare_evaluations(
     """Compare two evaluations of the same documents.
 
     Args:
-        seed, resamples: of the bootstrap.
-        most: documents that are listed at most.
+        seed, resamples: seed and draws of the bootstrap.
+        most: largest number of documents to list.
 
     Raises:
         UserError: if they were measured on different documents, or in another way.
@@ -188,7 +197,7 @@ def compare_evaluations(
 
 
 def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The champion's figures under names that stand beside a challenger's own."""
+    """Return the champion's figures under names that stand beside a challenger's own."""
     chosen = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "top1", "top5")
     return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
@@ -207,7 +216,7 @@ def other_figures(metrics: Mapping[str, float], stage: str, stride: int | None, 
 
 
 def all_nats(documents: Evaluated) -> np.ndarray:
-    """(n,) nats that each document costs, lost bytes at 8 bits each: what bits per byte are made of."""
+    """Return (n,) nats of each document, lost bytes at 8 bits each: the numerator of bits per byte."""
     lost = documents.sums["lost_bytes"] * (8 * math.log(2))
     return np.asarray(documents.sums["nll_nats"] + documents.sums["charged_nats"] + lost)
 
@@ -233,7 +242,7 @@ class Drift:
 
     Attributes:
         fresh, own: bits per byte on either.
-        difference: of the first less the second, with its interval; `documents` are the fresh ones.
+        difference: the first less the second, with its interval; `documents` counts the fresh ones.
     """
 
     fresh: float
@@ -253,7 +262,7 @@ class Drift:
         return f"{size}: {verdict} ({found.interval})"
 
     def figures(self) -> dict[str, float]:
-        """By the names under which they stand beside other figures; an endless interval is left out."""
+        """Return the figures by name, without an infinite interval."""
         named = {"low": self.difference.low, "high": self.difference.high, "difference": self.difference.value}
         found = {f"drift/{name}": value for name, value in named.items() if math.isfinite(value)}
         return {**found, "drift/bits_per_byte": self.fresh, "drift/documents": float(self.difference.documents)}
@@ -265,25 +274,15 @@ def drift_between(fresh: Evaluated, own: Evaluated, seed: int = 0, resamples: in
     The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
 
     Args:
-        seed, resamples: of the bootstrap.
+        seed, resamples: seed and draws of the bootstrap.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    (fresh_bits, fresh_drawn), (own_bits, own_drawn) = (_drawn(item, generator, resamples) for item in (fresh, own))
-    value = fresh_bits - own_bits
-    if min(len(fresh), len(own)) < 2:
-        return Drift(fresh_bits, own_bits, Difference(value, -math.inf, math.inf, len(fresh)))
-    low, high = np.quantile(fresh_drawn - own_drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Drift(fresh_bits, own_bits, Difference(value, float(low), float(high), len(fresh)))
-
-
-def _drawn(found: Evaluated, generator: np.random.Generator, resamples: int) -> tuple[float, np.ndarray]:
-    """Bits per byte of the documents, and (resamples,) of as many of them drawn with replacement."""
-    bits, n_bytes = all_nats(found) / math.log(2), found.sums["bytes"].astype(np.float64)
-    value = float(bits.sum() / n_bytes.sum())
-    drawn = np.full(resamples, value)
-    for place in range(resamples):  # one at a time: a set may have many documents
-        rows = generator.integers(0, len(bits), len(bits))
-        size = n_bytes[rows].sum()
-        if size:
-            drawn[place] = bits[rows].sum() / size
-    return value, drawn
+    both = []
+    for documents in (fresh, own):
+        bits, n_bytes = all_nats(documents) / math.log(2), documents.sums["bytes"].astype(np.float64)
+        whole = float(bits.sum() / n_bytes.sum())
+        both.append((whole, _drawn(bits, n_bytes, generator, resamples, empty=whole)))
+    (fresh_bits, fresh_drawn), (own_bits, own_drawn) = both
+    is_enough = min(len(fresh), len(own)) >= 2
+    low, high = _interval(fresh_drawn - own_drawn) if is_enough else (-math.inf, math.inf)
+    return Drift(fresh_bits, own_bits, Difference(fresh_bits - own_bits, low, high, len(fresh)))

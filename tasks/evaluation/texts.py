@@ -105,7 +105,7 @@ def _write(work: Work, rows: Collection[Mapping[str, Any]]) -> str:
 
 
 def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
-    """The selections of documents that a model, and those that it continues, were trained with."""
+    """Return the selections of documents that a model, and those that it continues, were trained with."""
     found: list[ArtifactRef] = []
     waiting = [checkpoint]
     while waiting:
@@ -119,7 +119,7 @@ def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
 
 
 def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, str]:
-    """Documents in use that were in none of some earlier selections, and resemble none that was, by id."""
+    """Return the documents in use, by id, that were in no earlier selection and resemble none that was."""
     before: set[str] = set()
     for ref in known.refs:
         before.update(read_columns(store.folder(ref) / SELECTION_FILE, ["doc_id"])["doc_id"])
@@ -178,12 +178,12 @@ def split_inputs(state: Mapping[str, list[ArtifactRef]]) -> dict[str, ArtifactRe
 
 
 class TextsError(UserError):
-    """Something that a model cannot be measured on."""
+    """Texts that a model cannot be measured on."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text to measure a model on, and what its figures are told apart by."""
+    """A text to measure a model on, and the labels of its slices."""
 
     doc_id: str
     text: str
@@ -245,7 +245,7 @@ def _file_text(path: Path, root: Path) -> Text:
 
 
 def _decoded(data: bytes, path: Path) -> str:
-    """The text of a file; one with NUL bytes is no text, though it may be UTF-8."""
+    """Return the text of a file; one with NUL bytes is refused, though it may be UTF-8."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -282,7 +282,7 @@ def _row_texts(path: Path, refused: Refused, column: str) -> Iterator[Text]:
 
 
 def _row_text(row: Row, column: str, identity: str, file: str) -> Text:
-    """The text of a row; `identity` names it where it has no name of its own."""
+    """Return the text of a row; `identity` names it if it has no name of its own."""
     text = row.text(column, empty=True)
     name = next((row.values[key] for key in _NAMES if row.values.get(key) is not None), None)
     labels = {key: str(row.values[key]) for key in _LABELS if row.values.get(key)}
@@ -301,7 +301,7 @@ class TextsSettings:
 
     @classmethod
     def of(cls, texts: list[Text]) -> TextsSettings:
-        """Settings that name these texts."""
+        """Return settings that name these texts."""
         return cls(sha256_json([asdict(item) for item in texts]))
 
 

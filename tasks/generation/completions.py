@@ -56,7 +56,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """A template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+        """Return a template; `{column}` stands for a column's value, `{{` and `}}` for braces.
 
         Raises:
             TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
@@ -103,12 +103,12 @@ class Template:
                 raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
 
     def fill(self, record: Mapping[str, Any]) -> str:
-        """The prompt of a record that has all columns."""
+        """Return the prompt of a record that has all columns."""
         return "".join(text + ("" if name is None else str(record[name])) for text, name in self.parts)
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
-    """The prompt of a command line.
+    """Return the prompt of a command line.
 
     Raises:
         PromptsError: if it is not UTF-8.
@@ -122,7 +122,7 @@ def one_prompt(text: str, template: str = "") -> Prompt:
 
 
 def encodable(place: str, text: str) -> str:
-    """The text, which UTF-8 can hold; bytes of a command line that are not UTF-8 arrive as lone surrogates.
+    """Return the text if UTF-8 can hold it; bytes of a command line that are not UTF-8 arrive as lone surrogates.
 
     Args:
         place: names the prompt for people.
@@ -187,7 +187,7 @@ def complete_prompts(
 
 
 def noise_key(name: str) -> int:
-    """The number that names the noise of the prompt with this id."""
+    """Return the number that names the noise of the prompt with this id."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
@@ -211,7 +211,7 @@ def _streamed(
 def _rows(
     asked: Sequence[dict[str, Any]], faults: Sequence[str], found: Sequence[TextCompletion], n_samples: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows of the table, without what all of them share: the samples of each prompt, or its error."""
+    """Yield the rows of the table without the columns that all share: the samples of each prompt, or its error."""
     completions = iter(found)
     for row, fault in zip(asked, faults, strict=True):
         carried = {"id": row["id"], "prompt": row["prompt"], "fields": row["fields"]}

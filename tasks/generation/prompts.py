@@ -54,7 +54,7 @@ class PromptsSettings:
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> PromptsSettings:
-        """Settings that name these prompts."""
+        """Return settings that name these prompts."""
         return cls(sha256_json(list(prompts)))
 
 
@@ -121,7 +121,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
 
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
-    """First words of a few evaluation documents as they stand there, to look at what a model has learned."""
+    """Return the first words of a few evaluation documents as prompts, to look at what a model has learned."""
     read = read_table(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
@@ -130,7 +130,7 @@ def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: in
 
 
 def _beginning(text: str, words: int) -> str:
-    """The first words of a text with the white space between them: lines and indents are what models learned, too."""
+    """Return the first words of a text with the white space between them: models learn lines and indents, too."""
     found = re.match(rf"\s*(?:\S+\s+){{0,{words - 1}}}\S+", text)
     return found[0].lstrip()[:MOST_SAMPLED] if found else ""
 
@@ -148,7 +148,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prompt:
-    """The prompt of a record, or why it is none."""
+    """Return the prompt of a record, with an error if it cannot be one."""
     given = row.values.get(ID_COLUMN)
     # an id of another type is carried along, see `given_id`
     carried = {key: value for key, value in row.values.items() if key != ID_COLUMN or not isinstance(given, str | None)}
@@ -182,7 +182,7 @@ def _filled(template: Template, row: Row) -> str:
 
 
 def _storable(text: str) -> str:
-    """The text, with a sign of replacement for what UTF-8 cannot hold."""
+    """Return the text, with replacement characters for what UTF-8 cannot hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -191,7 +191,7 @@ def _as_json(record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value without numbers that JSON does not know."""
+    """Return a value without numbers that JSON does not know."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

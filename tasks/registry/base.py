@@ -63,7 +63,11 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     name = settings.train.base
     if not name:
         return None
-    base = _base_of(run, name, _checkpoint(run, name))
+    checkpoint = _checkpoint(run, name)
+    folder = run.store.folder(checkpoint)
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
+    base = Base(name, checkpoint, folder, config["model"], framing)
     with_base(settings, base)
     return base
 
@@ -98,13 +102,6 @@ def _is_bundle(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "model" in config and (folder / WEIGHTS_FILE).is_file()
-
-
-def _base_of(run: Run, name: str, checkpoint: ArtifactRef) -> Base:
-    folder = run.store.folder(checkpoint)
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
-    return Base(name, checkpoint, folder, config["model"], framing)
 
 
 def continuing(run: Run, settings: Settings, base: str | None) -> Settings:

@@ -232,7 +232,7 @@ class Bundle:
         return f"and this model{why} no token to begin with; give a text"
 
     def ids_without_text(self) -> tuple[int, ...]:
-        """Ids never drawn: special ones but the end of a text, and rows of the network unknown to the tokeniser."""
+        """Return ids never drawn: special ones but the end of a text, and those unknown to the tokeniser."""
         tokenizer = self.tokenizer
         unknown = range(tokenizer.vocab_size, self.model_config.vocab_size)
         return tuple(index for index in (*tokenizer.special_ids, *unknown) if index != self.end_id)

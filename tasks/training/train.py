@@ -1,7 +1,7 @@
-"""Training as a stage: the network's own trainer, fed from token shards, reporting to one MLflow run.
+"""The stage `train`: the network's trainer, fed from token shards, reporting to one MLflow run.
 
-Unfinished work rests in the stage's scratch folder as checkpoints; a killed training goes on from the last of them, in
-the same run, without a doubled or a missing point.
+Checkpoints lie in the stage's scratch folder; a killed training goes on from the last of them, in the same run, without
+a doubled or a missing point.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TrainStageSettings:
 
 
 def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
-    """The complete network configuration of a preset with its overrides."""
+    """Return the complete network configuration of a preset with its overrides."""
     from model.presets import preset
 
     return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
@@ -78,7 +78,7 @@ def vocab_size_of(run: Run, tokenizer: ArtifactRef) -> int:
 
 
 def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int, **suggested: Any) -> dict[str, Any]:
-    """The complete training configuration of a network for a number of steps.
+    """Return the complete training configuration of a network for a number of steps.
 
     Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
     learning rate that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006.
@@ -104,13 +104,13 @@ def steps_of_tokens(
     groups: Sequence[ReadGroup] = (),
     most: int | None = None,
 ) -> int:
-    """Fewest steps that train on so many tokens, read in the order in which the trainer reads them.
+    """Return the fewest steps that train on so many tokens, read in the order in which the trainer reads them.
 
     Args:
         train: a complete training configuration.
         labels: (n,) tokens to predict of each training sequence.
-        groups: how often they are read; each once an epoch where there are none.
-        most: steps that are not exceeded, however many tokens are asked for; nothing is counted beyond them.
+        groups: reads per epoch of the sequences; one read of each if there are none.
+        most: upper bound of the steps; nothing is counted beyond it.
 
     Raises:
         UserError: if there are no tokens to predict.
@@ -139,10 +139,10 @@ def steps_of_tokens(
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
-    """Most steps that read the training split no more often than so; at least one.
+    """Return the most steps that read the training split no more often than `max_epochs`; at least one.
 
     Args:
-        sequences: how many an epoch reads.
+        sequences: sequences that an epoch reads.
     """
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
 
@@ -169,12 +169,12 @@ def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
 
 
 def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's metrics under the names of the curve; its validation is on a sample, and is named so."""
+    """Return the trainer's metrics under the names of the curve, which say that validation is on a sample."""
     return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
 
 
 def history_points(history: list[dict[str, Any]]) -> Iterator[tuple[str, int, float]]:
-    """The curve as points (metric, step, value)."""
+    """Yield the curve as points (metric, step, value)."""
     for row in history:
         for name, value in curve_names(row).items():
             if name != "step":
@@ -229,7 +229,7 @@ def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[st
 
 
 def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network: Any) -> Sampler:
-    """Draws samples while a network is trained, from the beginnings of training documents."""
+    """Return a sampler that continues the beginnings of training documents."""
     index = load_index(work.folder(dataset), "train")
     folders = shard_folders(work, dataset)
     known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
