@@ -130,7 +130,9 @@ class Journal:
         self.notes = Notes()
         self._clock = clock
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._telemetry = _read(path, self.notes) if path.is_file() else {}
+        self._telemetry: dict[str, array[float]] = {}  # of each metric the values by step from 1, NaN for none
+        if path.is_file():
+            self._read()
         self._known = bool(self._telemetry)
         self._file = path.open("a", encoding="utf-8")
         self._flushed = time.monotonic()
@@ -146,7 +148,7 @@ class Journal:
             resumed = f"went on from the checkpoint of step {step - 1}"
             self.event(step - 1, "resumed", "started anew: there was no checkpoint yet" if step == 1 else resumed)
         self._file.write(json.dumps({"step": step, **values}) + "\n")
-        _keep(self._telemetry, step, values)
+        self._keep(step, values)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._file.flush()
             self._flushed = time.monotonic()
@@ -197,6 +199,33 @@ class Journal:
         self._file.write(json.dumps({type(note).__name__.lower(): asdict(note)}) + "\n")
         self._file.flush()
 
+    def _keep(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            column = self._telemetry.setdefault(name, array("d"))
+            column.extend([math.nan] * (step - len(column)))
+            column[step - 1] = value
+
+    def _read(self) -> None:
+        """Take in the lines that were written before; a last line that a kill cut is cut off."""
+        notes, whole = self.notes, 0
+        with self.path.open("r+b") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                whole += len(line)
+                match json.loads(line):
+                    case {"start": start}:
+                        notes.starts.append(Start(**start))
+                    case {"event": event}:
+                        notes.events.append(Event(**event))
+                    case {"sample": sample}:
+                        place = (sample["step"], sample["prompt"])
+                        notes.samples[:] = [kept for kept in notes.samples if (kept.step, kept.prompt) != place]
+                        notes.samples.append(Sample(**sample))
+                    case {"step": step, **values}:
+                        self._keep(step, values)
+            file.truncate(whole)
+
 
 def read_notes(folder: Path) -> Notes:
     """Return starts, events and samples of a training's artefact; none if it was made without a journal."""
@@ -209,45 +238,6 @@ def read_notes(folder: Path) -> Notes:
         [Event(**entry) for entry in record["events"]],
         [Sample(**entry) for entry in record["samples"]],
     )
-
-
-_Telemetry = dict[str, "array[float]"]  # of each metric the values by step from 1, NaN where there is none
-
-
-def _keep(telemetry: _Telemetry, step: int, values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        column = telemetry.setdefault(name, array("d"))
-        if len(column) < step:
-            column.extend([math.nan] * (step - len(column)))
-        column[step - 1] = value
-
-
-def _read(path: Path, notes: Notes) -> _Telemetry:
-    """Fill the notes from lines that were written before; a last line that a kill cut is cut off."""
-    telemetry: _Telemetry = {}
-    whole = 0
-    with path.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            _take(json.loads(line), notes, telemetry)
-    with path.open("r+b") as file:
-        file.truncate(whole)
-    return telemetry
-
-
-def _take(record: dict[str, Any], notes: Notes, telemetry: _Telemetry) -> None:
-    if "start" in record:
-        notes.starts.append(Start(**record["start"]))
-    elif "event" in record:
-        notes.events.append(Event(**record["event"]))
-    elif "sample" in record:
-        sample = Sample(**record["sample"])
-        notes.samples[:] = [kept for kept in notes.samples if (kept.step, kept.prompt) != (sample.step, sample.prompt)]
-        notes.samples.append(sample)
-    else:
-        _keep(telemetry, record.pop("step"), record)
 
 
 # ---- samples
@@ -380,7 +370,7 @@ class ClockSteps:
 
 
 class Watch:
-    """Telemetry of one training.
+    """Telemetry of one training, as a context: after an error the run is FAILED, or KILLED if it is to be resumed.
 
     Args:
         scratch: a folder that survives a kill.
@@ -392,6 +382,10 @@ class Watch:
         precision: precision of the training.
         sampler: draws samples; None draws none.
         processes: number of processes that train together.
+
+    Attributes:
+        journal: has to be flushed before a checkpoint becomes visible, and written into the artefact. MLflow's curve
+            need not be: points that a kill loses come from the artefact in the end (`sync_run`).
     """
 
     def __init__(
@@ -414,33 +408,34 @@ class Watch:
         self._sampler = sampler
         self._points = PointBuffer(tracking, run_id, CURVE_SECONDS)
         self._clock_steps = ClockSteps()
-        self._journal = Journal(scratch / LINES_FILE)
+        self.journal = Journal(scratch / LINES_FILE)
         cost, limit = flops_per_token(network), limit_of(device, precision)
         self._speed = Speedometer(cost / processes, limit.flops)
-        self._journal.start(cost / processes, limit.flops, limit.source)
+        self.journal.start(cost / processes, limit.flops, limit.source)
         self._validation = ""
         self._told = False
         self._open = ExitStack()
-        self._open.callback(self._journal.close)
+        self._open.callback(self.journal.close)
         self._open.enter_context(tracking.system_metrics(run_id))
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._open:
+            if error is not None:
+                self._points.end("FAILED" if isinstance(error, Exception) else "KILLED")
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step, under the names of the curve."""
         if "memory/resident_mb" not in values:  # ranks report their own
             values = {**values, **memory(self._device)}
         clock = {name: value for name, value in values.items() if name.startswith(CLOCK_VALUES)}
-        self._journal.telemetry(step, clock)
+        self.journal.telemetry(step, clock)
         left_out = {"step"}  # which is what the curve is drawn over
         if not self._clock_steps.takes(values.get(STEP_SECONDS, CLOCK_PAUSE)):
             left_out |= clock.keys()
         self._points.add(step, {name: value for name, value in values.items() if name not in left_out})
-
-    def checkpoint(self, step: int) -> None:
-        """Make the journal durable before a checkpoint becomes visible.
-
-        MLflow's curve is not flushed: points that a kill loses come from the artefact in the end (`sync_run`).
-        """
-        self._journal.flush()
 
     def progress(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show a step that is done."""
@@ -452,7 +447,7 @@ class Watch:
 
     def event(self, step: int, kind: str, message: str) -> None:
         """Note and log an event; that of a step that is computed again is logged once."""
-        if self._journal.event(step, kind, message):
+        if self.journal.event(step, kind, message):
             level = logging.INFO if kind in _QUIET else logging.WARNING
             logger.log(level, "train: step %d: %s: %s", step, kind, message)
 
@@ -463,33 +458,21 @@ class Watch:
 
     def finish(self, model: Any, step: int) -> None:
         """Draw the samples of the last step and write the rest of the curve to MLflow."""
-        if self._sampler is not None and not any(sample.step == step for sample in self._journal.notes.samples):
+        if self._sampler is not None and not any(sample.step == step for sample in self.journal.notes.samples):
             self._keep(self._sampler.draw(model, step, last=True))
         self._points.flush()
-
-    def end(self, status: str) -> None:
-        """Write the curve so far to MLflow and mark the run as FAILED, or as KILLED if it is to be resumed."""
-        self._points.end(status)
-
-    def close(self) -> None:
-        """Close the journal and end the system metrics."""
-        self._open.close()
-
-    def write(self, folder: Path) -> None:
-        """Write the journal into the artefact."""
-        self._journal.write(folder)
 
     def _keep(self, found: Sequence[Sample]) -> None:
         from mlflow.exceptions import MlflowException
 
         if not found:
             return
-        self._journal.sample(found)
+        self.journal.sample(found)
         for sample in found:
             # it begins like a document: for the terminal alone, not for Prefect's database
             logger.info("train: step %d writes: %s", sample.step, _line(sample), extra={"send_to_api": False})
         try:
-            _log_samples(self._tracking, self._run_id, self._journal.notes.samples)
+            _log_samples(self._tracking, self._run_id, self.journal.notes.samples)
         except MlflowException as error:
             if not self._told:
                 logger.warning("MLflow does not take the samples (%s); they are completed later", error)

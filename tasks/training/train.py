@@ -35,7 +35,7 @@ from tasks.lineage.attribution import name_documents
 from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.launch import Callbacks, Job, Launched, launch, train_job
+from tasks.training.launch import Callbacks, Job, launch, train_job
 from tasks.training.telemetry import Sampler, Watch, first_ids, sync_journal
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def train(
     run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
     work.modes[ATTEMPT_MODE] = attempt
     tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
-    watch = Watch(
+    watching = Watch(
         work.scratch,
         tracking,
         run_id,
@@ -290,14 +290,6 @@ def train(
         precision=settings.train["precision"],
         sampler=sampler_of(work, dataset, tokenizer, network),
         processes=execution.processes,
-    )
-    stop = StopRequest()
-    callbacks = Callbacks(
-        metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
-        checkpoint=watch.checkpoint,
-        progress=watch.progress,
-        event=watch.event,
-        stop_asked=lambda: stop.asked,
     )
     identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
     job = Job(
@@ -315,34 +307,34 @@ def train(
         identity=identity,
         initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
     )
-
-    def in_processes() -> Launched:
-        return launch(job, execution.processes, work.scratch / "ranks", callbacks)
-
-    def alone() -> Launched:
+    stop = StopRequest()
+    with watching as watch:
+        callbacks = Callbacks(
+            metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
+            checkpoint=lambda step: watch.journal.flush(),
+            progress=watch.progress,
+            event=watch.event,
+            stop_asked=lambda: stop.asked,
+        )
         documents_of = partial(name_documents, work.store, dataset)
-        return train_job(job, work.scratch, callbacks, stop, on_sample=watch.sample, documents_of=documents_of)
-
-    try:
-        result = stoppable(in_processes if execution.processes > 1 else alone, stop)
-        watch.finish(load_weights(result.weights, network), result.steps)
-    except (NonFiniteLoss, OutOfMemory) as error:
-        watch.end("FAILED")
-        told = f"the training stopped: {error}"
-        if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
-            told += f". {name_documents(work.store, dataset, error.indices)}"
-        raise UserError(told) from error
-    except Exception:
-        watch.end("FAILED")
-        raise
-    except BaseException as interruption:
-        if isinstance(interruption.__cause__, TrainingStopped):
-            logger.warning("%s", interruption.__cause__)
-        watch.end("KILLED")
-        raise
-    finally:
-        watch.close()
-    watch.write(work.out)
+        if execution.processes > 1:
+            compute = partial(launch, job, execution.processes, work.scratch / "ranks", callbacks)
+        else:
+            more = {"on_sample": watch.sample, "documents_of": documents_of}
+            compute = partial(train_job, job, work.scratch, callbacks, stop, **more)
+        try:
+            result = stoppable(compute, stop)
+            watch.finish(load_weights(result.weights, network), result.steps)
+        except (NonFiniteLoss, OutOfMemory) as error:
+            told = f"the training stopped: {error}"
+            if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
+                told += f". {documents_of(error.indices)}"
+            raise UserError(told) from error
+        except BaseException as interruption:
+            if isinstance(interruption.__cause__, TrainingStopped):
+                logger.warning("%s", interruption.__cause__)
+            raise
+    watch.journal.write(work.out)
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
     framing = framing_of(work.store, dataset)
     config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest, **framing}
