@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,67 +44,52 @@ class TemplateError(UserError):
     """A template that cannot be used, or that asks for a column that is not there."""
 
 
-@dataclass(frozen=True)
-class Template:
-    """A text with columns in it; made by `parse`.
+Template = list[tuple[str, str | None]]  # pieces of text and the column behind each; None where none is
 
-    Attributes:
-        parts: pieces of text and the column behind each, None where none is.
+
+def parse_template(text: str) -> Template:
+    """Return a template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+
+    Raises:
+        TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
     """
-
-    parts: tuple[tuple[str, str | None], ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Template:
-        """Return a template; `{column}` stands for a column's value, `{{` and `}}` for braces.
-
-        Raises:
-            TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
-        """
-        try:
-            found = list(string.Formatter().parse(text))
-        except ValueError as error:
+    try:
+        found = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise TemplateError(
+            f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+            "a column, and {{ or }} for a brace"
+        ) from error
+    for _, name, form, conversion in found:
+        if name is not None and (not name or form or conversion):
+            shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
             raise TemplateError(
-                f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
-                "a column, and {{ or }} for a brace"
-            ) from error
-        parts: list[tuple[str, str | None]] = []
-        for literal, name, form, conversion in found:
-            if name is not None and (not name or form or conversion):
-                shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
-                raise TemplateError(
-                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
-                    "between braces, and {{ or }} for a brace"
-                )
-            parts.append((literal, name))
-        return cls(tuple(parts))
+                f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                "between braces, and {{ or }} for a brace"
+            )
+    return [(literal, name) for literal, name, _, _ in found]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that it names, each once."""
-        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
 
-    def check(self, columns: Iterable[str], place: str) -> None:
-        """Refuse a record that lacks a column.
+def fill_template(template: Template, record: Mapping[str, Any], place: str) -> str:
+    """Return the prompt of a record.
 
-        Args:
-            columns: those that are there.
-            place: names the record for people.
+    Args:
+        place: names the record for people.
 
-        Raises:
-            TemplateError: if one is missing.
-        """
-        known = list(columns)
-        for name in self.columns:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
-                listed = ", ".join(map(repr, known)) or "none"
-                raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
-
-    def fill(self, record: Mapping[str, Any]) -> str:
-        """Return the prompt of a record that has all columns."""
-        return "".join(text + ("" if name is None else str(record[name])) for text, name in self.parts)
+    Raises:
+        TemplateError: if the record lacks a column, or has no value in one.
+    """
+    columns, known = [name for _, name in template if name is not None], list(record)
+    for name in columns:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
+            listed = ", ".join(map(repr, known)) or "none"
+            raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
+    for name in columns:
+        if record[name] is None:
+            raise TemplateError(f"{place}: the column {name!r} of the template has no value here")
+    return "".join(text + ("" if name is None else str(record[name])) for text, name in template)
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
@@ -115,9 +100,7 @@ def one_prompt(text: str, template: str = "") -> Prompt:
         TemplateError: if the template is none, or names another column than `prompt`.
     """
     if template:
-        made = Template.parse(template)
-        made.check(["prompt"], "PROMPT")
-        text = made.fill({"prompt": text})
+        text = fill_template(parse_template(template), {"prompt": text}, "PROMPT")
     return Prompt("0", encodable("PROMPT", text))
 
 

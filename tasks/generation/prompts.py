@@ -21,7 +21,15 @@ from storage.digest import sha256_json
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.generation.completions import ID_COLUMN, Prompt, PromptsError, Template, TemplateError
+from tasks.generation.completions import (
+    ID_COLUMN,
+    Prompt,
+    PromptsError,
+    Template,
+    TemplateError,
+    fill_template,
+    parse_template,
+)
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import SUFFIXES, Row, Table, encoding_fault, read_rows
 
@@ -95,7 +103,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     carried along.
 
     Args:
-        template: puts the prompt together from columns, see `Template`.
+        template: puts the prompt together from columns, see `parse_template`.
 
     Raises:
         PromptsError: if the file cannot be read, or not one of its records is a prompt.
@@ -103,7 +111,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     """
     if not path.is_file():
         raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
-    made = Template.parse(template) if template else None
+    made = parse_template(template) if template else None
     try:
         prompts = [_prompt(row, index, path, made) for index, row in enumerate(_rows(path))]
     except ExtractionProblem as problem:
@@ -162,32 +170,20 @@ def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prom
         elif row.problem is not None:
             raise row.problem
         else:
-            text = _filled(template, row)
+            text = fill_template(template, row.values, row.place)
             fault = encoding_fault(text)
             fault = f"{row.place}: the prompt {fault}" if fault else ""
     except (ExtractionProblem, TemplateError) as error:
         fault = str(error)
     # nobody knows the id of a record that cannot be read: its place is no other record's
     name = row.place if row.problem is not None else str(index if given is None else given)
-    fields = _as_json(carried) if carried else None
+    fields = _storable(json.dumps(_plain(carried), ensure_ascii=False, default=str)) if carried else None
     return Prompt(_storable(name), _storable(text), fields, f"{path.name}, {fault}" if fault else None)
-
-
-def _filled(template: Template, row: Row) -> str:
-    template.check(row.values, row.place)
-    for column in template.columns:
-        if row.values[column] is None:
-            raise TemplateError(f"{row.place}: the column {column!r} of the template has no value here")
-    return template.fill(row.values)
 
 
 def _storable(text: str) -> str:
     """Return the text, with replacement characters for what UTF-8 cannot hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _as_json(record: Mapping[str, Any]) -> str:
-    return _storable(json.dumps(_plain(record), ensure_ascii=False, default=str))
 
 
 def _plain(value: Any) -> Any:

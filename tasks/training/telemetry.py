@@ -261,16 +261,15 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
     n = len(index.shard)
     if not n:
         return []
-    begin: dict[int, np.ndarray] = {}
+    begins: dict[int, np.ndarray] = {}  # of the documents of each shard
     found: dict[tuple[int, int], list[int]] = {}
     for place in Permutation(n, seed=0)(np.arange(min(n, _TRIES))).tolist():
         shard, start = int(index.shard[place]), int(index.start[place])
         folder = folders[index.shards[shard]]
-        if shard not in begin:
-            begin[shard] = np.sort(np.array(read_columns(folder / TOKENS_FILE, ["offset"])["offset"], np.int64))
-        at = int(np.searchsorted(begin[shard], start))
-        if at == len(begin[shard]) or begin[shard][at] != start or (shard, start) in found:
-            continue  # it is in the middle of a document
+        if shard not in begins:
+            begins[shard] = np.array(read_columns(folder / TOKENS_FILE, ["offset"])["offset"], np.int64)
+        if start not in begins[shard] or (shard, start) in found:
+            continue
         most = min(int(index.length[place]), MOST_PROMPT_IDS, max(1, context // 2))
         ids = np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False)[start : start + most].tolist()
         found[shard, start] = _cut(tokenizer, ids)
