@@ -438,7 +438,7 @@ class Watch:
 
     def progress(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show a step that is done."""
-        words = self._speed.pace(step, total, metrics.get("tokens", 0)).words()
+        words = self._speed.pace(step, total, metrics.get("tokens", 0))
         if "val/loss" in metrics:
             self._validation = f" val {metrics['val/loss']:.3f}"
         note = f"loss {metrics['train/loss']:.3f}" if "train/loss" in metrics else ""

@@ -48,28 +48,6 @@ class Limit:
     source: str
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Throughput at the moment.
-
-    Attributes:
-        tokens_per_second: labels trained on, over the last seconds.
-        share: model FLOPs utilisation (MFU), 0 to 1.
-        seconds_left: until the last step; None before the second step.
-    """
-
-    tokens_per_second: float
-    share: float
-    seconds_left: float | None
-
-    def words(self) -> str:
-        """Return the pace in a few words; empty if there is none yet."""
-        if not self.tokens_per_second:
-            return ""
-        left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
-        return f"{self.tokens_per_second:,.0f} tokens/s, {100 * self.share:.0f} % MFU{left}"
-
-
 class Speedometer:
     """Pace of a training from the tokens of each step.
 
@@ -89,8 +67,8 @@ class Speedometer:
         self._last = 0
         self._recent: deque[tuple[float, float]] = deque()
 
-    def pace(self, step: int, total: int, tokens: float) -> Pace:
-        """Return the pace after a step.
+    def pace(self, step: int, total: int, tokens: float) -> str:
+        """Return tokens per second of the last seconds, MFU and time left, in words; empty after the first step.
 
         Args:
             step: the last step that is done.
@@ -107,10 +85,14 @@ class Speedometer:
             self._recent.popleft()
         began, tokens_then = self._recent[0]
         rate = (tokens - tokens_then) / (now - began) if now > began else 0.0
+        if not rate:
+            return ""
+        words = f"{rate:,.0f} tokens/s, {100 * rate * self._share_per_token:.0f} % MFU"
         started, first_step = self._first
-        done = step - first_step
-        left = (now - started) / done * (total - step) if done else None
-        return Pace(rate, rate * self._share_per_token, left)
+        if step == first_step:
+            return words
+        left = (now - started) / (step - first_step) * (total - step)
+        return f"{words}, {duration(left)} left"
 
 
 def flops_per_token(network: ModelConfig) -> int:
