@@ -197,7 +197,8 @@ def launch(
     write_file(job_file, json.dumps(record, indent=1).encode())
     if nodes.count > 1:
         logger.info("waiting for %d machines: python -m tasks.training.launch %s NODE", nodes.count - 1, job_file)
-    callbacks, done = callbacks or Callbacks(), {}
+    callbacks = callbacks or Callbacks()
+    done: dict[str, Any] = {}
     with (place / LOG_FILE).open("wb") as log:
         ranks = ChildProcess(torchrun(job_file, node=0), environment(job, nodes), stderr=log)
     try:

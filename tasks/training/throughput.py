@@ -84,15 +84,12 @@ class Speedometer:
         while len(self._recent) > 2 and now - self._recent[1][0] > WINDOW_SECONDS:
             self._recent.popleft()
         began, tokens_then = self._recent[0]
-        rate = (tokens - tokens_then) / (now - began) if now > began else 0.0
-        if not rate:
-            return ""
-        words = f"{rate:,.0f} tokens/s, {100 * rate * self._share_per_token:.0f} % MFU"
         started, first_step = self._first
-        if step == first_step:
-            return words
+        if now == began or step == first_step:
+            return ""
+        rate = (tokens - tokens_then) / (now - began)
         left = (now - started) / (step - first_step) * (total - step)
-        return f"{words}, {duration(left)} left"
+        return f"{rate:,.0f} tokens/s, {100 * rate * self._share_per_token:.0f} % MFU, {duration(left)} left"
 
 
 def flops_per_token(network: ModelConfig) -> int:
