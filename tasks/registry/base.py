@@ -75,7 +75,13 @@ def check_base(run: Run, settings: Settings) -> Base | None:
 def _checkpoint(run: Run, name: str) -> ArtifactRef:
     folder = Path(name).expanduser()
     if run.plan:
-        return _planned(run, name, folder)
+        if not folder.is_dir():
+            ref = resolve_version(run, name).checkpoint
+            if run.store.find(ref.stage, ref.key) is not None:
+                return ref
+        raise BaseError(
+            f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
+        )
     if not folder.is_dir() or _is_bundle(folder):
         return checkpoint_of(run, name)
     run.home.create().cache.mkdir(exist_ok=True)
@@ -83,16 +89,6 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
         taken = Path(place) / "bundle"
         import_folder(folder, taken)
         return checkpoint_of(run, str(taken))
-
-
-def _planned(run: Run, name: str, folder: Path) -> ArtifactRef:
-    if not folder.is_dir():
-        ref = resolve_version(run, name).checkpoint
-        if run.store.find(ref.stage, ref.key) is not None:
-            return ref
-    raise BaseError(
-        f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
-    )
 
 
 def _is_bundle(folder: Path) -> bool:

@@ -189,7 +189,7 @@ class Journal:
             steps.append(places + 1)
             metrics += [metric] * len(places)
             values.append(found[places])
-        table = {"step": np.concatenate(steps), "metric": metrics, "value": np.concatenate(values)}
+        table: dict[str, Any] = {"step": np.concatenate(steps), "metric": metrics, "value": np.concatenate(values)}
         write_columns(folder / TELEMETRY_FILE, HISTORY, table)
         text = json.dumps(asdict(self.notes), ensure_ascii=False, indent=1)
         (folder / JOURNAL_FILE).write_text(text, encoding="utf-8")
@@ -213,7 +213,8 @@ class Journal:
                 if not line.endswith(b"\n"):
                     break
                 whole += len(line)
-                match json.loads(line):
+                record: dict[str, Any] = json.loads(line)
+                match record:
                     case {"start": start}:
                         notes.starts.append(Start(**start))
                     case {"event": event}:
