@@ -36,7 +36,7 @@ from tasks.core.option import MAX_SEED, STRICT, option
 if TYPE_CHECKING:
     import tasks.curate.policy
     import tasks.curate.settings
-    import tasks.evaluation.gate_settings
+    import tasks.evaluation.gates
     import tasks.ingest.importing
     import tasks.readers.records
     import tasks.sources.address
@@ -207,7 +207,7 @@ class Settings:
     train: TrainSettings
     execution: ExecutionSettings
     evaluate: EvaluationSettings
-    gates: tasks.evaluation.gate_settings.GateSettings
+    gates: tasks.evaluation.gates.GateSettings
     generate: GenerateSettings
 
     def __init__(self, **sections: Any) -> None:

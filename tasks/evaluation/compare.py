@@ -1,8 +1,8 @@
-"""Two evaluations side by side: figures, slices with intervals, and the documents that changed most.
+"""Comparisons of evaluations: two models on the same documents, and the drift of one model on fresh documents.
 
-Intervals are those of the paired bootstrap over documents (Efron and Tibshirani 1993; Koehn 2004 for language models):
-both models were measured on the same documents, which are drawn anew with replacement; the interval holds 95 % of the
-differences in bits per byte. Tokens of a document depend on each other, so documents are drawn, not tokens.
+Intervals are those of the bootstrap over documents (Efron and Tibshirani 1993; Koehn 2004 for language models), paired
+where both evaluations have the same documents: documents are drawn anew with replacement, and the interval holds 95 %
+of the differences in bits per byte. Tokens of a document depend on each other, so documents are drawn, not tokens.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class Difference:
     """Bits per byte of one model less those of another.
 
     Attributes:
-        value: on the documents as they are; below 0 the first model is the better one.
-        low, high: the interval that holds 95 % of the resampled differences; endless below two documents, on which it
-            cannot be said.
+        value: difference on the documents as they are; below 0 the first model is the better one.
+        low, high: interval that holds 95 % of the resampled differences; infinite below two documents.
         documents: number of documents.
     """
 
@@ -40,6 +39,16 @@ class Difference:
     low: float
     high: float
     documents: int
+
+    @property
+    def is_bounded(self) -> bool:
+        """False if there were too few documents for an interval."""
+        return math.isfinite(self.high - self.low)
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return f"95 % interval of the difference {self.low:+.4f} to {self.high:+.4f}"
 
     @property
     def is_clear(self) -> bool:
@@ -50,12 +59,12 @@ class Difference:
 def paired_bootstrap(
     a_nll: np.ndarray, b_nll: np.ndarray, n_bytes: np.ndarray, seed: int = 0, resamples: int = RESAMPLES
 ) -> Difference:
-    """Difference of two models' bits per byte, a less b, with its interval.
+    """Return the difference of two models' bits per byte, a less b, with its interval.
 
     Args:
-        a_nll, b_nll: (n,) nats that each document costs under each model, with all that is charged for.
+        a_nll, b_nll: (n,) nats of each document under each model, all charges included.
         n_bytes: (n,) bytes of each document.
-        seed: of the draws; the same seed gives the same interval.
+        seed: seed of the draws.
         resamples: number of draws.
 
     Raises:
@@ -72,18 +81,28 @@ def paired_bootstrap(
     value = float(change.sum() / weight.sum())
     if n < 2:
         return Difference(value, -math.inf, math.inf, n)
-    generator = np.random.Generator(np.random.PCG64(seed))
-    drawn = np.empty(resamples)
+    # a draw of nothing but empty documents says nothing of either model
+    drawn = _drawn(change, weight, np.random.Generator(np.random.PCG64(seed)), resamples, empty=0.0)
+    return Difference(value, *_interval(drawn), n)
+
+
+def _drawn(
+    values: np.ndarray, sizes: np.ndarray, generator: np.random.Generator, resamples: int, empty: float
+) -> np.ndarray:
+    """Return (resamples,) sums of values over sums of sizes, of documents drawn with replacement; `empty` for 0 / 0."""
+    drawn, n = np.full(resamples, empty), len(values)
     at_once = max(1, DRAWN_AT_ONCE // n)
     for first in range(0, resamples, at_once):
-        rows = generator.integers(0, n, size=(min(at_once, resamples - first), n))
-        sizes = weight[rows].sum(axis=1)
-        # a draw of nothing but empty documents says nothing of either model
-        drawn[first : first + at_once] = np.divide(
-            change[rows].sum(axis=1), sizes, out=np.zeros(len(rows)), where=sizes > 0
-        )
+        part = drawn[first : first + at_once]
+        rows = generator.integers(0, n, size=(len(part), n))
+        total = sizes[rows].sum(axis=1)
+        np.divide(values[rows].sum(axis=1), total, out=part, where=total > 0)
+    return drawn
+
+
+def _interval(drawn: np.ndarray) -> tuple[float, float]:
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Difference(value, float(low), float(high), n)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class DocumentPair:
     """One document under both models.
 
     Attributes:
-        labels: which slice it is in, by dimension.
+        labels: its slice, by dimension.
         bits: bits of the whole document under a less those under b: its part of the difference.
     """
 
@@ -136,8 +155,8 @@ def compare_evaluations(
     """Compare two evaluations of the same documents.
 
     Args:
-        seed, resamples: of the bootstrap.
-        most: documents that are listed at most.
+        seed, resamples: seed and draws of the bootstrap.
+        most: largest number of documents to list.
 
     Raises:
         UserError: if they were measured on different documents, or in another way.
@@ -178,7 +197,7 @@ def compare_evaluations(
 
 
 def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The champion's figures under names that stand beside a challenger's own."""
+    """Return the champion's figures under names that stand beside a challenger's own."""
     chosen = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "top1", "top5")
     return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
@@ -197,7 +216,7 @@ def other_figures(metrics: Mapping[str, float], stage: str, stride: int | None, 
 
 
 def all_nats(documents: Evaluated) -> np.ndarray:
-    """(n,) nats that each document costs, lost bytes at 8 bits each: what bits per byte are made of."""
+    """Return (n,) nats of each document, lost bytes at 8 bits each: the numerator of bits per byte."""
     lost = documents.sums["lost_bytes"] * (8 * math.log(2))
     return np.asarray(documents.sums["nll_nats"] + documents.sums["charged_nats"] + lost)
 
@@ -215,3 +234,55 @@ def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
             f"the evaluations {a.key[:12]} and {b.key[:12]} were made by different settings ({one.settings} and "
             f"{other.settings}), so their figures cannot be compared: evaluate both models alike"
         )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A model on fresh documents and on its own evaluation set.
+
+    Attributes:
+        fresh, own: bits per byte on either.
+        difference: the first less the second, with its interval; `documents` counts the fresh ones.
+    """
+
+    fresh: float
+    own: float
+    difference: Difference
+
+    def sentence(self) -> str:
+        """Return the drift in a sentence."""
+        found = self.difference
+        n = f"{found.documents:,} fresh document{'' if found.documents == 1 else 's'}"
+        size = f"{self.fresh:.4f} bits per byte on {n}, {self.own:.4f} on its own evaluation set"
+        if not found.is_bounded:
+            return f"{size}: of so few documents, that says nothing of others"
+        if not found.is_clear:
+            return f"{size}: no more apart than two draws of documents may be ({found.interval})"
+        verdict = "it has drifted" if found.value > 0 else "fresh documents are easier for it"
+        return f"{size}: {verdict} ({found.interval})"
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures by name, without an infinite interval."""
+        named = {"low": self.difference.low, "high": self.difference.high, "difference": self.difference.value}
+        found = {f"drift/{name}": value for name, value in named.items() if math.isfinite(value)}
+        return {**found, "drift/bits_per_byte": self.fresh, "drift/documents": float(self.difference.documents)}
+
+
+def drift_between(fresh: Evaluated, own: Evaluated, seed: int = 0, resamples: int = RESAMPLES) -> Drift:
+    """Return how a model's bits per byte on fresh documents differ from those on its evaluation set.
+
+    The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
+
+    Args:
+        seed, resamples: seed and draws of the bootstrap.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    both = []
+    for documents in (fresh, own):
+        bits, n_bytes = all_nats(documents) / math.log(2), documents.sums["bytes"].astype(np.float64)
+        whole = float(bits.sum() / n_bytes.sum())
+        both.append((whole, _drawn(bits, n_bytes, generator, resamples, empty=whole)))
+    (fresh_bits, fresh_drawn), (own_bits, own_drawn) = both
+    is_enough = min(len(fresh), len(own)) >= 2
+    low, high = _interval(fresh_drawn - own_drawn) if is_enough else (-math.inf, math.inf)
+    return Drift(fresh_bits, own_bits, Difference(fresh_bits - own_bits, low, high, len(fresh)))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 4_096  # larger batches are no faster on a CPU
 TOKENS_AT_ONCE_GPU = 32_768
 ZSTD_LEVEL = 19
+COUNTED = ("tokens", "bytes", "characters", "lost_bytes", "documents")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def evaluate(
     bundle = Bundle(folder, work.machine.device)
     rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS[:-1], "text"])
     encoded = encode_documents(bundle, rows["text"])
-    if not predicted_places(encoded).any():
+    if not (encoded.lengths > 1).any():
         raise UserError(
             f"the {len(rows['text'])} evaluation document(s) hold {len(encoded.ids)} ids and none to predict: a "
             "document needs two or more; add longer documents, or fit the tokeniser anew on a text like theirs"
@@ -93,7 +94,10 @@ def evaluate(
     rival = KneserNey.load(work.folder(ngram)) if ngram is not None else None
     documents = Evaluated(
         doc_id=rows["doc_id"],
-        labels={**{name: rows[name] for name in DIMENSIONS[:-1]}, "length": _length_classes(encoded)},
+        labels={
+            **{name: rows[name] for name in DIMENSIONS[:-1]},
+            "length": [length_class(n_bytes) for n_bytes in encoded.n_bytes.tolist()],
+        },
         sums=document_sums(bundle, encoded, scores, counts, rival),
     )
     calibration = _calibration(scores)
@@ -107,37 +111,46 @@ def evaluate(
     found = Evaluation(metrics, documents.slices(), calibration[0], position_buckets(scores))
     write_evaluation(work.out, found, documents)
     work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
-    return _digest(metrics, documents)
+    nll = documents.sums["nll_nats"].tolist()
+    return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
 
 
 def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) -> TokenScores:
-    """Predictions of the model for every id."""
+    """Score all ids in windows of the context, one every `stride` ids of each document.
+
+    Every id but a document's first is predicted once, in the first window that reaches it. So all but the ids of a
+    document's first window have more than context - stride ids before them. A stride of 0 makes windows that do not
+    overlap, each of which begins without context.
+    """
     from model.scoring import score_windows
 
-    windows = windows_of(encoded, bundle.model_config.max_seq_len, stride)
+    seq_len = bundle.model_config.max_seq_len
+    stride = stride or seq_len
+    if stride > seq_len:
+        raise UserError(
+            f"evaluate.stride is {stride}, but the model reads {seq_len} ids at once, so some would be left out: give "
+            f"1 to {seq_len}, or 0 for windows that do not overlap"
+        )
+    windows = chunk_pieces(encoded.lengths, seq_len, stride)
     return score_windows(
         bundle.model,
         encoded.ids,
-        windows.start,
-        windows.length,
-        windows.first,
+        encoded.starts[windows.document] + windows.start,
+        windows.length.astype(np.int64),
+        np.where(windows.start > 0, seq_len - stride + 1, 1),
         tokens_at_once=TOKENS_AT_ONCE if work.machine.device == "cpu" else TOKENS_AT_ONCE_GPU,
         device=work.machine.device,
         on_batch=lambda done, total: work.progress.update(done, total, "windows"),
     )
 
 
-def _length_classes(encoded: EncodedDocuments) -> list[str]:
-    return [length_class(n_bytes) for n_bytes in encoded.n_bytes.tolist()]
-
-
 def document_sums(
     bundle: Bundle, encoded: EncodedDocuments, scores: TokenScores, counts: np.ndarray, rival: KneserNey | None
 ) -> dict[str, np.ndarray]:
-    """Sums over the predicted ids of each document, by their names in `Sums`.
+    """Return sums over the predicted ids of each document, by their names in `Sums`.
 
     Args:
-        counts: (V,) how often each id occurs in the training text.
+        counts: (V,) occurrences of each id in the training text.
         rival: the n-gram model, if there is one.
     """
     from model.metrics import unigram_log_probabilities
@@ -169,20 +182,14 @@ def document_sums(
 
 
 def figures(documents: Evaluated) -> dict[str, float]:
-    """The figures of all documents together, and those of the baselines."""
+    """Return the figures of all documents together, and those of the baselines."""
     total = documents.total()
     found = {
-        "val/loss": total.loss,
-        "val/perplexity": total.perplexity,
-        "val/bits_per_byte": total.bits_per_byte,
+        **{f"val/{name}": getattr(total, name) for name in ("loss", "perplexity", "bits_per_byte")},
         "val/bits_per_character": total.bits_per_character,
         "val/top1": total.top1_share,
         "val/top5": total.top5_share,
-        "val/tokens": float(total.tokens),
-        "val/bytes": float(total.bytes),
-        "val/characters": float(total.characters),
-        "val/lost_bytes": float(total.lost_bytes),
-        "val/documents": float(total.documents),
+        **{f"val/{name}": float(getattr(total, name)) for name in COUNTED},
     }
     for name in BASELINES:
         loss, bits = total.baseline_loss(name), total.baseline_bits_per_byte(name)
@@ -195,7 +202,7 @@ def figures(documents: Evaluated) -> dict[str, float]:
 
 
 def _calibration(scores: TokenScores) -> tuple[list[CalibrationBin], float]:
-    """The bins, and the expected calibration error."""
+    """Return the bins, and the expected calibration error."""
     from model.metrics import Calibration
 
     predicted = scores.predicted
@@ -207,7 +214,7 @@ def _calibration(scores: TokenScores) -> tuple[list[CalibrationBin], float]:
 
 
 def position_buckets(scores: TokenScores) -> list[PositionBucket]:
-    """Loss by tokens of context, in buckets that grow with it: two for every doubling."""
+    """Return the loss by tokens of context, in buckets that grow with it: two for every doubling."""
     predicted = scores.predicted
     context = scores.context[predicted]
     longest = int(context.max(initial=1))
@@ -222,7 +229,7 @@ def position_buckets(scores: TokenScores) -> list[PositionBucket]:
 
 
 def bucket_ends(longest: int) -> list[int]:
-    """Last number of each bucket of 1 to `longest`: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
+    """Return the last number of each bucket of 1 to `longest`: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
     ends, end = [1, 2, 3], 4
     while ends[-1] < longest:
         ends += [end, end * 3 // 2]
@@ -231,16 +238,11 @@ def bucket_ends(longest: int) -> list[int]:
 
 
 def zstd_bits_per_byte(texts: list[str]) -> float:
-    """Bits per byte of the texts, one after the other, under zstd -19."""
+    """Return the bits per byte of the concatenated texts under zstd -19."""
     import zstandard
 
     data = "".join(texts).encode()
     return 8 * len(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)) / len(data)
-
-
-def _digest(metrics: dict[str, float], documents: Evaluated) -> str:
-    nll = documents.sums["nll_nats"].tolist()
-    return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class EncodedDocuments:
         lengths: (n,) ids of each document.
         n_bytes, n_chars: (n,) UTF-8 bytes and characters of each text.
         lost_bytes: (n,) bytes that the tokeniser cannot give back.
-        given: (n,) bool, documents whose first id is text: nothing predicts it.
+        given: (n,) bool, True for documents whose first id is text: nothing predicts it.
     """
 
     ids: np.ndarray
@@ -271,21 +273,6 @@ class EncodedDocuments:
     def owner(self) -> np.ndarray:
         """(N,) document of each id."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Windows of a flat array of ids, none of which reaches into another document.
-
-    Attributes:
-        start: (w,) first id.
-        length: (w,) ids, the one to look ahead among them.
-        first: (w,) place in the window of the first id that is predicted in it; all behind it are, too.
-    """
-
-    start: np.ndarray
-    length: np.ndarray
-    first: np.ndarray
 
 
 def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
@@ -307,37 +294,9 @@ def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
     )
 
 
-def windows_of(documents: EncodedDocuments, seq_len: int, stride: int = 0) -> Windows:
-    """Windows of `seq_len` ids every `stride` ids of each document.
-
-    Every id but a document's first is predicted exactly once: in the first window that reaches it. So all but the ids
-    of a document's first window have more than seq_len - stride ids of context.
-
-    Args:
-        seq_len: inputs of a window at most.
-        stride: 0 means `seq_len`: windows that do not overlap, of which each begins without context.
-
-    Raises:
-        UserError: the stride is longer than a window.
-    """
-    stride = stride or seq_len
-    if stride > seq_len:
-        raise UserError(
-            f"evaluate.stride is {stride}, but the model reads {seq_len} ids at once, so some would be left out: give "
-            f"1 to {seq_len}, or 0 for windows that do not overlap"
-        )
-    pieces = chunk_pieces(documents.lengths, seq_len, stride)
-    first = np.where(pieces.start > 0, seq_len - stride + 1, 1)
-    return Windows(documents.starts[pieces.document] + pieces.start, pieces.length.astype(np.int64), first)
-
-
-def predicted_places(documents: EncodedDocuments) -> np.ndarray:
-    """(N,) bool, which ids are predicted: all but each document's first."""
-    keep = np.ones(len(documents.ids), dtype=bool)
-    keep[documents.starts[documents.lengths > 0]] = False
-    return keep
-
-
 def charged_nats(bundle: Bundle, documents: EncodedDocuments) -> np.ndarray:
-    """(n,) nats for ids which nothing predicts: without them, models that begin bare would win."""
+    """Return (n,) nats of first ids that nothing predicts.
+
+    Without this charge, models without an id that begins a text would get the first id of each document for free.
+    """
     return np.asarray(documents.given * math.log(bundle.tokenizer.vocab_size))

@@ -12,10 +12,11 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic.dataclasses import dataclass as settings_dataclass
 
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
@@ -23,15 +24,50 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import DOCUMENTS_FILE, DROPPED_FILE, VERDICTS
 from storage.store import Store
 from storage.tables import read_columns, read_rows, write_table
+from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import kept_documents
 from tasks.evaluation.compare import Comparison, Difference, SlicePair, compare_evaluations
-from tasks.evaluation.gate_settings import GateSettings
 from tasks.evaluation.tables import read_metrics
 from tasks.training.bundle import WEIGHTS_FILE
 
 VERDICTS_FILE = "gates.parquet"
+LEAKS = "evalset_leaks"  # the stage that looks for evaluation text in training text
+_REPEATED = ("duplicate_text", "near_duplicate")
+
 Outcome = Literal["passed", "failed", "skipped"]
+Found = tuple[float | None, str]  # a number and what it says; no number where there is nothing to measure
+
+
+@settings_dataclass(frozen=True, config=STRICT)
+class GateSettings:
+    """Requirements that a model must meet before promotion to champion.
+
+    The first three concern the corpus it was trained on, and hold for the first model as well. Their defaults are wide:
+    they stop what has gone wrong, not what is merely untidy.
+    """
+
+    max_rejected_share: float = option(
+        0.5, "Largest share of refused and failed files among the files that were read.", ge=0, le=1
+    )
+    max_duplicate_share: float = option(
+        0.9, "Largest share of exact and near-duplicates among the files with a document.", ge=0, le=1
+    )
+    min_ocr_confidence: float = option(0.5, "Least mean confidence of the pages that were read by OCR.", ge=0, le=1)
+    rule: Literal["better", "clearly_better", "not_worse"] = option(
+        "better",
+        "Required bits per byte on the evaluation set against the champion's: `better` (a tie within the 95 % "
+        "interval goes to the lower figure), `clearly_better` (the interval of the difference excludes 0) or "
+        "`not_worse` (the champion stays only if it is clearly better).",
+    )
+    max_slice_loss: float = option(
+        0.05,
+        "Largest significant loss on a slice of the evaluation set, relative to the champion's bits per byte there.",
+        ge=0,
+    )
+    slice_documents: int = option(8, "Ignore slices of fewer documents.", ge=2)
+    max_size_mb: float = option(0.0, "Largest size of the weights in megabytes (10**6 bytes); 0 sets no limit.", ge=0)
+    min_tokens_per_second: float = option(0.0, "Least speed of the evaluation on its machine; 0 sets no limit.", ge=0)
 
 
 @stage("gates", version=2, keep_with=("checkpoint", "evaluation"))
@@ -77,13 +113,13 @@ class Verdict:
     sentence: str
 
     def words(self) -> str:
-        """Verdict, number and limit, as a tag holds them."""
+        """Return verdict, number and limit, as a tag holds them."""
         if self.number is None or math.isnan(self.number) or self.limit is None:
             return self.verdict
         return f"{self.verdict}: {self.number:.6g} (limit {self.limit:.6g})"
 
     def document(self) -> dict[str, Any]:
-        """For machines; JSON knows no endless numbers."""
+        """Return the verdict for JSON, which knows no infinite numbers."""
         values = asdict(self)
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -92,22 +128,18 @@ class Verdict:
 
 
 def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The gates that were not passed."""
+    """Return the verdicts of the gates that were not passed."""
     return [item for item in verdicts if item.verdict == "failed"]
 
 
 def write_verdicts(folder: Path, verdicts: Sequence[Verdict]) -> int:
-    """Write the table; returns the number of its rows."""
+    """Write a table of verdicts; returns the number of its rows."""
     return write_table(folder / VERDICTS_FILE, VERDICTS, map(asdict, verdicts))
 
 
 def read_verdicts(folder: Path) -> list[Verdict]:
-    """The verdicts of a table, in the order of the gates."""
+    """Return the verdicts of a table, in the order of the gates."""
     return [Verdict(**row) for row in read_rows(folder / VERDICTS_FILE)]
-
-
-LEAKS = "evalset_leaks"  # the stage that looks for evaluation text in training text
-_REPEATED = ("duplicate_text", "near_duplicate")
 
 
 @dataclass(frozen=True)
@@ -115,12 +147,12 @@ class CorpusFacts:
     """The corpus that a model was trained on.
 
     Attributes:
-        files: that were looked into; what was passed over by rule (ignored, of no known kind) is none of them.
-        rejected: of these, refused or failed.
-        documents: files with a document, duplicates among them.
-        repeated: of these, the same bytes or nearly the same text as another one.
+        files: files that were read; not those that rules pass over (ignored, of no known kind).
+        rejected: files among them that were refused or failed.
+        documents: files with a document, duplicates included.
+        repeated: files among these with the same bytes or nearly the same text as another one.
         ocr_pages: pages of documents in use that were read by OCR.
-        ocr_confidence: mean confidence on them, 0 to 1; None where there are none, or where their table is gone.
+        ocr_confidence: mean confidence on them, 0 to 1; None if there are none, or if their table is gone.
     """
 
     files: int
@@ -133,15 +165,15 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that gates judge by.
+    """Everything that the gates judge by.
 
     Attributes:
-        leaks: documents that stand in training text and in the evaluation set alike; None where nobody looked.
-        bits_per_byte: of the model on the evaluation set.
-        comparison: with the champion, the model first; None where there is none to compare with.
+        leaks: documents that are both in the training text and in the evaluation set; None if nobody looked.
+        bits_per_byte: figure of the model on the evaluation set.
+        comparison: comparison of the model with the champion; None if there is none to compare with.
         size: bytes of the weights.
-        tokens_per_second: that the evaluation read; None where it took no measurable time.
-        champion_knew: whether there is one that was trained on documents of the evaluation set.
+        tokens_per_second: speed of the evaluation; None if it took no measurable time.
+        champion_knew: there is a champion, and it was trained on documents of the evaluation set.
     """
 
     corpus: CorpusFacts
@@ -184,7 +216,7 @@ def collect_facts(
 
 
 def curated_of(store: Store, checkpoint: ArtifactRef) -> Manifest:
-    """The selection of documents that a model was trained on, without those of a model that it continues."""
+    """Return the selection of documents that a model was trained on, without those of a model that it continues."""
     (cut,) = manifest_of(store, checkpoint).input_refs("dataset")
     (curated,) = manifest_of(store, cut).input_refs("curated")
     return manifest_of(store, curated)
@@ -222,7 +254,7 @@ def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
 
 
 def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | None]:
-    """Pages read by OCR in the documents in use, and the mean confidence on them."""
+    """Return the pages read by OCR in the documents in use, and the mean confidence on them."""
     scanned: dict[str, tuple[float, float]] = {}  # pages and mean confidence of each document with any
     for ref in curated.input_refs("documents"):
         if store.find(ref.stage, ref.key) is None:
@@ -238,111 +270,93 @@ def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | Non
     return pages, sum(n * confidence for n, confidence in read) / pages if pages else None
 
 
-class Measured(NamedTuple):
-    """A number, and what it says."""
-
-    number: float
-    sentence: str
-
-
 @dataclass(frozen=True)
 class Gate:
     """One gate.
 
     Attributes:
-        name: by which its verdict is found, in tags too.
-        title: what it is about.
-        measure: the number with its sentence; a sentence alone where there is nothing to measure.
-        limit: what the number is held against; None where there is no limit.
-        passes: whether a number and a limit let a model through; NaN never does.
+        name: name of its verdict, also in tags.
+        title: subject of the gate, for people.
+        measure: returns the number to judge and a sentence about it.
+        limit: returns the limit of the number; None sets no limit.
+        passes: compares a number with the limit; False for NaN.
     """
 
     name: str
     title: str
-    measure: Callable[[Facts, GateSettings], Measured | str]
+    measure: Callable[[Facts, GateSettings], Found]
     limit: Callable[[GateSettings], float | None]
     passes: Callable[[float, float], bool]
 
-    def judge(self, facts: Facts, settings: GateSettings) -> Verdict:
-        """The verdict on a model."""
-        found, limit = self.measure(facts, settings), self.limit(settings)
-        if isinstance(found, str):
-            return Verdict(self.name, "skipped", None, limit, found)
-        if limit is None:
-            return Verdict(self.name, "skipped", found.number, None, f"{found.sentence}; no limit is set")
-        outcome: Outcome = "passed" if self.passes(found.number, limit) else "failed"
-        return Verdict(self.name, outcome, found.number, limit, found.sentence)
-
 
 def judge(facts: Facts, settings: GateSettings) -> list[Verdict]:
-    """The verdicts of all gates, in their order."""
-    return [gate.judge(facts, settings) for gate in GATES]
+    """Return the verdicts of all gates, in their order."""
+    verdicts = []
+    for gate in GATES:
+        (number, sentence), limit = gate.measure(facts, settings), gate.limit(settings)
+        outcome: Outcome = "skipped"
+        if number is not None and limit is None:
+            sentence += "; no limit is set"
+        elif number is not None and limit is not None:
+            outcome = "passed" if gate.passes(number, limit) else "failed"
+        verdicts.append(Verdict(gate.name, outcome, number, limit, sentence))
+    return verdicts
 
 
-def _rejected(facts: Facts, settings: GateSettings) -> Measured | str:
-    corpus = facts.corpus
-    if not corpus.files:
-        return "no files are known of the corpus"
-    share = corpus.rejected / corpus.files
-    return Measured(
-        share,
-        f"{corpus.rejected:,} of {corpus.files:,} files were refused or failed ({share:.1%}, at most "
-        f"{settings.max_rejected_share:.1%})",
-    )
+def _rejected(facts: Facts, settings: GateSettings) -> Found:
+    found, limit = facts.corpus, settings.max_rejected_share
+    if not found.files:
+        return None, "no files are known of the corpus"
+    share = found.rejected / found.files
+    words = f"{found.rejected:,} of {found.files:,} files were refused or failed"
+    return share, f"{words} ({share:.1%}, at most {limit:.1%})"
 
 
-def _repeated(facts: Facts, settings: GateSettings) -> Measured | str:
-    corpus = facts.corpus
-    if not corpus.documents:
-        return "no documents are known of the corpus"
-    share = corpus.repeated / corpus.documents
-    return Measured(
-        share,
-        f"{corpus.repeated:,} of {corpus.documents:,} documents repeat others ({share:.1%}, at most "
-        f"{settings.max_duplicate_share:.1%})",
-    )
+def _repeated(facts: Facts, settings: GateSettings) -> Found:
+    found, limit = facts.corpus, settings.max_duplicate_share
+    if not found.documents:
+        return None, "no documents are known of the corpus"
+    share = found.repeated / found.documents
+    words = f"{found.repeated:,} of {found.documents:,} documents repeat others"
+    return share, f"{words} ({share:.1%}, at most {limit:.1%})"
 
 
-def _ocr(facts: Facts, settings: GateSettings) -> Measured | str:
-    confidence = facts.corpus.ocr_confidence
+def _ocr(facts: Facts, settings: GateSettings) -> Found:
+    confidence, limit = facts.corpus.ocr_confidence, settings.min_ocr_confidence
     if confidence is None:
-        return "no page of the documents in use was read by OCR"
-    return Measured(
-        confidence,
-        f"OCR was sure of its words to {confidence:.1%} on {facts.corpus.ocr_pages:,.0f} pages (at least "
-        f"{settings.min_ocr_confidence:.1%})",
-    )
+        return None, "no page of the documents in use was read by OCR"
+    words = f"OCR was sure of its words to {confidence:.1%} on {facts.corpus.ocr_pages:,.0f} pages"
+    return confidence, f"{words} (at least {limit:.1%})"
 
 
-def _leaks(facts: Facts, _: GateSettings) -> Measured | str:
+def _leaks(facts: Facts, _: GateSettings) -> Found:
     if facts.leaks is None:
-        return "nobody looked for text of the evaluation set in the training text"
+        return None, "nobody looked for text of the evaluation set in the training text"
     if not facts.leaks:
-        return Measured(0, "no document of the evaluation set stands in the training text")
-    return Measured(facts.leaks, f"{facts.leaks:,} documents stand on both sides, in training and evaluation set")
+        return 0, "no document of the evaluation set stands in the training text"
+    return facts.leaks, f"{facts.leaks:,} documents stand on both sides, in training and evaluation set"
 
 
-def _bits(facts: Facts, settings: GateSettings) -> Measured | str:
+def _bits(facts: Facts, settings: GateSettings) -> Found:
     if facts.champion_knew:
-        return Measured(
-            math.nan,
+        return math.nan, (
             "the champion was trained on documents of this evaluation set, so the two cannot be compared "
             f"({facts.bits_per_byte:.4f} bits per byte); `sheepfold rollback --to VERSION` makes this one champion all "
-            "the same",
+            "the same"
         )
     if facts.comparison is None:
-        return f"there is no champion to compare with ({facts.bits_per_byte:.4f} bits per byte)"
+        return None, f"there is no champion to compare with ({facts.bits_per_byte:.4f} bits per byte)"
     found = facts.comparison
     own, other = found.metrics["val/bits_per_byte"]
     fewer = "fewer" if found.difference.value < 0 else "not fewer"
     words = f"{own:.4f} bits per byte are {fewer} than the champion's {other:.4f} ({_reach(found.difference)})"
     if settings.rule == "clearly_better" and not found.difference.high < 0 and found.difference.value < 0:
         words += ", but not clearly"
-    return Measured(_deciding(found.difference, settings.rule), words)
+    return _deciding(found.difference, settings.rule), words
 
 
 def _deciding(difference: Difference, rule: str) -> float:
-    """The number that has to be below 0; of one document, whose interval is endless, the difference itself."""
+    """Return the number that has to be below 0; of one document, whose interval is infinite, the difference."""
     if rule == "clearly_better":
         return difference.high
     if rule == "not_worse" and math.isfinite(difference.low):
@@ -352,50 +366,43 @@ def _deciding(difference: Difference, rule: str) -> float:
 
 def _reach(difference: Difference) -> str:
     n = f"{difference.documents:,} document{'' if difference.documents == 1 else 's'}"
-    if not math.isfinite(difference.high - difference.low):
+    if not difference.is_bounded:
         return f"on {n}, which says nothing of others"
-    return f"95 % interval of the difference {difference.low:+.4f} to {difference.high:+.4f} on {n}"
+    return f"{difference.interval} on {n}"
 
 
-def _slices(facts: Facts, settings: GateSettings) -> Measured | str:
+def _slices(facts: Facts, settings: GateSettings) -> Found:
     if facts.champion_knew:
-        return "the champion was trained on documents of this evaluation set, so no slice was compared"
+        return None, "the champion was trained on documents of this evaluation set, so no slice was compared"
     if facts.comparison is None:
-        return "there is no champion to compare with"
-    counted = _counted(facts.comparison, settings.slice_documents)
+        return None, "there is no champion to compare with"
+    counted = [item for item in facts.comparison.slices if item.a.documents >= settings.slice_documents]
     if not counted:
-        return f"no slice has {settings.slice_documents} documents or more"
+        return None, f"no slice has {settings.slice_documents} documents or more"
     worst = max(counted, key=clear_loss)
     loss = clear_loss(worst)
     if not loss:
-        return Measured(0, f"none of {len(counted)} slices is clearly worse than under the champion")
-    return Measured(
-        loss,
-        f"{worst.dimension} {worst.value or '(none)'} is {loss:.1%} worse than under the champion, "
-        f"{worst.a.bits_per_byte:.4f} to {worst.b.bits_per_byte:.4f} bits per byte (at most "
-        f"{settings.max_slice_loss:.1%})",
-    )
-
-
-def _counted(comparison: Comparison, documents: int) -> Sequence[SlicePair]:
-    return [item for item in comparison.slices if item.a.documents >= documents]
+        return 0, f"none of {len(counted)} slices is clearly worse than under the champion"
+    words = f"{worst.dimension} {worst.value or '(none)'} is {loss:.1%} worse than under the champion"
+    bits = f"{worst.a.bits_per_byte:.4f} to {worst.b.bits_per_byte:.4f} bits per byte"
+    return loss, f"{words}, {bits} (at most {settings.max_slice_loss:.1%})"
 
 
 def clear_loss(item: SlicePair) -> float:
-    """By how much a slice is worse, as a share of the champion's bits per byte; 0 where that is not clear."""
+    """Return the loss on a slice as a share of the champion's bits per byte; 0 if it is not significant."""
     return item.difference.value / item.b.bits_per_byte if item.difference.low > 0 else 0.0
 
 
-def _size(facts: Facts, _: GateSettings) -> Measured:
-    return Measured(facts.size / 1e6, f"the weights take {facts.size / 1e6:,.1f} MB")
+def _size(facts: Facts, _: GateSettings) -> Found:
+    return facts.size / 1e6, f"the weights take {facts.size / 1e6:,.1f} MB"
 
 
-def _speed(facts: Facts, settings: GateSettings) -> Measured | str:
+def _speed(facts: Facts, settings: GateSettings) -> Found:
     if not settings.min_tokens_per_second:
-        return "no limit is set"  # and no number: it is never the same twice, and equal inputs shall give equal bits
+        return None, "no limit is set"  # the speed differs each time, and equal inputs give equal tables
     if facts.tokens_per_second is None:
-        return "the evaluation took no measurable time"
-    return Measured(facts.tokens_per_second, f"the evaluation read {facts.tokens_per_second:,.0f} tokens a second")
+        return None, "the evaluation took no measurable time"
+    return facts.tokens_per_second, f"the evaluation read {facts.tokens_per_second:,.0f} tokens a second"
 
 
 GATES = (

@@ -95,20 +95,20 @@ class SheepfoldLM(LM):
         self.bundle = folder if isinstance(folder, Bundle) else Bundle(Path(folder), device or "cpu")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-likelihood of each continuation behind its context, and whether it is what greedy decoding writes."""
+        """Return the log-likelihood of each continuation after its context, and if greedy decoding would write it."""
         pairs = [_moved_space(*request.args) for request in requests]
-        whole = encode(self.bundle, [context + continuation for context, continuation in pairs])
-        before = encode(self.bundle, [context for context, _ in pairs])
+        whole = self.bundle.encode([context + continuation for context, continuation in pairs])
+        before = self.bundle.encode([context for context, _ in pairs])
         # a tokeniser may join the end of a context with what follows: what is scored begins where the ids depart
-        asked = [(ids, common_length(ids, context)) for ids, context in zip(whole, before, strict=True)]
+        asked = [(ids, _common_length(ids, context)) for ids, context in zip(whole, before, strict=True)]
         found = [(item.logprob, item.greedy) for item in score_ids(self.bundle, asked)]
         self._remember("loglikelihood", requests, found)
         return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of whole texts, read in windows of the context where they are longer."""
+        """Return the log-likelihood of whole texts, read in windows of the context if they are longer."""
         begin = 0 if self.bundle.start_id is None else 1
-        whole = encode(self.bundle, [request.args[0] for request in requests])
+        whole = self.bundle.encode([request.args[0] for request in requests])
         found = [item.logprob for item in score_ids(self.bundle, [(ids, begin) for ids in whole])]
         self._remember("loglikelihood_rolling", requests, found)
         return found
@@ -137,12 +137,6 @@ class SheepfoldLM(LM):
             self.cache_hook.add_partial(kind, request.args, value)
 
 
-def encode(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of texts as training had them: behind the id that begins a text, if there is one."""
-    begin = [] if bundle.start_id is None else [bundle.start_id]
-    return [[*begin, *ids.tolist()] for ids in bundle.tokenizer.encode(list(texts))]
-
-
 def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Likelihood]:
     """Return the log-likelihood of each sequence of token ids, given its first ids.
 
@@ -163,18 +157,13 @@ def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Li
     ]
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two sequences of token ids."""
-    n = 0
-    for ours, theirs in zip(one, other, strict=False):
-        if ours != theirs:
-            break
-        n += 1
-    return n
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 
 
 def _moved_space(context: str, continuation: str) -> tuple[str, str]:
-    """White space at the end of a context goes to the continuation, where tokenisers have it."""
+    """Move white space from the end of a context to the continuation, where tokenisers have it."""
     bare = context.rstrip()
     return bare, context[len(bare) :] + continuation
 

@@ -66,7 +66,7 @@ def ngram(work: Work, settings: NgramSettings, *, dataset: ArtifactRef) -> str:
 
 
 def dataset_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
-    """The dataset that a model was trained on, if it and its tokens are still in the store."""
+    """Return the dataset that a model was trained on; None if it or its tokens are not in the store."""
     if checkpoint.stage != "train":
         return None
     (dataset,) = manifest_of(store, checkpoint).input_refs("dataset")
@@ -106,7 +106,7 @@ def fit_ngrams(
 
 
 def training_documents(dataset: Path, shards: dict[str, Path], max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of the training documents, as far as sequences are made of them; each document once, however often read.
+    """Return the tokens of the training documents that sequences are made of, each document once.
 
     Args:
         dataset: folder of the dataset.
@@ -213,7 +213,7 @@ class Order:
         return names
 
     def _names(self, context: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Names of n-grams, by those of their first n - 1 tokens (`NO_NAME` gives the same) and their last tokens."""
+        """Return the names of n-grams from those of their first n - 1 tokens and their last tokens, or `NO_NAME`."""
         wanted = context * self.vocab_size + ids
         place = np.minimum(np.searchsorted(self.keys, wanted), max(0, len(self.keys) - 1))
         known = (context >= 0) & (self.keys[place] == wanted) if len(self.keys) else np.zeros(len(ids), dtype=bool)
@@ -272,7 +272,7 @@ class KneserNey:
         return cls(tuple(orders), vocab_size, len(predicted))
 
     def nll(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Negative log-likelihood of every token but each document's first, for which it is 0.
+        """Return the negative log-likelihood of every token but each document's first, for which it is 0.
 
         Args:
             ids: (N,) tokens, one document after the other.
@@ -353,7 +353,7 @@ def _named(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 def places_in_documents(lengths: np.ndarray) -> np.ndarray:
-    """(N,) int32 place of each token in its document, from 0."""
+    """Return (N,) int32 place of each token in its document, from 0."""
     lengths = np.asarray(lengths, dtype=np.int64)
     total = int(lengths.sum())
     kind = np.int32 if total < 2**31 else np.int64

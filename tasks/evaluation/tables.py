@@ -33,7 +33,7 @@ BASELINES = ("uniform", "unigram", "ngram")
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over the predicted tokens of some documents; two of them add.
+    """Sums over the predicted tokens of some documents.
 
     Attributes:
         documents: how many documents.
@@ -61,16 +61,9 @@ class Sums:
     unigram_nats: float = 0.0
     ngram_nats: float | None = 0.0
 
-    def __add__(self, other: Sums) -> Sums:
-        values: dict[str, Any] = {}
-        for name in SUMS:
-            one, more = getattr(self, name), getattr(other, name)
-            values[name] = None if one is None or more is None else one + more
-        return Sums(**values)
-
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Sums:
-        """From a row of a table that has these columns, among others."""
+        """Return the sums in a row of a table."""
         return cls(**{name: row[name] for name in SUMS})
 
     @property
@@ -104,12 +97,12 @@ class Sums:
         return self.top5 / self.tokens if self.tokens else math.nan
 
     def baseline_loss(self, name: str) -> float | None:
-        """Nats per token of one of `BASELINES`; None where it was not measured."""
+        """Return the nats per token of one of `BASELINES`; None if it was not measured."""
         nats = getattr(self, f"{name}_nats")
         return None if nats is None else nats / self.tokens if self.tokens else math.nan
 
     def baseline_bits_per_byte(self, name: str) -> float | None:
-        """Bits per byte of one of `BASELINES`, charged for the same; None where it was not measured."""
+        """Return the bits per byte of one of `BASELINES`, charged for the same; None if it was not measured."""
         nats = getattr(self, f"{name}_nats")
         return None if nats is None else self._bits_per_byte(nats)
 
@@ -117,7 +110,7 @@ class Sums:
         return bits_per_byte(nats + self.charged_nats, self.bytes, self.lost_bytes) if self.bytes else math.nan
 
     def figures(self) -> dict[str, float | None]:
-        """All figures by name; what is not a number is None."""
+        """Return all figures by name; None for what is not a number."""
         found: dict[str, float | None] = {name: getattr(self, name) for name in FIGURES}
         found |= {f"{name}_bits_per_byte": self.baseline_bits_per_byte(name) for name in BASELINES}
         return {name: None if value is None or math.isnan(value) else value for name, value in found.items()}
@@ -128,7 +121,7 @@ FIGURES = ("loss", "perplexity", "top1_share", "top5_share", "bits_per_byte", "b
 
 
 def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The baselines among the figures of an evaluation, the strongest first, as people know them and as figures do."""
+    """Return the baselines of an evaluation, the strongest first: name for people, name in figures."""
     named = {"ngram": f"{metrics.get('val/ngram_order', 0):.0f}-gram", "unigram": "unigram", "uniform": "uniform"}
     return [(name, of) for of, name in named.items() if f"val/{of}_loss" in metrics]
 
@@ -170,18 +163,18 @@ class Evaluated:
         return len(self.doc_id)
 
     def total(self, rows: np.ndarray | slice = slice(None)) -> Sums:
-        """Sums over all documents, or some."""
+        """Return the sums over all documents, or some."""
         values = {name: column[rows].sum().item() for name, column in self.sums.items()}
         return Sums(**{"ngram_nats": None, **values, "documents": len(self.sums["tokens"][rows])})
 
     def groups(self, dimension: str) -> list[tuple[str, np.ndarray]]:
-        """The rows of each value of one of `DIMENSIONS`."""
+        """Return the rows of each value of one of `DIMENSIONS`."""
         values, member = np.unique(np.array(self.labels[dimension], dtype=object), return_inverse=True)
         rows = np.split(np.argsort(member, kind="stable"), np.cumsum(np.bincount(member))[:-1])
         return list(zip(values.tolist(), rows, strict=True)) if len(self) else []
 
     def slices(self) -> list[Slice]:
-        """The slices of each dimension, the largest first."""
+        """Return the slices of each dimension, the largest first."""
         found = []
         for dimension in DIMENSIONS:
             some = [Slice(dimension, value, self.total(rows)) for value, rows in self.groups(dimension)]
@@ -248,17 +241,17 @@ class Evaluation:
 
 
 def length_class(n_bytes: int) -> str:
-    """The class of a text by its UTF-8 bytes."""
+    """Return the class of a text by its UTF-8 bytes."""
     return next((name for limit, name in LENGTHS if n_bytes < limit), LONGEST)
 
 
 def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:
-    """Figures of an evaluation."""
+    """Return the figures of an evaluation."""
     return {row["metric"]: row["value"] for row in read_rows(store.folder(ref) / METRICS_FILE)}
 
 
 def read_evaluation(store: Store, ref: ArtifactRef) -> Evaluation:
-    """An evaluation, but for its documents."""
+    """Return an evaluation without its documents."""
     folder = store.folder(ref)
     return Evaluation(
         metrics=read_metrics(store, ref),
@@ -269,7 +262,7 @@ def read_evaluation(store: Store, ref: ArtifactRef) -> Evaluation:
 
 
 def read_documents(store: Store, ref: ArtifactRef) -> Evaluated:
-    """Sums of the documents of an evaluation."""
+    """Return the sums of the documents of an evaluation."""
     table = pq.read_table(store.folder(ref) / DOCUMENTS_FILE)
     known = [name for name in OF_DOCUMENTS if not table[name].null_count or not len(table)]
     return Evaluated(

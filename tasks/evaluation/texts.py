@@ -1,27 +1,30 @@
-"""The stage `texts`: what a model may be measured on beside the frozen evaluation set, from files of the user.
+"""Sets of documents to measure a model on, beside the frozen evaluation set: the stages `split`, `texts` and `fresh`.
 
-Whatever it is becomes an artefact with the layout of an evaluation set, so that all that works on the one works on the
-other. Files are read as they are, each a document: nothing is cleaned or cut.
+Each has the layout of an evaluation set, so that everything that reads one reads all. `split` copies one side of the
+corpus, `texts` keeps files of the user as they are (nothing is cleaned or cut), and `fresh` copies the documents that
+came to the corpus after a model was trained and that resemble nothing it read, which show its drift.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from storage.catalog import read_state
+from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
-from storage.manifest import ArtifactRef
-from storage.schemas import EVALSET
-from storage.tables import write_table
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
+from storage.store import Store
+from storage.tables import read_columns, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.evalset import frozen_evalset
-from tasks.evaluation.split import SplitSettings, copy_split, split_inputs
+from tasks.curate.corpus import kept_documents
+from tasks.curate.evalset import evaluation_rows, frozen_evalset
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import (
     LINES,
@@ -47,13 +50,140 @@ _NAMES = ("doc_id", "id")
 _LABELS = ("kind", "language", "source", "method")
 
 
+# ---- documents of the corpus
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """Side of a corpus."""
+
+    split: str
+
+
+@stage("split", version=1)
+def copy_split(
+    work: Work,
+    settings: SplitSettings,
+    *,
+    snapshot: ArtifactRef,
+    curated: ArtifactRef,
+    documents: RefSet,
+    measures: RefSet,
+) -> str:
+    """Copy the documents of one side of a corpus into a set to measure models on."""
+    wanted = kept_documents(work.store, curated, settings.split)
+    if not wanted:
+        raise UserError(f"the corpus has no {settings.split} documents")
+    return _write(work, evaluation_rows(work.store, wanted, snapshot, documents, measures))
+
+
+@dataclass(frozen=True)
+class FreshSettings:
+    """Settings of the stage; there are none yet."""
+
+
+@stage("fresh", version=1)
+def fresh(
+    work: Work,
+    settings: FreshSettings,
+    *,
+    snapshot: ArtifactRef,
+    curated: ArtifactRef,
+    known: RefSet,
+    documents: RefSet,
+    measures: RefSet,
+) -> str:
+    """Copy the documents that came since some earlier selections into a set to measure a model on."""
+    wanted = came_since(work.store, curated, known)
+    return _write(work, evaluation_rows(work.store, wanted, snapshot, documents, measures))
+
+
+def _write(work: Work, rows: Collection[Mapping[str, Any]]) -> str:
+    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
+    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
+    return sha256_json(rows)  # with the labels by which results are told apart
+
+
+def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
+    """Return the selections of documents that a model, and those that it continues, were trained with."""
+    found: list[ArtifactRef] = []
+    waiting = [checkpoint]
+    while waiting:
+        inputs = manifest_of(store, waiting.pop())
+        if "dataset" not in inputs.inputs:
+            continue  # trained elsewhere
+        (cut,) = inputs.input_refs("dataset")
+        found += manifest_of(store, cut).input_refs("curated")
+        waiting += inputs.input_refs("base") if "base" in inputs.inputs else []
+    return RefSet.of(sorted(set(found)))
+
+
+def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, str]:
+    """Return the documents in use, by id, that were in no earlier selection and resemble none that was."""
+    before: set[str] = set()
+    for ref in known.refs:
+        before.update(read_columns(store.folder(ref) / SELECTION_FILE, ["doc_id"])["doc_id"])
+    rows = read_columns(store.folder(curated) / SELECTION_FILE, ["doc_id", "cluster"])
+    cluster_of = dict(zip(rows["doc_id"], rows["cluster"], strict=True))
+    read = {cluster for doc_id, cluster in cluster_of.items() if doc_id in before}
+    kept = kept_documents(store, curated)
+    return {doc_id: place for doc_id, place in kept.items() if doc_id not in before and cluster_of[doc_id] not in read}
+
+
+def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
+    """Return the documents that came after a model was trained; None, with a note, where none did or none are known.
+
+    Raises:
+        UserError: the corpus was never ingested.
+    """
+    if waits := waits_for_run(run.store, run.corpus):
+        run.note(f"{waits}; nothing is known of this model's drift before it")
+        return None
+    inputs = split_inputs(read_state(run.store, run.corpus))
+    known = known_selections(run.store, checkpoint)
+    if not known.refs:
+        run.note("it is not known which documents this model read, so nothing is known of its drift")
+        return None
+    curated = inputs["curated"]
+    assert isinstance(curated, ArtifactRef)
+    if not came_since(run.store, curated, known):
+        run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
+        return None
+    return fresh(run, FreshSettings(), known=known, **inputs)
+
+
+def split_inputs(state: Mapping[str, list[ArtifactRef]]) -> dict[str, ArtifactRef | RefSet]:
+    """Return the inputs of `copy_split` from the artefacts of a corpus's last run.
+
+    Args:
+        state: see `storage.catalog.read_state`.
+
+    Raises:
+        UserError: the corpus was never ingested, or not since documents were forgotten.
+    """
+    if not all(state.get(name) for name in ("snapshot", "curate", "refine", "measure")):
+        raise UserError(
+            "the corpus has no documents yet, or some were forgotten since its last run: run `sheepfold ingest SOURCE` "
+            "or `run` first"
+        )
+    return {
+        "snapshot": state["snapshot"][0],
+        "curated": state["curate"][0],
+        "documents": RefSet.of(state["refine"]),
+        "measures": RefSet.of(state["measure"]),
+    }
+
+
+# ---- files of the user
+
+
 class TextsError(UserError):
-    """Something that a model cannot be measured on."""
+    """Texts that a model cannot be measured on."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text to measure a model on, and what its figures are told apart by."""
+    """A text to measure a model on, and the labels of its slices."""
 
     doc_id: str
     text: str
@@ -115,7 +245,7 @@ def _file_text(path: Path, root: Path) -> Text:
 
 
 def _decoded(data: bytes, path: Path) -> str:
-    """The text of a file; one with NUL bytes is no text, though it may be UTF-8."""
+    """Return the text of a file; one with NUL bytes is refused, though it may be UTF-8."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -152,7 +282,7 @@ def _row_texts(path: Path, refused: Refused, column: str) -> Iterator[Text]:
 
 
 def _row_text(row: Row, column: str, identity: str, file: str) -> Text:
-    """The text of a row; `identity` names it where it has no name of its own."""
+    """Return the text of a row; `identity` names it if it has no name of its own."""
     text = row.text(column, empty=True)
     name = next((row.values[key] for key in _NAMES if row.values.get(key) is not None), None)
     labels = {key: str(row.values[key]) for key in _LABELS if row.values.get(key)}
@@ -171,16 +301,14 @@ class TextsSettings:
 
     @classmethod
     def of(cls, texts: list[Text]) -> TextsSettings:
-        """Settings that name these texts."""
+        """Return settings that name these texts."""
         return cls(sha256_json([asdict(item) for item in texts]))
 
 
 @stage("texts", version=1, unkeyed=("texts",))
 def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str:
     """Keep texts from outside in the store, as a set to measure models on."""
-    texts = sorted(texts, key=lambda item: item.doc_id)
-    work.counts["rows"] = write_table(work.out / "documents.parquet", EVALSET, map(asdict, texts))
-    work.counts["bytes"] = sum(len(item.text.encode()) for item in texts)
+    _write(work, [asdict(item) for item in sorted(texts, key=lambda item: item.doc_id)])
     return settings.digest
 
 

@@ -2,6 +2,5 @@
 
 prompts        files of prompts and templates, their shards, and the stage that keeps one
 completions    a prompt, the template that puts it together, and what a model makes of it
-complete       the stage that continues one shard
-generate       the stage that joins the completions of all shards
+complete       the stages that continue one shard and join the completions of all
 """

@@ -1,4 +1,4 @@
-"""The stage `complete`: a model's completions of one shard of prompts.
+"""The stages `complete` and `generate`: a model's completions of a shard of prompts, and those of all shards joined.
 
 A prompt that cannot be continued has one row with an `error`; the others go on. A prompt's noise is named by its id, so
 what it gets depends neither on its place nor on the shard that it is in.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storage.digest import sha256_json
 from storage.errors import UserError
-from storage.manifest import ArtifactRef
+from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
-from storage.tables import read_rows, write_table
+from storage.tables import read_rows, stream_rows, write_table
 from tasks.core.settings import GenerateSettings
 from tasks.core.stage import Work, stage
 from tasks.core.subprocesses import WORTH_A_PROCESS
@@ -52,10 +54,10 @@ def complete(
     device = work.machine.device
     work.seed(settings.seed)  # notes device and kernels; the noise itself is named by prompt
     shard: dict[str, Any] = {
-        "checkpoint": str(work.folder(checkpoint)),
+        "checkpoint": work.folder(checkpoint),
         "digest": checkpoint.digest,
-        "prompts": str(work.folder(prompts) / PROMPTS_FILE),
-        "out": str(work.out / COMPLETIONS_FILE),
+        "prompts": work.folder(prompts) / PROMPTS_FILE,
+        "out": work.out / COMPLETIONS_FILE,
         "settings": settings.sampling(),
         "device": device,
         "batch_size": batch_size or BATCH_SIZES[device],
@@ -65,7 +67,7 @@ def complete(
         work.progress.update(done, total, "completions")
 
     if own_process and device == "cpu":
-        found = work.machine.subprocesses.call(complete_with_one_thread, progress, WORTH_A_PROCESS, **shard)
+        found = work.machine.subprocesses.call(complete_shard, progress, WORTH_A_PROCESS, threads=1, **shard)
     else:
         with work.machine.computing:  # each shard takes all cores
             found = complete_shard(progress, **shard)
@@ -73,34 +75,27 @@ def complete(
     return str(found["digest"])
 
 
-def complete_with_one_thread(progress: Progress, **shard: Any) -> dict[str, Any]:
-    """`complete_shard` in a process of its own, with one thread: the others have their cores.
-
-    Nothing is seeded: the noise is named by prompt, and on a CPU what is asked of generation makes it repeatable.
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    return complete_shard(progress, **shard)
-
-
 def complete_shard(
     progress: Progress,
     *,
-    checkpoint: str,
+    checkpoint: Path,
     digest: str,
-    prompts: str,
-    out: str,
+    prompts: Path,
+    out: Path,
     settings: dict[str, Any],
     device: str,
     batch_size: int,
+    threads: int = 0,
 ) -> dict[str, Any]:
     """Write the completions of a table of prompts.
 
+    Nothing is seeded: the noise is named by prompt, and on a CPU generation is repeatable.
+
     Args:
         checkpoint: folder of the model.
-        digest: of the model; its folder may hold another one after a refresh.
+        digest: digest of the model; its folder may hold another one after a refresh.
         settings: as for `Bundle.sampling_config`.
+        threads: threads of torch, in a process of its own; 0 leaves them.
 
     Returns:
         `counts` and the logical `digest` of the table.
@@ -108,43 +103,60 @@ def complete_shard(
     Raises:
         UserError: if the settings do not go with the model.
     """
-    asked = read_rows(Path(prompts))
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    asked = read_rows(prompts)
     try:
         rows = complete_prompts(_bundle(checkpoint, digest, device), digest, asked, settings, batch_size, progress)
     except ValueError as error:  # a bundle is served without our errors, so it raises none of them
         raise UserError(f"generate: {error}") from error
-    write_table(Path(out), COMPLETIONS, rows)
+    write_table(out, COMPLETIONS, rows)
     counts = {
         "rows": len(rows),
         "errors": len({row["id"] for row in rows if row["error"] is not None}),
         "tokens": sum(row["n_tokens"] for row in rows),
         "units": len(asked),
     }
-    return {"counts": counts, "digest": CompletionsDigest().over(rows)}
+    return {"counts": counts, "digest": hashlib.sha256(b"".join(map(_line, rows))).hexdigest()}
 
 
 @lru_cache(maxsize=1)
-def _bundle(folder: str, digest: str, device: str) -> Bundle:
-    """The model, kept for the next shard."""
-    return Bundle(Path(folder), device)
+def _bundle(folder: Path, digest: str, device: str) -> Bundle:
+    """Load the model, or return it if it is that of the shard before."""
+    return Bundle(folder, device)
 
 
-class CompletionsDigest:
-    """Logical digest of completions: over their rows in their order, however they are spread over tables.
+def _line(row: dict[str, Any]) -> bytes:
+    """Return a row for the logical digest of completions, which goes over all columns of all rows in their order."""
+    return json.dumps(row, sort_keys=True).encode() + b"\n"
 
-    All columns count, also those that say how a text was made: shards of equal texts are joined under one key.
-    """
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+@dataclass(frozen=True)
+class JoinSettings:
+    """Settings of the joining; there are none."""
 
-    def add(self, row: dict[str, Any]) -> None:
-        self._digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
 
-    def over(self, rows: Sequence[dict[str, Any]]) -> str:
-        for row in rows:
-            self.add(row)
-        return self.hexdigest()
+@stage("generate", version=2, tables={"completions.parquet": COMPLETIONS}, keep_with=("parts",))
+def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
+    """Join the completions of all shards, in the order of the prompts."""
+    digest = hashlib.sha256()
+    work.counts.update(rows=0, errors=0, tokens=0)
 
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+    def rows() -> Iterator[dict[str, Any]]:
+        for ref in parts.refs:
+            for row in stream_rows(work.folder(ref) / COMPLETIONS_FILE):
+                digest.update(_line(row))
+                work.counts["errors"] += row["error"] is not None
+                work.counts["tokens"] += row["n_tokens"]
+                yield row
+
+    work.counts["rows"] = write_table(work.out / COMPLETIONS_FILE, COMPLETIONS, rows())
+    return digest.hexdigest()
+
+
+def joined(parts: Sequence[ArtifactRef]) -> RefSet:
+    """Return completed shards as one input, which their order belongs to; without a digest if a plan would make one."""
+    made = all(ref.made for ref in parts)
+    return RefSet(tuple(parts), sha256_json([ref.digest for ref in parts]) if made else "")

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,85 +44,68 @@ class TemplateError(UserError):
     """A template that cannot be used, or that asks for a column that is not there."""
 
 
-@dataclass(frozen=True)
-class Template:
-    """A text with columns in it; made by `parse`.
+Template = list[tuple[str, str | None]]  # pieces of text and the column behind each; None where none is
 
-    Attributes:
-        parts: pieces of text and the column behind each, None where none is.
+
+def parse_template(text: str) -> Template:
+    """Return a template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+
+    Raises:
+        TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
     """
-
-    parts: tuple[tuple[str, str | None], ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Template:
-        """A template; `{column}` stands for a column's value, `{{` and `}}` for braces.
-
-        Raises:
-            TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
-        """
-        try:
-            found = list(string.Formatter().parse(text))
-        except ValueError as error:
+    try:
+        found = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise TemplateError(
+            f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+            "a column, and {{ or }} for a brace"
+        ) from error
+    for _, name, form, conversion in found:
+        if name is not None and (not name or form or conversion):
+            shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
             raise TemplateError(
-                f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
-                "a column, and {{ or }} for a brace"
-            ) from error
-        parts: list[tuple[str, str | None]] = []
-        for literal, name, form, conversion in found:
-            if name is not None and (not name or form or conversion):
-                shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
-                raise TemplateError(
-                    f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
-                    "between braces, and {{ or }} for a brace"
-                )
-            parts.append((literal, name))
-        return cls(tuple(parts))
+                f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                "between braces, and {{ or }} for a brace"
+            )
+    return [(literal, name) for literal, name, _, _ in found]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that it names, each once."""
-        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
 
-    def check(self, columns: Iterable[str], place: str) -> None:
-        """Refuse a record that lacks a column.
+def fill_template(template: Template, record: Mapping[str, Any], place: str) -> str:
+    """Return the prompt of a record.
 
-        Args:
-            columns: those that are there.
-            place: names the record for people.
+    Args:
+        place: names the record for people.
 
-        Raises:
-            TemplateError: if one is missing.
-        """
-        known = list(columns)
-        for name in self.columns:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
-                listed = ", ".join(map(repr, known)) or "none"
-                raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
-
-    def fill(self, record: Mapping[str, Any]) -> str:
-        """The prompt of a record that has all columns."""
-        return "".join(text + ("" if name is None else str(record[name])) for text, name in self.parts)
+    Raises:
+        TemplateError: if the record lacks a column, or has no value in one.
+    """
+    columns, known = [name for _, name in template if name is not None], list(record)
+    for name in columns:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
+            listed = ", ".join(map(repr, known)) or "none"
+            raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
+    for name in columns:
+        if record[name] is None:
+            raise TemplateError(f"{place}: the column {name!r} of the template has no value here")
+    return "".join(text + ("" if name is None else str(record[name])) for text, name in template)
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
-    """The prompt of a command line.
+    """Return the prompt of a command line.
 
     Raises:
         PromptsError: if it is not UTF-8.
         TemplateError: if the template is none, or names another column than `prompt`.
     """
     if template:
-        made = Template.parse(template)
-        made.check(["prompt"], "PROMPT")
-        text = made.fill({"prompt": text})
+        text = fill_template(parse_template(template), {"prompt": text}, "PROMPT")
     return Prompt("0", encodable("PROMPT", text))
 
 
 def encodable(place: str, text: str) -> str:
-    """The text, which UTF-8 can hold; bytes of a command line that are not UTF-8 arrive as lone surrogates.
+    """Return the text if UTF-8 can hold it; bytes of a command line that are not UTF-8 arrive as lone surrogates.
 
     Args:
         place: names the prompt for people.
@@ -174,7 +157,8 @@ def complete_prompts(
     Raises:
         ValueError: if the settings do not go with the model.
     """
-    faults = _faults(bundle, asked, settings)
+    found_faults = iter(bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings))
+    faults = [row["error"] or _named(next(found_faults)) for row in asked]
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
         found = [_streamed(bundle, good[0], settings, on_text)]
@@ -186,18 +170,12 @@ def complete_prompts(
 
 
 def noise_key(name: str) -> int:
-    """The number that names the noise of the prompt with this id."""
+    """Return the number that names the noise of the prompt with this id."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
-def _faults(bundle: Bundle, asked: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
-    """Return why each prompt cannot be continued; empty if it can."""
-    whole = [row["prompt"] for row in asked if row["error"] is None]
-    found = iter(bundle.prompt_faults(whole, **settings))
-    own = [row["error"] or next(found) for row in asked]
-    return [
-        fault if row["error"] or not fault else f"the prompt {fault}" for row, fault in zip(asked, own, strict=True)
-    ]
+def _named(fault: str) -> str:
+    return f"the prompt {fault}" if fault else ""
 
 
 def _streamed(
@@ -216,7 +194,7 @@ def _streamed(
 def _rows(
     asked: Sequence[dict[str, Any]], faults: Sequence[str], found: Sequence[TextCompletion], n_samples: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows of the table, without what all of them share: the samples of each prompt, or its error."""
+    """Yield the rows of the table without the columns that all share: the samples of each prompt, or its error."""
     completions = iter(found)
     for row, fault in zip(asked, faults, strict=True):
         carried = {"id": row["id"], "prompt": row["prompt"], "fields": row["fields"]}

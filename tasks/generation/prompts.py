@@ -21,7 +21,15 @@ from storage.digest import sha256_json
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.generation.completions import ID_COLUMN, Prompt, PromptsError, Template, TemplateError
+from tasks.generation.completions import (
+    ID_COLUMN,
+    Prompt,
+    PromptsError,
+    Template,
+    TemplateError,
+    fill_template,
+    parse_template,
+)
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import SUFFIXES, Row, Table, encoding_fault, read_rows
 
@@ -54,7 +62,7 @@ class PromptsSettings:
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> PromptsSettings:
-        """Settings that name these prompts."""
+        """Return settings that name these prompts."""
         return cls(sha256_json(list(prompts)))
 
 
@@ -95,7 +103,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     carried along.
 
     Args:
-        template: puts the prompt together from columns, see `Template`.
+        template: puts the prompt together from columns, see `parse_template`.
 
     Raises:
         PromptsError: if the file cannot be read, or not one of its records is a prompt.
@@ -103,7 +111,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     """
     if not path.is_file():
         raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
-    made = Template.parse(template) if template else None
+    made = parse_template(template) if template else None
     try:
         prompts = [_prompt(row, index, path, made) for index, row in enumerate(_rows(path))]
     except ExtractionProblem as problem:
@@ -121,7 +129,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
 
 
 def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
-    """First words of a few evaluation documents as they stand there, to look at what a model has learned."""
+    """Return the first words of a few evaluation documents as prompts, to look at what a model has learned."""
     read = read_table(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
@@ -130,7 +138,7 @@ def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: in
 
 
 def _beginning(text: str, words: int) -> str:
-    """The first words of a text with the white space between them: lines and indents are what models learned, too."""
+    """Return the first words of a text with the white space between them: models learn lines and indents, too."""
     found = re.match(rf"\s*(?:\S+\s+){{0,{words - 1}}}\S+", text)
     return found[0].lstrip()[:MOST_SAMPLED] if found else ""
 
@@ -148,7 +156,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prompt:
-    """The prompt of a record, or why it is none."""
+    """Return the prompt of a record, with an error if it cannot be one."""
     given = row.values.get(ID_COLUMN)
     # an id of another type is carried along, see `given_id`
     carried = {key: value for key, value in row.values.items() if key != ID_COLUMN or not isinstance(given, str | None)}
@@ -162,36 +170,24 @@ def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prom
         elif row.problem is not None:
             raise row.problem
         else:
-            text = _filled(template, row)
+            text = fill_template(template, row.values, row.place)
             fault = encoding_fault(text)
             fault = f"{row.place}: the prompt {fault}" if fault else ""
     except (ExtractionProblem, TemplateError) as error:
         fault = str(error)
     # nobody knows the id of a record that cannot be read: its place is no other record's
     name = row.place if row.problem is not None else str(index if given is None else given)
-    fields = _as_json(carried) if carried else None
+    fields = _storable(json.dumps(_plain(carried), ensure_ascii=False, default=str)) if carried else None
     return Prompt(_storable(name), _storable(text), fields, f"{path.name}, {fault}" if fault else None)
 
 
-def _filled(template: Template, row: Row) -> str:
-    template.check(row.values, row.place)
-    for column in template.columns:
-        if row.values[column] is None:
-            raise TemplateError(f"{row.place}: the column {column!r} of the template has no value here")
-    return template.fill(row.values)
-
-
 def _storable(text: str) -> str:
-    """The text, with a sign of replacement for what UTF-8 cannot hold."""
+    """Return the text, with replacement characters for what UTF-8 cannot hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _as_json(record: Mapping[str, Any]) -> str:
-    return _storable(json.dumps(_plain(record), ensure_ascii=False, default=str))
-
-
 def _plain(value: Any) -> Any:
-    """A value without numbers that JSON does not know."""
+    """Return a value without numbers that JSON does not know."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

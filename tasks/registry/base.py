@@ -63,7 +63,11 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     name = settings.train.base
     if not name:
         return None
-    base = _base_of(run, name, _checkpoint(run, name))
+    checkpoint = _checkpoint(run, name)
+    folder = run.store.folder(checkpoint)
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
+    base = Base(name, checkpoint, folder, config["model"], framing)
     with_base(settings, base)
     return base
 
@@ -71,7 +75,13 @@ def check_base(run: Run, settings: Settings) -> Base | None:
 def _checkpoint(run: Run, name: str) -> ArtifactRef:
     folder = Path(name).expanduser()
     if run.plan:
-        return _planned(run, name, folder)
+        if not folder.is_dir():
+            ref = resolve_version(run, name).checkpoint
+            if run.store.find(ref.stage, ref.key) is not None:
+                return ref
+        raise BaseError(
+            f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
+        )
     if not folder.is_dir() or _is_bundle(folder):
         return checkpoint_of(run, name)
     run.home.create().cache.mkdir(exist_ok=True)
@@ -81,16 +91,6 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
         return checkpoint_of(run, str(taken))
 
 
-def _planned(run: Run, name: str, folder: Path) -> ArtifactRef:
-    if not folder.is_dir():
-        ref = resolve_version(run, name).checkpoint
-        if run.store.find(ref.stage, ref.key) is not None:
-            return ref
-    raise BaseError(
-        f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
-    )
-
-
 def _is_bundle(folder: Path) -> bool:
     """Return True for a folder in our layout: its config.json holds the network's fields under `model`."""
     try:
@@ -98,13 +98,6 @@ def _is_bundle(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "model" in config and (folder / WEIGHTS_FILE).is_file()
-
-
-def _base_of(run: Run, name: str, checkpoint: ArtifactRef) -> Base:
-    folder = run.store.folder(checkpoint)
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
-    return Base(name, checkpoint, folder, config["model"], framing)
 
 
 def continuing(run: Run, settings: Settings, base: str | None) -> Settings:

@@ -8,10 +8,14 @@ are recorded and moved: after a kill at any point the next command does the rest
 from __future__ import annotations
 
 import platform
+import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import version as installed
 from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from storage.errors import UserError
 from storage.home import Home
@@ -32,13 +36,16 @@ from storage.registry import (
 )
 from storage.store import Store
 from storage.tracking import CORPUS_TAG, Tracking
+from tasks.core.settings import GenerateSettings
 from tasks.curate.evalset import trains_on_evalset
 from tasks.evaluation.compare import champion_figures
 from tasks.evaluation.gates import Verdict, curated_of, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
-from tasks.registry.served_model import prepare_bundle, requirements, signature
 from tasks.report.model_card import model_card, parameters_of
 from tasks.training.train import sync_run, train
+
+if TYPE_CHECKING:
+    from mlflow.models.signature import ModelSignature
 
 LOCK = "promote"
 DECIDES = "val/bits_per_byte"
@@ -46,6 +53,16 @@ VERDICT_TAG = "sheepfold.verdict"
 WITHDRAWN_TAG = "sheepfold.withdrawn"
 NO_REASON = "no reason was given"
 RUN_TAGS = ("prefect.", "git.", "sheepfold.")  # prefixes of the run's tags that its model version inherits
+
+SERVED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
+SERVED_CODE = (
+    "tasks/__init__.py",
+    "tasks/training/__init__.py",
+    "tasks/training/bundle.py",
+    "tasks/tokens/__init__.py",
+    *(f"tasks/tokens/{name}.py" for name in ("hf_spec", "tokenizers")),
+)
+_MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 
 @dataclass(frozen=True)
@@ -404,3 +421,58 @@ def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered
         "sheepfold.parameters": str(parameters_of(made)),
         "sheepfold.python": platform.python_version(),
     }
+
+
+# ---- the model that MLflow serves: its files, requirements and signature
+
+
+def prepare_bundle(checkpoint_folder: Path, target: Path) -> Path:
+    """Copy a checkpoint and the code that runs it into one folder."""
+    skipped = ("manifest.json", "history.parquet", "telemetry.parquet", "journal.json")  # of the training
+    shutil.copytree(checkpoint_folder, target, ignore=shutil.ignore_patterns(*skipped))
+    root = Path(__file__).resolve().parents[2]
+    code = target / "code"
+    shutil.copytree(root / "model", code / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    (code / "__init__.py").write_text('"""The code this model version was trained with."""\n')
+    for name in SERVED_CODE:
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, code / name)
+    return target
+
+
+def requirements() -> list[str]:
+    """Return the packages that serve the model, in the installed versions without local build tags such as +cpu."""
+    pinned = [f"{name}=={installed(name).partition('+')[0]}" for name in SERVED_PACKAGES]
+    return [f"mlflow=={installed('mlflow')}", *pinned]
+
+
+def served_parameters() -> dict[str, tuple[str, Any]]:
+    """Return MLflow's type and the default of each parameter of a request; a list's type is that of its items.
+
+    `logit_bias` is a JSON object, and `details` asks for more than texts (see `tasks.registry.serving`).
+    """
+    from model.config import GenerationConfig
+
+    defaults, found = GenerateSettings(), {}
+    hints = get_type_hints(GenerationConfig)
+    for name in (item.name for item in fields(GenerationConfig) if item.name != "eos_id"):
+        (kind, *_) = [item for item in get_args(hints[name]) or (hints[name],) if item is not NoneType]
+        default: Any = getattr(defaults, name)
+        if kind in _MLFLOW_TYPES:
+            found[name] = (_MLFLOW_TYPES[kind], list(default) if isinstance(default, tuple) else default)
+        else:
+            found[name] = ("string", "")
+    return {**found, "ignore_eos": ("boolean", defaults.ignore_eos), "details": ("boolean", False)}
+
+
+def signature() -> ModelSignature:
+    """Return MLflow's signature of the served model: texts to texts, with the parameters of generation."""
+    from mlflow.models.signature import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    params = [
+        ParamSpec(name, DataType[kind], default, (-1,) if isinstance(default, list) else None)
+        for name, (kind, default) in served_parameters().items()
+    ]
+    texts = Schema([ColSpec(DataType.string)])
+    return ModelSignature(inputs=texts, outputs=texts, params=ParamSchema(params))

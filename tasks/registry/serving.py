@@ -43,7 +43,7 @@ def load_code(folder: Path) -> ModuleType:
 
 
 def prompts_of(model_input: Any) -> list[str]:
-    """The prompts in what MLflow hands over: a table, a list, or one string.
+    """Return the prompts of a request: a table, a list, or one string.
 
     A table's prompts are in its column `prompt`, or else in its first one.
     """
@@ -59,7 +59,7 @@ def prompts_of(model_input: Any) -> list[str]:
 
 
 def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
-    """Settings of generation from the parameters of a request.
+    """Return the settings of generation in the parameters of a request.
 
     Raises:
         ValueError: for a bias that is no JSON object.
@@ -78,7 +78,7 @@ def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Tell what cannot be asked for as MLflow tells it: in a sentence, over HTTP with status 400."""
+    """Raise a ValueError as MLflow's error of an invalid parameter, which is status 400 over HTTP."""
     try:
         yield
     except ValueError as error:

@@ -22,7 +22,7 @@ from tasks.report.queries import Row
 from tasks.report.wording import cut, legible
 from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
-from tasks.training.journal import TELEMETRY_FILE, Notes, Sample, Start, read_notes
+from tasks.training.telemetry import TELEMETRY_FILE, Notes, Sample, Start, read_notes
 from tasks.training.throughput import duration, flops_per_token
 
 HISTORY_FILE = "history.parquet"

@@ -1,4 +1,4 @@
-"""Ablation: the training data of a model without one of its sources, at the cost of a selection.
+"""The stage `ablate`: the training data of a model without one of its sources, at the cost of a selection.
 
 The documents of the source lose their place in training, and nothing else changes: texts, token shards, tokeniser,
 groups and the held-out side are those of the model that is compared with. What had been dropped or cut because a
@@ -37,7 +37,7 @@ class AblateSettings:
 
     @classmethod
     def of(cls, doc_ids: Collection[str]) -> AblateSettings:
-        """The settings for some documents."""
+        """Return the settings for some documents."""
         return cls(sha256_json(sorted(doc_ids)))
 
 
@@ -94,7 +94,7 @@ class LeftOut:
     """The documents of a source.
 
     Attributes:
-        words: what was found to be meant, for people.
+        words: description of them, for people.
     """
 
     words: str
@@ -102,13 +102,13 @@ class LeftOut:
 
 
 def documents_of(catalog: Catalog, source: str) -> LeftOut:
-    """The documents that a person means.
+    """Return the documents that a person names.
 
     A kind of document (`pdf`), else a file, a folder or a pattern of paths, else an SQL condition over the view
     `documents`. A document that also lies elsewhere is in no folder: without the folder it would still be there.
 
     Raises:
-        UserError: if it is nothing of these, or no document is.
+        UserError: if the name is none of these, or no document matches.
     """
     asked = source.strip()
     if not asked:
@@ -137,7 +137,7 @@ def _of_condition(catalog: Catalog, condition: str, words: str) -> LeftOut:
 
 
 def _of_paths(catalog: Catalog, asked: str) -> frozenset[str]:
-    """The documents all of whose places are meant."""
+    """Return the documents whose every path matches."""
     inside: set[str] = set()
     outside: set[str] = set()
     columns = "select path, source, doc_id from files where doc_id is not null and status in ('ok', 'duplicate')"

@@ -51,16 +51,16 @@ class TextCompletion:
 
 
 class Bundle:
-    """A trained model, ready to be asked.
+    """A trained model, loaded for generation.
 
     Args:
         folder: the bundle.
-        device: where the network runs.
+        device: device of the network.
         network: the package with the network; `model` when None.
 
     Attributes:
-        bos, eos: whether documents had the ids that begin and end a text around them in training, as far as the
-            tokeniser has such ids; True where config.json does not say.
+        bos, eos: True if documents had the ids that begin and end a text around them in training, as far as the
+            tokeniser has such ids; True if config.json does not say.
     """
 
     def __init__(self, folder: Path, device: str = "cpu", network: Any = None) -> None:
@@ -185,7 +185,7 @@ class Bundle:
         config = self.sampling_config(**sampling)
         return [
             self.network.prompt_problem(ids, config, self.model_config) if ids else f"is empty, {self._no_begin}"
-            for ids in self._encoded(prompts)
+            for ids in self.encode(prompts)
         ]
 
     def _window(self, ids: list[int], overflow: str) -> list[int]:
@@ -210,20 +210,21 @@ class Bundle:
         )
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Ids of each prompt behind the token that begins a text, if the model knows one.
+        """Return the ids of each prompt as `encode` does.
 
         Raises:
-            ValueError: a prompt is empty, and the model knows none. One that it never saw would not do: what follows
-                such a token is as random as its vector.
+            ValueError: a prompt is empty, and the model has no token to begin with. One that training never saw would
+                not do: what follows such a token is as random as its vector.
         """
-        encoded = self._encoded(prompts)
+        encoded = self.encode(prompts)
         if not all(encoded):
             raise ValueError(f"prompt {encoded.index([]) + 1} of {len(encoded)} is empty, {self._no_begin}")
         return encoded
 
-    def _encoded(self, prompts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text behind the token that begins a text, if training had one."""
         begin = [] if self.start_id is None else [self.start_id]
-        return [[*begin, *ids.tolist()] for ids in self.tokenizer.encode(list(prompts))]
+        return [[*begin, *ids.tolist()] for ids in self.tokenizer.encode(list(texts))]
 
     @property
     def _no_begin(self) -> str:
@@ -231,7 +232,7 @@ class Bundle:
         return f"and this model{why} no token to begin with; give a text"
 
     def ids_without_text(self) -> tuple[int, ...]:
-        """Ids never drawn: special ones but the end of a text, and rows of the network unknown to the tokeniser."""
+        """Return ids never drawn: special ones but the end of a text, and those unknown to the tokeniser."""
         tokenizer = self.tokenizer
         unknown = range(tokenizer.vocab_size, self.model_config.vocab_size)
         return tuple(index for index in (*tokenizer.special_ids, *unknown) if index != self.end_id)

@@ -1,8 +1,8 @@
-"""Models in and out: a bundle as a Hugging Face folder, and a Hugging Face folder as a bundle.
+"""Export of a bundle to a Hugging Face folder, and import of a Hugging Face folder as a bundle.
 
-What goes out is read by `transformers` and `tokenizers` without any code of ours; what comes in is a bundle like one
-that was trained here. The network's part is `model.hf`; this module adds the tokeniser, which gives the same ids on
-both sides. Every folder appears whole or not at all.
+`transformers` and `tokenizers` read an export without any code of ours; an import is a bundle like one that was trained
+here. The network's part is `model.hf`; this module adds the tokeniser, which gives the same ids on both sides. Every
+folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Exchanged:
     """Result of an export or import.
 
     Attributes:
-        folder: where it lies.
+        folder: the folder that was written.
         layout: Hugging Face's name of the architecture, `gpt2`, `llama` or `qwen3`.
         n_parameters: weights of the network.
         vocab_size: ids of the network.
@@ -82,6 +82,7 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
         ExchangeError: the folder holds no model, the model has no place in Hugging Face's layouts, or `target` is
             taken.
     """
+    from model import count_parameters
     from model.hf import fresh_folder, write_hf
     from model.hf_config import LayoutError, config_to_hf, layout_of
 
@@ -102,7 +103,8 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
     shape = bundle.model_config
-    return Exchanged(str(target), layout_of(shape), _n_parameters(bundle.model), shape.vocab_size, tokenizer.kind)
+    size = count_parameters(bundle.model)["total"]
+    return Exchanged(str(target), layout_of(shape), size, shape.vocab_size, tokenizer.kind)
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
@@ -119,6 +121,7 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     Raises:
         ExchangeError: something in the folder is missing, not supported, or contradicts the rest; or `target` is taken.
     """
+    from model import count_parameters
     from model.checkpoint import save_weights
     from model.hf import fresh_folder, from_hf, read_json
     from model.hf_config import LayoutError
@@ -144,11 +147,8 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
             write_table(work / COUNTS_FILE, TOKEN_COUNTS, rows)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
-    return Exchanged(str(target), layout, _n_parameters(model), model.config.vocab_size, tokenizer.kind)
-
-
-def _n_parameters(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    size = count_parameters(model)["total"]
+    return Exchanged(str(target), layout, size, model.config.vocab_size, tokenizer.kind)
 
 
 def _read_framing(hf_folder: Path) -> dict[str, bool]:
@@ -172,7 +172,7 @@ def write_hf_tokenizer(
         tokenizer: of any kind.
         folder: where to.
         context: longest sequence of the network, in tokens.
-        framing: whether the network was trained with `bos` and `eos` around documents, for `import_folder`.
+        framing: `bos` and `eos`, True if the network was trained with these around documents; for `import_folder`.
     """
     spec = hf_spec(tokenizer)
     _write_json(folder / TOKENIZER_FILE, spec)
@@ -194,7 +194,7 @@ def write_hf_tokenizer(
 
 
 def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The content of tokenizer.json that gives the same ids and texts as the tokeniser."""
+    """Return the content of a tokenizer.json that gives the same ids and texts as the tokeniser."""
     if isinstance(tokenizer, CharTokenizer):
         return _character_spec({char: index for index, char in enumerate(tokenizer.alphabet, N_SPECIAL)})
     if isinstance(tokenizer, AsciiTokenizer):
@@ -212,7 +212,7 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
-    """A vocabulary of single characters: every text is cut between all code points, and put together as it is."""
+    """Return a vocabulary of single characters, which cuts a text between all code points."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     special = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
@@ -224,7 +224,7 @@ def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
 
 
 def _byte_spec() -> dict[str, Any]:
-    """A vocabulary of bytes, as byte-pair encoding that merges none."""
+    """Return a vocabulary of bytes, as byte-pair encoding without merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     words = [*SPECIAL_TOKENS, *byte_spellings()]
@@ -236,7 +236,7 @@ def _byte_spec() -> dict[str, Any]:
 
 
 def read_hf_tokenizer(folder: Path) -> HfTokenizer:
-    """The tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
+    """Return the tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
 
     Raises:
         ExchangeError: there is no tokenizer.json, or `tokenizers` cannot read it.

@@ -1,8 +1,7 @@
 """A training in several processes: torchrun starts them, this process hands on their reports and ends them.
 
-The ranks (`tasks.training.train_rank`) know neither Prefect nor MLflow. They inherit torchrun's standard input and
-output: the first rank reports through them, and the end of standard input ends all ranks of this machine, whatever this
-process died of.
+The ranks know neither Prefect nor MLflow. They inherit torchrun's standard input and output: the first rank reports
+through them, and the end of standard input ends all ranks of this machine, whatever this process died of.
 
 On one machine nothing has to be set but the number of processes. On several that share the store's folder, set on each
 
@@ -22,18 +21,25 @@ import importlib
 import json
 import logging
 import os
+import queue
+import select
 import shutil
+import signal
 import sys
+import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from model.stopping import StopRequest, TrainingStopped
 from storage.atomic import write_file
 from storage.errors import UserError
-from tasks.core.child import ChildEnded, ChildProcess, module_command, python_path
+from tasks.core.child import ChildEnded, ChildProcess, module_command, python_path, serve
 
 logger = logging.getLogger("sheepfold")
 
@@ -43,11 +49,13 @@ POLL_SECONDS = 0.2  # between two looks at whether to stop
 GRACE_SECONDS = 10.0  # for the ranks to end by themselves
 LOG_LINES = 15  # of the processes' output in an error that explains nothing itself
 _OURS = ("model", "storage", "tasks", "builtins")  # whose errors are raised here as what they are there
+# errors of gloo and NCCL in a rank after another one has ended
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks of a training need to know.
+    """Parameters of a training, which its ranks read from a file.
 
     Attributes:
         model: fields of `model.ModelConfig`.
@@ -56,7 +64,7 @@ class Job:
         device: kind of the ranks' devices, `cpu` or `cuda`.
         threads: of each rank.
         deterministic: ask torch for deterministic kernels.
-        measure: only say how long a step takes, of so many; 0 trains. What follows is not needed to measure.
+        measure: number of steps to time instead of training; 0 trains. The fields below are only for training.
         dataset: folder of the dataset.
         shards: folders of its token shards, by key.
         validation_sample: most validation sequences.
@@ -87,7 +95,7 @@ class Nodes:
     """The machines that train together.
 
     Attributes:
-        count: how many.
+        count: number of machines.
         master: address and port of the first one; empty on one machine.
     """
 
@@ -96,7 +104,7 @@ class Nodes:
 
     @classmethod
     def from_environment(cls) -> Nodes:
-        """What SHEEPFOLD_NODES and SHEEPFOLD_MASTER say.
+        """Return the machines of SHEEPFOLD_NODES and SHEEPFOLD_MASTER.
 
         Raises:
             UserError: they do not belong together.
@@ -116,14 +124,14 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What the ranks report is handed to; each is called in the thread that launched them.
+    """Callbacks for the reports of the ranks; each is called in the thread that launched them.
 
     Attributes:
         metrics: (step, metrics) after each step.
         checkpoint: (step) before a checkpoint becomes visible; the ranks wait until it returns.
         progress: (step, max_steps, metrics) after each step.
         event: (step, kind, message).
-        stop_asked: whether the training is to stop with a checkpoint of where it is.
+        stop_asked: returns True when the training is to stop and save a checkpoint.
     """
 
     metrics: Callable[[int, dict[str, Any]], None] = lambda step, metrics: None
@@ -135,14 +143,14 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a finished training leaves.
+    """Result of a finished training.
 
     Attributes:
-        weights: file of the trained weights; it lies in the folder that was given to `launch`.
+        weights: file of the trained weights, in the folder that was given to `launch`.
         history: rows as in `model.trainer.TrainResult`.
         steps: optimiser steps done over all starts.
         resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
-        step_seconds: how long a step takes, where only that was asked for.
+        step_seconds: time of a step, if only that was asked for.
     """
 
     weights: Path
@@ -153,20 +161,20 @@ class Launched:
 
 
 class RankError(RuntimeError):
-    """A process of a training failed in a way that has no name here, or died; the message says what is known."""
+    """A process of a training died, or failed with an error that is none of this project's."""
 
 
 def launch(
     job: Job, processes: int, place: Path, callbacks: Callbacks | None = None, nodes: Nodes | None = None
 ) -> Launched:
-    """Train in so many processes on each machine, to the end.
+    """Train in several processes on each machine.
 
     Args:
         job: what to train.
-        processes: on each machine; with `cuda`, one GPU for each.
+        processes: number of processes on each machine; with `cuda`, one GPU for each.
         place: folder for the job, the processes' log and the result, emptied at the beginning. The ranks of other
             machines read it too.
-        callbacks: what to do with reports.
+        callbacks: called with the reports of the ranks.
         nodes: the machines that take part; those of the environment if it is None.
 
     Raises:
@@ -176,7 +184,6 @@ def launch(
             `model.step.NonFiniteLoss`.
     """
     from model.distributed import check_share
-    from model.stopping import TrainingStopped
 
     nodes = nodes or Nodes.from_environment()
     try:
@@ -190,22 +197,24 @@ def launch(
     write_file(job_file, json.dumps(record, indent=1).encode())
     if nodes.count > 1:
         logger.info("waiting for %d machines: python -m tasks.training.launch %s NODE", nodes.count - 1, job_file)
-    callbacks, done = callbacks or Callbacks(), None
+    callbacks = callbacks or Callbacks()
+    done: dict[str, Any] = {}
     with (place / LOG_FILE).open("wb") as log:
         ranks = ChildProcess(torchrun(job_file, node=0), environment(job, nodes), stderr=log)
     try:
         for message in _reports(ranks, callbacks.stop_asked):
-            done = message.pop("done", done)
-            for name, arguments in message.items():
-                if name == "warning":
-                    warnings.warn(str(arguments[0]), stacklevel=3)
-                else:
-                    getattr(callbacks, name)(*arguments)
-            if "checkpoint" in message:
-                ranks.send({"acknowledged": message["checkpoint"][0]})
+            ((name, arguments),) = message.items()
+            if name == "done":
+                (done,) = arguments
+            elif name == "warning":
+                warnings.warn(arguments[0], stacklevel=3)
+            else:
+                getattr(callbacks, name)(*arguments)
+            if name == "checkpoint":
+                ranks.send({"acknowledged": arguments[0]})
     finally:
         status = ranks.kill(GRACE_SECONDS)
-    if done is None:
+    if not done:
         raise _cause(place, status)
     if "stopped" in done:
         raise TrainingStopped(*done["stopped"])
@@ -240,7 +249,7 @@ def torchrun(job_file: Path, node: int) -> list[str]:
         "--max-restarts=0",
         f"--log-dir={job_file.parent / 'torchrun'}",
     ]
-    program = ["-m", "tasks.training.train_rank", str(job_file)]
+    program = ["-m", "tasks.training.launch", str(job_file)]
     return [*module_command("torch.distributed.run"), *where, *options, *program]
 
 
@@ -260,7 +269,7 @@ def error_file(place: Path, rank: int) -> Path:
 
 
 def _cause(place: Path, status: int | None) -> Exception:
-    """The error that came first, and none that is only the echo of another rank's end, if there is a choice."""
+    """Return the error that came first, if possible one that is no consequence of another rank's end."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(place.glob("error-*.json"))]
     if not records:
         lines = (place / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -275,7 +284,7 @@ def _cause(place: Path, status: int | None) -> Exception:
 
 
 def _rebuilt(record: dict[str, Any]) -> Exception:
-    """An error as it was raised in its process, where its kind is one of ours."""
+    """Return an error of this project as it was raised in its process, any other as a `RankError`."""
     home, _, name = record["kind"].rpartition(".")
     if home.partition(".")[0] in _OURS:
         kind = getattr(importlib.import_module(home), name, None)
@@ -301,5 +310,184 @@ def join(job_file: Path, node: int) -> None:
     os.execve(sys.executable, torchrun(job_file, node), {**os.environ, **python_path(), **added})
 
 
+# ---- in the ranks
+
+
+class Channel:
+    """Messages of the first rank to the launching process and back; the other ranks report nothing.
+
+    Args:
+        is_first: this is the first rank.
+        on_stop: called, in another thread, when the training is asked to stop.
+    """
+
+    def __init__(self, is_first: bool, on_stop: Callable[[], None]) -> None:
+        self._on_stop = on_stop
+        self._lock = threading.Lock()
+        self._acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._is_first = is_first
+        if is_first:
+            requests, self._send = serve()
+            threading.Thread(target=self._listen, args=(requests,), daemon=True).start()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Report something: a callback by its name, `warning` or `done`."""
+        if self._is_first:
+            with self._lock:
+                self._send({name: arguments})
+
+    def confirm_checkpoint(self, step: int) -> None:
+        """Return when the records of the steps up to this one are durable."""
+        self.tell("checkpoint", step)
+        while self._acknowledged.get() != step:
+            pass
+
+    def _listen(self, requests: Iterator[dict[str, Any]]) -> None:
+        for message in requests:
+            if "stop" in message:
+                self._on_stop()
+            else:
+                self._acknowledged.put(message["acknowledged"])
+
+
+def _end_with_launcher() -> None:
+    """End this process when standard input, which the first rank reads, is closed at its other end."""
+    poll = select.poll()
+    poll.register(0, select.POLLHUP)
+    poll.poll()
+    os._exit(1)
+
+
+def run_rank(job_file: Path) -> None:
+    """Do one rank's part of a job; the exit status is 0 only if all of it was done or a stop was asked for."""
+    rank = int(os.environ["RANK"])
+    record = json.loads(job_file.read_text(encoding="utf-8"))
+    stop = StopRequest()
+    # before anything that takes time, so that an end of the launching process is noticed from now on
+    channel = Channel(rank == 0, stop.ask)
+    if rank > 0:
+        os.dup2(2, 1)  # standard output is the first rank's, for its messages
+    if rank > 0 and os.environ["GROUP_RANK"] == "0":  # on other machines nobody holds the other end
+        threading.Thread(target=_end_with_launcher, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: stop.ask())
+    if rank == 0:
+        warnings.showwarning = lambda message, *_, **__: channel.tell("warning", str(message))
+    try:
+        _run(Job(**record["job"]), job_file.parent, channel, stop)
+    except Exception as error:  # noqa: BLE001 - the launching process raises it
+        _write_error(error_file(job_file.parent, rank), rank, error)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # without good-byes to other ranks, which would be waited for
+    # all is done and told; where Python puts its libraries away, a thread of torch's sometimes aborts the process
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run(job: Job, place: Path, channel: Channel, stop: StopRequest) -> None:
+    import torch
+
+    from model.distributed import connect
+    from model.randomness import seed_everything
+    from tasks.training.throughput import memory
+
+    callbacks = Callbacks(
+        metrics=lambda step, metrics: channel.tell("metrics", step, {**metrics, **memory(job.device)}),
+        checkpoint=channel.confirm_checkpoint,
+        progress=partial(channel.tell, "progress"),
+        event=partial(channel.tell, "event"),
+    )
+    torch.set_num_threads(job.threads)
+    if job.device == "cuda" and (count := torch.cuda.device_count()) < (asked := int(os.environ["LOCAL_WORLD_SIZE"])):
+        raise ValueError(
+            f"execution.processes is {asked}, but this machine has {count} GPUs; each process needs its own"
+        )
+    with connect(job.device) as ranks:
+        if job.measure:
+            done: dict[str, Any] = {"step_seconds": time_step(job, ranks=ranks)}
+        else:
+            seed_everything(job.train["seed"], deterministic=job.deterministic)
+            try:
+                found = train_job(job, place, callbacks, stop, ranks=ranks)
+                done = {"history": found.history, "steps": found.steps, "resumed_from": found.resumed_from}
+            except TrainingStopped as stopped:
+                done = {"stopped": [stopped.step, stopped.saved]}
+        channel.tell("done", done)
+
+
+def time_step(job: Job, **more: Any) -> float:
+    """Return the seconds of an optimiser step; for `more` see `model.probe.measure_step_seconds`."""
+    from model import ModelConfig, TrainConfig
+    from model.distributed import rank_device
+    from model.execution import Execution
+    from model.probe import measure_step_seconds
+
+    network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
+    execution = Execution.from_dict(job.execution)
+    return measure_step_seconds(network, plan, rank_device(job.device), job.measure, execution=execution, **more)
+
+
+def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **more: Any) -> Launched:
+    """Train as a job says, alone or as one of several processes.
+
+    Args:
+        job: what to train.
+        place: folder for the weights, which the first process writes.
+        callbacks: called in the first process.
+        stop: a request to stop.
+        more: further arguments of `model.Trainer`.
+    """
+    from model import ModelConfig, TrainConfig, Trainer
+    from model.checkpoint import load_weights, save_weights
+    from model.distributed import rank_device
+    from model.execution import Execution
+    from model.order import Group
+    from tasks.tokens.index import groups_of, open_sequences
+
+    network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
+    dataset, shards = Path(job.dataset), {key: Path(folder) for key, folder in job.shards.items()}
+    trainer = Trainer(
+        network,
+        plan,
+        open_sequences(dataset, shards, "train", network.max_seq_len),
+        open_sequences(dataset, shards, "validation", network.max_seq_len, job.validation_sample),
+        groups=[Group(item.first, item.count, item.reads) for item in groups_of(dataset)],
+        device=rank_device(job.device),
+        checkpoint_dir=job.checkpoints,
+        checkpoint_seconds=job.checkpoint_seconds,
+        identity=job.identity,
+        initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
+        execution=Execution.from_dict(job.execution),
+        stop=stop,
+        on_event=callbacks.event,
+        on_metrics=callbacks.metrics,
+        on_checkpoint=callbacks.checkpoint,
+        on_progress=callbacks.progress,
+        **more,
+    )
+    result = trainer.fit()
+    if trainer.ranks.is_first:
+        save_weights(place / WEIGHTS_FILE, result.model)
+    return Launched(place / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
+
+
+def _write_error(path: Path, rank: int, error: Exception) -> None:
+    kind = type(error)
+    record = {
+        "rank": rank,
+        "kind": f"{kind.__module__}.{kind.__qualname__}",
+        "message": str(error),
+        "attributes": {name: value for name, value in vars(error).items() if not name.startswith("__")},
+        "is_echo": isinstance(error, RuntimeError) and any(words in str(error) for words in _ECHOES),
+        "time": time.time(),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    write_file(path, json.dumps(record, default=str).encode())
+
+
 if __name__ == "__main__":
-    join(Path(sys.argv[1]).absolute(), int(sys.argv[2]))
+    if len(sys.argv) == 2:
+        run_rank(Path(sys.argv[1]))
+    else:
+        join(Path(sys.argv[1]).absolute(), int(sys.argv[2]))

@@ -81,13 +81,9 @@ def published_sizes() -> list[dict[str, Any]]:
 
 def cost_at_a_glance(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a network for a person: its parameters as one table."""
-    layer = {**found["layer"], "total": sum(found["layer"].values())}
+    shares, layer = {**found["shares"], "total": 1}, {**found["layer"], "total": sum(found["layer"].values())}
     rows = {
-        part: {
-            "parameters": number,
-            "share": f"{found['shares'].get(part, 1):.1%}",
-            "per layer": layer.get(part),
-        }
+        part: {"parameters": number, "share": f"{shares[part]:.1%}", "per layer": layer.get(part)}
         for part, number in found["parameters"].items()
     }
     cost = dict(found["cost"])

@@ -1,10 +1,9 @@
-"""Suggest network, context, batch and steps for a corpus, a device and a time.
+"""The stage `suggest`: network, context, batch and steps for a corpus, a device and a time.
 
-In goes how much text there is and how many minutes may be spent; each shape of a ladder is timed for a few steps on the
-device, in as many processes and as compiled as the training will be; out comes the one with the lowest loss that its
-size and the tokens it will have read promise. The promise is the law of Hoffmann et al. 2022 (loss falls with
-parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al. 2023). Its
-constants were fitted on far larger networks: what is taken from it is the order of neighbouring sizes, not the value.
+Each shape of a ladder is timed for a few steps on the device, in as many processes and as compiled as the training will
+be; the shape with the lowest predicted loss is suggested. The prediction is the scaling law of Hoffmann et al. 2022
+(loss falls with parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al.
+2023). Its constants were fitted on far larger networks: it orders neighbouring sizes, and its values say nothing.
 Measured once and kept: asking again gives the same answer.
 """
 
@@ -15,6 +14,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from tasks.core.machine import describe_device, detect_device, threads_each
 from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.report.markdown import table
-from tasks.training.launch import Job, Nodes, launch
+from tasks.training.launch import Job, Nodes, launch, time_step
 from tasks.training.train import model_config, train_config, vocab_size_of
 
 if TYPE_CHECKING:
@@ -100,17 +100,12 @@ class Candidate:
 
 
 def rounded(count: float) -> int:
-    """The nearest power of two, 1 at least."""
+    """Return the nearest power of two, 1 at least."""
     return 2 ** max(0, round(math.log2(max(1.0, count))))
 
 
-def context_for(document_tokens: int, device: str) -> int:
-    """Length of sequences for documents of so many tokens: a whole one, as far as the device has the time for it."""
-    return min(LONGEST[_kind(device)], max(SHORTEST, rounded(document_tokens)))
-
-
 def batch_for(context: int, device: str) -> int:
-    """Sequences in a batch: on a CPU, with minutes to spend, more steps beat smoother ones."""
+    """Return the sequences in a batch: on a CPU, with minutes to spend, more steps beat smoother ones."""
     return max(1, TOKENS_PER_STEP[_kind(device)] // context)
 
 
@@ -119,7 +114,13 @@ def _kind(device: str) -> str:
 
 
 def promised_loss(parameters: int, tokens_read: float, tokens: float) -> float:
-    """The law's loss for a network of so many parameters that reads so many tokens, of which so many are different."""
+    """Return the loss that the scaling law predicts.
+
+    Args:
+        parameters: of the network.
+        tokens_read: tokens of all passes.
+        tokens: tokens of the training text.
+    """
     once = min(tokens_read, tokens)
     again = max(0.0, tokens_read / max(tokens, 1.0) - 1.0)
     worth = once + tokens * _HALF_LIFE * (1 - math.exp(-again / _HALF_LIFE)) if again else once
@@ -127,12 +128,12 @@ def promised_loss(parameters: int, tokens_read: float, tokens: float) -> float:
 
 
 def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
-    """The shape for a training whose tokens are given: the one nearest to `TOKENS_PER_PARAMETER` tokens a parameter."""
+    """Return the shape nearest to `TOKENS_PER_PARAMETER` tokens a parameter, for a training whose tokens are given."""
     wanted = math.log(max(1.0, tokens_read / TOKENS_PER_PARAMETER))
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=1, modules=("tasks.training.train_rank",), unkeyed=("execution",))
+@stage("suggest", version=1, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
@@ -164,7 +165,7 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
 def _timed(
     work: Work, settings: SuggestSettings, sizes: dict[str, int], execution: ExecutionSettings
 ) -> Iterator[Candidate]:
-    """The candidates from the smallest on, timed until they promise less than the one before, or do not fit."""
+    """Time the candidates from the smallest on, until one is predicted to be worse than the one before."""
     room = SHARE_OF_MEMORY * _memory_bytes(work.machine.device)
     before, tried, last = math.inf, 0, 0.0
     names = sorted(sizes, key=lambda name: sizes[name])
@@ -190,24 +191,17 @@ def _timed(
 def _step_seconds(
     work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
 ) -> float:
-    """Time a step, computed as the training will be; of several machines this one is timed alone."""
-    from model import ModelConfig, TrainConfig
-    from model.execution import Execution
-    from model.probe import measure_step_seconds
+    """Time a step computed as the training will be, of several machines on this one alone."""
     from model.threads import in_thread_that_ends
 
-    device = work.machine.device
+    threads = threads_each(means.processes)
+    job = Job(network, plan, means.fields(), device=work.machine.device, threads=threads, measure=steps)
     if means.processes > 1:
-        threads = threads_each(means.processes)
-        job = Job(network, plan, means.fields(), device=device, threads=threads, measure=steps)
         return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
-    execution = Execution.from_dict(means.fields())
-    configs = ModelConfig.from_dict(network), TrainConfig.from_dict(plan)
-    return in_thread_that_ends(lambda: measure_step_seconds(*configs, device, steps, execution=execution))
+    return in_thread_that_ends(partial(time_step, job))
 
 
 def _memory_bytes(device: str) -> int:
-    """Memory of a device, all of it."""
     if device.startswith("cuda"):
         import torch
 
@@ -216,7 +210,6 @@ def _memory_bytes(device: str) -> int:
 
 
 def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Candidate]) -> Iterator[str]:
-    """The choice in sentences."""
     shape, plan = settings.shapes[best.name], settings.train[best.name]
     if settings.document_tokens:
         yield (
@@ -254,7 +247,7 @@ def read_suggestion(folder: Path) -> dict[str, Any]:
 def candidates_of(
     model: ModelSettings, train: TrainSettings, vocab_size: int, context: int, device: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The shapes to choose from and how each would be trained, by name.
+    """Return the shapes to choose from and the training configuration of each, by name.
 
     A preset that is given is the only one. What the settings say of the network or the training holds for all.
 
@@ -293,7 +286,9 @@ def context_of(run: Run, model: ModelSettings, shards: Sequence[ArtifactRef]) ->
     if model.preset != AUTO:
         return int(model_config(model, vocab_size=1)["max_seq_len"])
     given = model.overrides.get("max_seq_len")
-    return int(given) if given is not None else context_for(_document_tokens(run, shards)[1], detect_device())
+    if given is not None:
+        return int(given)
+    return min(LONGEST[_kind(detect_device())], max(SHORTEST, _document_tokens(run, shards)[1]))
 
 
 def suggest_settings(

@@ -1,8 +1,7 @@
 """Throughput of a training: tokens per second, model FLOPs utilisation (MFU), time left, memory.
 
-Goes in: the network's shape, the device, and the tokens of each step as they come. Comes out: one pace at a time, in
-numbers and in words. The limit of the machine is that of matrix products, which is nearly all that a training computes:
-measured in a moment at the start, or published for a GPU. Nothing here draws random numbers or shapes a result.
+The limit of the machine is that of matrix products, which is nearly all that a training computes: measured in a moment
+at the start, or published for a GPU. Nothing here draws random numbers or shapes a result.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
     from model.architecture import ModelConfig
 
-WINDOW_SECONDS = 20.0  # tokens per second are those of the last so many
-MEASURED_SECONDS = 0.1  # of products of matrices of one size, by which a limit is measured
+WINDOW_SECONDS = 20.0  # over which tokens per second are averaged
+MEASURED_SECONDS = 0.1  # of matrix products of one size, by which a limit is measured
 # Sides of the matrices. Small ones are done before another process takes a core away, large ones come nearer the limit.
 _CPU_SIDES, _GPU_SIDES = (512, 1024), (4096,)
 
@@ -38,75 +37,42 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a machine computes.
+    """Peak throughput of a machine.
 
     Attributes:
         flops: floating-point operations per second; a multiply-add is two.
-        source: where the number comes from, in a few words.
+        source: origin of the number, in a few words.
     """
 
     flops: float
     source: str
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Throughput at the moment.
-
-    Attributes:
-        tokens_per_second: labels trained on, over the last seconds.
-        share: model FLOPs utilisation (MFU), of the machine's limit; None where that is not known.
-        seconds_left: until the last step; None before there is anything to reckon with.
-    """
-
-    tokens_per_second: float
-    share: float | None
-    seconds_left: float | None
-
-    def words(self) -> str:
-        """The pace in a few words; nothing where there is none."""
-        if not self.tokens_per_second:
-            return ""
-        parts = [f"{self.tokens_per_second:,.0f} tokens/s"]
-        if self.share is not None:
-            parts.append(f"{100 * self.share:.0f} % MFU")
-        if self.seconds_left is not None:
-            parts.append(f"{duration(self.seconds_left)} left")
-        return ", ".join(parts)
-
-
 class Speedometer:
-    """Tells the pace from the tokens of each step.
+    """Pace of a training from the tokens of each step.
 
     The time left comes from all steps since the start, because evaluations and checkpoints take their share of it; the
     first step is left out of it, because it is slower than all others.
 
     Args:
-        flops_per_token: what a token of training costs.
-        limit: of the machine; None where nobody knows it.
-        clock: seconds.
+        flops_per_token: FLOPs per token of training.
+        limit: FLOP/s of the machine.
+        clock: returns seconds.
     """
 
-    def __init__(
-        self, flops_per_token: float, limit: Limit | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.limit = limit
-        self._flops_per_token = flops_per_token
+    def __init__(self, flops_per_token: float, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share_per_token = flops_per_token / limit
         self._clock = clock
         self._first: tuple[float, int] | None = None
         self._last = 0
         self._recent: deque[tuple[float, float]] = deque()
 
-    def share(self, tokens_per_second: float) -> float | None:
-        """Return the MFU of so many tokens per second, 0 to 1; None where the limit is not known."""
-        return None if self.limit is None else tokens_per_second * self._flops_per_token / self.limit.flops
-
-    def pace(self, step: int, total: int, tokens: float) -> Pace:
-        """The pace after a step.
+    def pace(self, step: int, total: int, tokens: float) -> str:
+        """Return tokens per second of the last seconds, MFU and time left, in words; empty after the first step.
 
         Args:
-            step: the last one done.
-            total: steps in all.
+            step: the last step that is done.
+            total: number of steps of the training.
             tokens: labels trained on since the beginning of the run.
         """
         now = self._clock()
@@ -118,26 +84,27 @@ class Speedometer:
         while len(self._recent) > 2 and now - self._recent[1][0] > WINDOW_SECONDS:
             self._recent.popleft()
         began, tokens_then = self._recent[0]
-        rate = (tokens - tokens_then) / (now - began) if now > began else 0.0
         started, first_step = self._first
-        done = step - first_step
-        left = (now - started) / done * (total - step) if done else None
-        return Pace(rate, self.share(rate) if rate else None, left)
+        if now == began or step == first_step:
+            return ""
+        rate = (tokens - tokens_then) / (now - began)
+        left = (now - started) / (step - first_step) * (total - step)
+        return f"{rate:,.0f} tokens/s, {100 * rate * self._share_per_token:.0f} % MFU, {duration(left)} left"
 
 
 def flops_per_token(network: ModelConfig) -> int:
-    """6 N + 12 L n_head head_dim T for each token that is trained on (Chowdhery et al. 2022, appendix B)."""
+    """Return 6 N + 12 L n_head head_dim T, the FLOPs per token of training (Chowdhery et al. 2022, appendix B)."""
     from model.accounting import estimate_cost
 
     return estimate_cost(network, batch_size=1, n_tokens=network.max_seq_len).rule_palm
 
 
 def limit_of(device: str, precision: str = "fp32") -> Limit:
-    """The limit of matrix products on a device, found once in a process.
+    """Return the limit of matrix products on a device, measured once in a process.
 
     Args:
         device: `cpu` or `cuda`.
-        precision: of a TrainConfig. Where float32 is faster than it, that is the limit.
+        precision: as in a TrainConfig; if float32 is faster than it, that is the limit.
     """
     import torch
 
@@ -164,13 +131,13 @@ def _limit(device: str, precision: str, threads: int) -> Limit:
 
 
 def _measured(device: str, dtype: torch.dtype, name: str, threads: int) -> Limit:
-    """The fastest of some products of square matrices."""
+    """Measure products of square matrices of a few sizes and return the fastest."""
     import torch
 
     on_gpu = device.startswith("cuda")
     sides = _GPU_SIDES if on_gpu else _CPU_SIDES
     flops, side = max((2 * side**3 / _product_seconds(device, dtype, side), side) for side in sides)
-    if on_gpu:  # what was needed for this is no memory of the training
+    if on_gpu:  # this memory does not count as the training's
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     where = "this GPU" if on_gpu else f"{threads} thread{'' if threads == 1 else 's'}"
@@ -178,7 +145,7 @@ def _measured(device: str, dtype: torch.dtype, name: str, threads: int) -> Limit
 
 
 def _product_seconds(device: str, dtype: torch.dtype, side: int) -> float:
-    """The shortest time that a product took; the first one warms up."""
+    """Return the shortest time of a product; the first one warms up."""
     import torch
 
     one, other = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
@@ -196,7 +163,7 @@ def _product_seconds(device: str, dtype: torch.dtype, side: int) -> float:
 
 
 def memory(device: str) -> dict[str, float]:
-    """Memory of this process in MB, as metrics: `memory/resident_mb`, and on a GPU `memory/cuda_peak_mb`."""
+    """Return the memory of this process in MB as metrics: `memory/resident_mb`, on a GPU `memory/cuda_peak_mb`."""
     import psutil
 
     found = {"memory/resident_mb": psutil.Process().memory_info().rss / 1e6}
@@ -207,7 +174,7 @@ def memory(device: str) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """A time in two units at most."""
+    """Return a time in words, in two units at most."""
     if seconds < 1:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,7 +1,7 @@
-"""Training as a stage: the network's own trainer, fed from token shards, reporting to one MLflow run.
+"""The stage `train`: the network's trainer, fed from token shards, reporting to one MLflow run.
 
-Unfinished work rests in the stage's scratch folder as checkpoints; a killed training goes on from the last of them, in
-the same run, without a doubled or a missing point.
+Checkpoints lie in the stage's scratch folder; a killed training goes on from the last of them, in the same run, without
+a doubled or a missing point.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import ReadGroup, groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.launch import Callbacks, Job, Launched, launch
-from tasks.training.samples import Sampler, first_ids
-from tasks.training.train_rank import train_job
-from tasks.training.watch import Watch, sync_journal
+from tasks.training.launch import Callbacks, Job, launch, train_job
+from tasks.training.telemetry import Sampler, Watch, first_ids, sync_journal
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -68,7 +66,7 @@ class TrainStageSettings:
 
 
 def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
-    """The complete network configuration of a preset with its overrides."""
+    """Return the complete network configuration of a preset with its overrides."""
     from model.presets import preset
 
     return preset(settings.preset, vocab_size, **settings.overrides).to_dict()
@@ -80,7 +78,7 @@ def vocab_size_of(run: Run, tokenizer: ArtifactRef) -> int:
 
 
 def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int, **suggested: Any) -> dict[str, Any]:
-    """The complete training configuration of a network for a number of steps.
+    """Return the complete training configuration of a network for a number of steps.
 
     Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
     learning rate that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006.
@@ -106,13 +104,13 @@ def steps_of_tokens(
     groups: Sequence[ReadGroup] = (),
     most: int | None = None,
 ) -> int:
-    """Fewest steps that train on so many tokens, read in the order in which the trainer reads them.
+    """Return the fewest steps that train on so many tokens, read in the order in which the trainer reads them.
 
     Args:
         train: a complete training configuration.
         labels: (n,) tokens to predict of each training sequence.
-        groups: how often they are read; each once an epoch where there are none.
-        most: steps that are not exceeded, however many tokens are asked for; nothing is counted beyond them.
+        groups: reads per epoch of the sequences; one read of each if there are none.
+        most: upper bound of the steps; nothing is counted beyond it.
 
     Raises:
         UserError: if there are no tokens to predict.
@@ -141,10 +139,10 @@ def steps_of_tokens(
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
-    """Most steps that read the training split no more often than so; at least one.
+    """Return the most steps that read the training split no more often than `max_epochs`; at least one.
 
     Args:
-        sequences: how many an epoch reads.
+        sequences: sequences that an epoch reads.
     """
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
 
@@ -171,12 +169,12 @@ def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
 
 
 def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's metrics under the names of the curve; its validation is on a sample, and is named so."""
+    """Return the trainer's metrics under the names of the curve, which say that validation is on a sample."""
     return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
 
 
 def history_points(history: list[dict[str, Any]]) -> Iterator[tuple[str, int, float]]:
-    """The curve as points (metric, step, value)."""
+    """Yield the curve as points (metric, step, value)."""
     for row in history:
         for name, value in curve_names(row).items():
             if name != "step":
@@ -231,7 +229,7 @@ def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[st
 
 
 def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network: Any) -> Sampler:
-    """Draws samples while a network is trained, from the beginnings of training documents."""
+    """Return a sampler that continues the beginnings of training documents."""
     index = load_index(work.folder(dataset), "train")
     folders = shard_folders(work, dataset)
     known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
@@ -282,7 +280,7 @@ def train(
     run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
     work.modes[ATTEMPT_MODE] = attempt
     tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
-    watch = Watch(
+    watching = Watch(
         work.scratch,
         tracking,
         run_id,
@@ -292,14 +290,6 @@ def train(
         precision=settings.train["precision"],
         sampler=sampler_of(work, dataset, tokenizer, network),
         processes=execution.processes,
-    )
-    stop = StopRequest()
-    callbacks = Callbacks(
-        metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
-        checkpoint=watch.checkpoint,
-        progress=watch.progress,
-        event=watch.event,
-        stop_asked=lambda: stop.asked,
     )
     identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
     job = Job(
@@ -317,34 +307,34 @@ def train(
         identity=identity,
         initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
     )
-
-    def in_processes() -> Launched:
-        return launch(job, execution.processes, work.scratch / "ranks", callbacks)
-
-    def alone() -> Launched:
+    stop = StopRequest()
+    with watching as watch:
+        callbacks = Callbacks(
+            metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
+            checkpoint=lambda step: watch.journal.flush(),
+            progress=watch.progress,
+            event=watch.event,
+            stop_asked=lambda: stop.asked,
+        )
         documents_of = partial(name_documents, work.store, dataset)
-        return train_job(job, work.scratch, callbacks, stop, on_sample=watch.sample, documents_of=documents_of)
-
-    try:
-        result = stoppable(in_processes if execution.processes > 1 else alone, stop)
-        watch.finish(load_weights(result.weights, network), result.steps)
-    except (NonFiniteLoss, OutOfMemory) as error:
-        watch.end("FAILED")
-        told = f"the training stopped: {error}"
-        if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
-            told += f". {name_documents(work.store, dataset, error.indices)}"
-        raise UserError(told) from error
-    except Exception:
-        watch.end("FAILED")
-        raise
-    except BaseException as interruption:
-        if isinstance(interruption.__cause__, TrainingStopped):
-            logger.warning("%s", interruption.__cause__)
-        watch.end("KILLED")
-        raise
-    finally:
-        watch.close()
-    watch.write(work.out)
+        if execution.processes > 1:
+            compute = partial(launch, job, execution.processes, work.scratch / "ranks", callbacks)
+        else:
+            more = {"on_sample": watch.sample, "documents_of": documents_of}
+            compute = partial(train_job, job, work.scratch, callbacks, stop, **more)
+        try:
+            result = stoppable(compute, stop)
+            watch.finish(load_weights(result.weights, network), result.steps)
+        except (NonFiniteLoss, OutOfMemory) as error:
+            told = f"the training stopped: {error}"
+            if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
+                told += f". {documents_of(error.indices)}"
+            raise UserError(told) from error
+        except BaseException as interruption:
+            if isinstance(interruption.__cause__, TrainingStopped):
+                logger.warning("%s", interruption.__cause__)
+            raise
+    watch.journal.write(work.out)
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
     framing = framing_of(work.store, dataset)
     config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest, **framing}

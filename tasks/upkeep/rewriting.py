@@ -47,7 +47,7 @@ from storage.tombstones import FORGOTTEN, Tombstones
 from tasks.curate.evalset import load_grams
 from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import is_doubtful
-from tasks.training.journal import JOURNAL_FILE, read_notes
+from tasks.training.telemetry import JOURNAL_FILE, read_notes
 
 SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read
 SELECTION_TABLES = {SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS}

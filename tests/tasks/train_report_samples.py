@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.report.queries import Row
 from tasks.report.training import Curve, TrainingFigures
-from tasks.training.journal import Event, Notes, Sample, Start
+from tasks.training.telemetry import Event, Notes, Sample, Start
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
 MODEL: dict[str, Any] = {

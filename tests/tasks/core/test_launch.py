@@ -201,7 +201,7 @@ def test_a_rank_that_is_killed_ends_the_others(job: Job, tmp_path: Path) -> None
 
     def kill(step: int, total: int, metrics: dict[str, Any]) -> None:
         if not ranks:
-            ranks.extend(pid for pid in processes_of(place) if b"train_rank" in _environment(pid))
+            ranks.extend(pid for pid in processes_of(place) if b"rank" in _environment(pid))
             os.kill(max(ranks), signal.SIGKILL)
 
     many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
@@ -213,7 +213,7 @@ def test_a_rank_that_is_killed_ends_the_others(job: Job, tmp_path: Path) -> None
 
 
 def _environment(pid: int) -> bytes:
-    return b"train_rank" if b"LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes() else b""
+    return b"rank" if b"LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes() else b""
 
 
 @pytest.mark.full

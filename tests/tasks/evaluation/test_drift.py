@@ -14,7 +14,7 @@ from flows.evaluate import measure_drift
 from storage.home import Home
 from storage.tables import read_columns
 from tasks.core.settings import EvaluationSettings
-from tasks.evaluation.fresh import Drift, drift_between
+from tasks.evaluation.compare import Drift, drift_between
 from tasks.evaluation.tables import DIMENSIONS, Evaluated
 
 BIT = math.log(2)

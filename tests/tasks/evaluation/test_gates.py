@@ -20,11 +20,11 @@ from storage.store import Store
 from storage.tables import write_table
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.evaluation.compare import Comparison, Difference, SlicePair
-from tasks.evaluation.gate_settings import GateSettings
 from tasks.evaluation.gates import (
     GATES,
     CorpusFacts,
     Facts,
+    GateSettings,
     Verdict,
     collect_facts,
     corpus_facts,

@@ -15,7 +15,7 @@ from tiny_run import Ran
 
 pytest.importorskip("lm_eval")
 
-from tasks.evaluation.harness import SheepfoldLM, encode
+from tasks.evaluation.harness import SheepfoldLM
 from tasks.training.bundle import Bundle
 
 CHOICES = """
@@ -59,7 +59,7 @@ def test_a_continuation_is_scored_behind_its_context_with_the_space_between(harn
     bundle = harness.bundle
     pairs = [("the dog", " watches"), ("the dog ", "watches"), ("", "the dog"), ("the dog", "")]
     found = harness.loglikelihood(asked(*pairs))
-    before, whole = encode(bundle, ["the dog", "the dog watches"])
+    before, whole = bundle.encode(["the dog", "the dog watches"])
     assert found[0][0] == pytest.approx(log_probability(bundle, whole, len(before)), rel=1e-4)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert found[2][0] == pytest.approx(log_probability(bundle, before, 1), rel=1e-4)
@@ -74,7 +74,7 @@ def test_what_greedy_decoding_writes_is_greedy(harness: SheepfoldLM) -> None:
 
 def test_a_long_text_is_scored_in_windows_that_predict_each_id_once(harness: SheepfoldLM) -> None:
     bundle, text = harness.bundle, "every lamb finds its mother in the straw near the old stone wall " * 3
-    (ids,) = encode(bundle, [text])
+    (ids,) = bundle.encode([text])
     width = bundle.model_config.max_seq_len
     assert len(ids) > 2 * width
     expected = 0.0

@@ -15,8 +15,7 @@ from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
 from tasks.core.run import Run
 from tasks.evaluation.gates import Outcome, Verdict
-from tasks.registry.promote import DECIDES, Promotion, Rival, decide
-from tasks.registry.served_model import prepare_bundle, requirements
+from tasks.registry.promote import DECIDES, Promotion, Rival, decide, prepare_bundle, requirements
 from tasks.report.markdown import plain
 from tasks.report.model_card import model_card
 

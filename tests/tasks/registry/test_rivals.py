@@ -18,8 +18,7 @@ from storage.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, find_vers
 from storage.store import open_store
 from storage.tracking import Tracking
 from tasks.core.run import Run
-from tasks.evaluation.gate_settings import GateSettings
-from tasks.evaluation.gates import gates
+from tasks.evaluation.gates import GateSettings, gates
 from tasks.registry.promote import ChampionChanged, Promotion, move_aliases, roll_back
 from tasks.report.gates import collect_gates, gates_page
 

@@ -17,7 +17,7 @@ from tasks.report.training import (
     notices,
     training_page,
 )
-from tasks.training.journal import Event, Notes, Sample
+from tasks.training.telemetry import Event, Notes, Sample
 
 Make = Callable[[], TrainingFigures]
 TRAININGS: list[Make] = [rich, bare, one_step, broken, stopped_early]

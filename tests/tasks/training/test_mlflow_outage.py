@@ -27,7 +27,7 @@ from storage.tables import read_rows
 from storage.tracking import Tracking
 from tasks.core.progress import StageProgress
 from tasks.registry.models import ensure_training_run
-from tasks.training import watch
+from tasks.training import telemetry
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -89,7 +89,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """It runs; whoever asks it in vain gives up soon, instead of after minutes."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    monkeypatch.setattr(watch, "CURVE_SECONDS", -1.0)  # points are sent at each step
+    monkeypatch.setattr(telemetry, "CURVE_SECONDS", -1.0)  # points are sent at each step
     found = Server(tmp_path / "mlflow")
     (found.folder / "mlflow.db").write_bytes(empty_database())
     found.start()

@@ -20,7 +20,7 @@ from tiny_run import Ran, copy_of_store, direct_run
 from flows.promote import promote_model
 from storage.home import Home
 from tasks.core.settings import GenerateSettings
-from tasks.registry.served_model import served_parameters
+from tasks.registry.promote import served_parameters
 
 ASK = """
 import json, sys

@@ -19,7 +19,7 @@ from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
 from tasks.report.training import TrainingFigures, collect_training, training_page, write
 from tasks.report.written import Outcome
-from tasks.training.journal import Notes, read_notes
+from tasks.training.telemetry import Notes, read_notes
 
 __all__ = ["prepared_home"]  # a fixture of that module
 

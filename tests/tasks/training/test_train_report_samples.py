@@ -13,7 +13,7 @@ from storage.schemas import SHARD_FILE, TOKENS, TOKENS_FILE
 from storage.tables import write_table
 from tasks.tokens.index import Index
 from tasks.tokens.tokenizers import BOS, EOS, CharTokenizer
-from tasks.training.samples import MOST_PROMPT_IDS, PROMPT_CHARACTERS, Sampler, first_ids
+from tasks.training.telemetry import MOST_PROMPT_IDS, PROMPT_CHARACTERS, Sampler, first_ids
 
 TEXTS = [f"document {name} tells of {name} sheep and of the fold behind the hill, at length" for name in "abcdefgh"]
 TOKENIZER = CharTokenizer.fit(TEXTS)

@@ -35,7 +35,7 @@ from tasks.lineage.training_data import exposures, first_paths
 from tasks.lineage.why import explain
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
-from tasks.training.journal import read_notes
+from tasks.training.telemetry import read_notes
 from tasks.upkeep import forget as sweep
 from tasks.upkeep.forget import find_targets, finish_forgetting, forget
 from tasks.upkeep.gc import collect_garbage
