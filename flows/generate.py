@@ -14,9 +14,9 @@ from storage.manifest import ArtifactRef, RefSet
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call
-from tasks.generation.complete import JoinSettings, complete, joined
-from tasks.generation.complete import generate as join_completions
 from tasks.generation.completions import Prompt
+from tasks.generation.generate import JoinSettings, complete, joined
+from tasks.generation.generate import generate as join_completions
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of
 

@@ -2,5 +2,5 @@
 
 prompts        files of prompts and templates, their shards, and the stage that keeps one
 completions    a prompt, the template that puts it together, and what a model makes of it
-complete       the stages that continue one shard and join the completions of all
+generate       the stages that continue one shard and join the completions of all
 """
