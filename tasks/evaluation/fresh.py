@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from storage.catalog import read_state, waits_for_run
-from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
+from storage.schemas import SELECTION_FILE
 from storage.store import Store
-from storage.tables import read_columns, write_table
+from storage.tables import read_columns
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import kept_documents
-from tasks.curate.evalset import evaluation_rows
+from tasks.curate.corpus import Corpus, kept_documents
+from tasks.curate.evalset import copy_documents
 from tasks.evaluation.compare import LEVEL, RESAMPLES, Difference, all_nats
 from tasks.evaluation.split import split_inputs
 from tasks.evaluation.tables import Evaluated
@@ -75,10 +74,9 @@ def fresh(
 ) -> str:
     """Copy the documents that came since some earlier selections into a set to measure a model on."""
     wanted = came_since(work.store, curated, known)
-    rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
-    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
-    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
-    return sha256_json(rows)
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want(wanted)
+        return copy_documents(work, corpus, snapshot, documents, measures)
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET
-from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import kept_documents
-from tasks.curate.evalset import evaluation_rows
-
-if TYPE_CHECKING:
-    pass
-
+from tasks.curate.corpus import Corpus
+from tasks.curate.evalset import copy_documents
 
 State = dict[str, list[ArtifactRef]]
 
@@ -39,13 +31,12 @@ def copy_split(
     measures: RefSet,
 ) -> str:
     """Copy the documents of one side of a corpus into a set to measure models on."""
-    wanted = kept_documents(work.store, curated, settings.split)
-    if not wanted:
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want_kept(work.folder(curated), settings.split)
+        digest = copy_documents(work, corpus, snapshot, documents, measures)
+    if not work.counts["rows"]:
         raise UserError(f"the corpus has no {settings.split} documents")
-    rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
-    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
-    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
-    return sha256_json(rows)  # with what results are told apart by
+    return digest
 
 
 def split_inputs(state: State) -> dict[str, ArtifactRef | RefSet]:
