@@ -30,7 +30,7 @@ from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.settings import DedupSettings
-from tasks.text import Pairs, clusters, giant_clusters, near_pairs
+from tasks.text import Pairs, clusters, near_pairs
 from tasks.text.minhash import U32, Block, read_minima
 from tasks.text.words import I64, distinct
 
@@ -197,8 +197,9 @@ def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
         "sum(n_documents) over label as cluster_size from labels join texts using (number) "
         "window label as (partition by label)"
     )
-    giants = giant_clusters(labels, GIANT_CLUSTER)
-    return {"giant_clusters": len(giants), "largest_cluster": max((size for _, size in giants), default=0)}
+    sizes = np.unique(labels, return_counts=True)[1]
+    giants = sizes[sizes > GIANT_CLUSTER]
+    return {"giant_clusters": len(giants), "largest_cluster": int(giants.max(initial=0))}
 
 
 def _write(corpus: Corpus, folder: Path, threshold: float) -> str:

@@ -20,11 +20,8 @@ from tasks.text.words import (
     I64,
     U64,
     Batch,
-    Chosen,
     Hashes,
-    copied,
     distinct,
-    flat_places,
     joined,
     read_batches,
     word_runs,
@@ -104,16 +101,6 @@ class Signatures:
     def minima_of(self, numbers: I64) -> U32:
         """Return (m, 120) MinHash values of documents."""
         return self.minima[numbers]
-
-    def take(self, documents: Chosen) -> Signatures:
-        """Copy the signatures of some documents, in the order given; an array of bool selects as in NumPy."""
-        rows = np.asarray(documents, None if len(documents) else np.int64)
-        grams = self.gram_hashes.take(rows)
-        places, offsets = flat_places(self.paragraph_offsets, rows)
-        flat = (self.paragraphs, self.paragraph_starts, self.paragraph_lengths)
-        values, starts, lengths = (copied(array, places) for array in flat)
-        minima, n_shingles = self.minima[rows], self.n_shingles[rows]
-        return Signatures(minima, n_shingles, grams.values, grams.offsets, values, starts, lengths, offsets)
 
     def save(self, folder: Path) -> None:
         """Write one `.npy` file per array; the same signatures give the same bytes."""

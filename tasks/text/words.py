@@ -67,7 +67,9 @@ class Hashes:
     def take(self, documents: Chosen) -> Hashes:
         """Copy the hashes of some documents, in the order given; an array of bool selects as in NumPy."""
         places, offsets = flat_places(self.offsets, documents)
-        return Hashes(copied(self.values, places), offsets)
+        values = self.values[places]
+        # never a view: that of a mapped file would keep the file open
+        return Hashes(values.copy() if isinstance(places, slice) else values, offsets)
 
 
 def flat_places(offsets: I64, documents: Chosen) -> tuple[I64 | slice, I64]:
@@ -79,11 +81,6 @@ def flat_places(offsets: I64, documents: Chosen) -> tuple[I64 | slice, I64]:
     if len(chosen) and (np.diff(chosen) == 1).all():
         return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1])), taken
     return np.arange(taken[-1]) + np.repeat(offsets[chosen] - taken[:-1], counts), taken
-
-
-def copied(values: npt.NDArray[Any], places: I64 | slice) -> npt.NDArray[Any]:
-    """Return what stands at the places, never as a view: a view of a mapped file would keep the file open."""
-    return values[places].copy() if isinstance(places, slice) else values[places]
 
 
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -79,10 +79,9 @@ def _containment_problems(store: Store, state: State) -> Iterator[str]:
                 block = []
         yield gram_hashes(block)
 
-    found = containment(gram_hashes([held_out[name] for name in names]), blocks())
-    shares = np.concatenate([np.zeros(0), *found.training])
-    yield from _leaks(names, found.validation.tolist(), "held out", "training", limit)
-    yield from _leaks(trained, shares.tolist(), "trained on", "held-out", limit)
+    shares, trained_shares = containment(gram_hashes([held_out[name] for name in names]), blocks())
+    yield from _leaks(names, shares.tolist(), "held out", "training", limit)
+    yield from _leaks(trained, np.concatenate(trained_shares).tolist(), "trained on", "held-out", limit)
 
 
 def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:
