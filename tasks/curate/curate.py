@@ -63,7 +63,7 @@ class EmptyCorpus(UserError):
 
 @dataclass(frozen=True)
 class CurationSettings:
-    """What decides: thresholds of quality, and how documents are split."""
+    """Settings of selection: thresholds of quality, and the split."""
 
     curate: CurateSettings = field(default_factory=CurateSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)

@@ -39,7 +39,7 @@ LEAKS_FILE = "leaks.json"
 
 @dataclass(frozen=True)
 class EvalsetLeaksSettings:
-    """What counts as a leak: `curate.max_containment`."""
+    """Threshold of a leak: `curate.max_containment`."""
 
     max_containment: float
 

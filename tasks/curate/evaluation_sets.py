@@ -23,6 +23,7 @@ from tasks.core.stage import Work, stage
 from tasks.curate.settings import listed_paths
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
+from tasks.text.batch import bundles
 from tasks.text.cleaning import normalise_text
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import U64, distinct, read_batches, word_runs
@@ -134,7 +135,7 @@ def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
     for path in evaluation_files(paths):
         before = refused.count
         normalised = (normalise_text(text, "text") for text in _texts(path, refused))
-        fresh = [_full_grams(texts) for texts in _bundles(normalised)]
+        fresh = [_full_grams(texts) for texts in bundles(filter(str.strip, normalised), len, _CHARS_AT_ONCE)]
         if not fresh:
             told = f" ({refused.sentence()})" if refused.count > before else ""
             raise EvaluationSetError(f"evaluation set {path} holds no text{told}: name a file with text")
@@ -148,22 +149,6 @@ def _full_grams(texts: list[str]) -> U64:
         runs = word_runs(batch.words, GRAM_WORDS)
         parts.append(runs.values[np.repeat(batch.words.counts >= GRAM_WORDS, runs.counts)])
     return distinct(np.concatenate(parts))
-
-
-def _bundles(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Texts in lists of bounded size, the empty ones left out."""
-    bundle: list[str] = []
-    chars = 0
-    for text in texts:
-        if not text.strip():
-            continue
-        bundle.append(text)
-        chars += len(text)
-        if chars >= _CHARS_AT_ONCE:
-            yield bundle
-            bundle, chars = [], 0
-    if bundle:
-        yield bundle
 
 
 def _form(path: Path) -> str:

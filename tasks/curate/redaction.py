@@ -92,7 +92,7 @@ _SPACE = " \t\n\u00a0"
 
 
 def _seamed(parts: list[str]) -> str:
-    """What stands between cuts, with one seam for each run of cuts that have only space between them.
+    """Join the text between cuts, with one seam for each run of cuts that have only space between them.
 
     The text before a seam and the space at its end are held apart, and that space is measured once, so that no cut
     looks again at what came long before it.
@@ -119,7 +119,7 @@ def _width(space: str) -> tuple[int, int]:
 
 
 def _seam(ahead: str, behind: str) -> str:
-    """What takes the place of a cut and of the space on its sides."""
+    """Return the replacement of a cut and of the space on its sides."""
     if "\n" not in ahead and "\n" not in behind:
         return " " if ahead or behind else ""
     # a paragraph's end on either side is one still, a lost line leaves no empty one
@@ -127,5 +127,5 @@ def _seam(ahead: str, behind: str) -> str:
 
 
 def _indentation(behind: str) -> str:
-    """What stands before the first word of the line that follows a cut, if the line begins there."""
+    """Return the indentation of the line that follows a cut, if the line begins there."""
     return behind.rpartition("\n")[2] if "\n" in behind else ""

@@ -32,7 +32,7 @@ Cuts = dict[str, list[Span]]
 
 @dataclass(frozen=True)
 class RefineStageSettings:
-    """What is done to the texts of one segment.
+    """Changes to the texts of one segment.
 
     Attributes:
         redact: kinds of personal data that give way to stand-ins.
@@ -143,7 +143,7 @@ def refine_text(
 
 
 def _touched(spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[bool]:
-    """Which spans a cut touches."""
+    """Return for each span whether a cut touches it."""
     ordered = sorted(cuts)
     ends = list(accumulate((start + length for start, length in ordered), max))
     # the first cut that ends behind a span's beginning: no later one begins before it

@@ -81,7 +81,7 @@ class Listing:
     contents: Sequence[tuple[Content, str]]
 
     def settings(self) -> SnapshotSettings:
-        """What of it goes into the snapshot's key."""
+        """Return what goes into the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
         return SnapshotSettings(_stream_digest(map(_FIELDS_OF_FILE, self.files)), _stream_digest(contents))
 
@@ -185,9 +185,9 @@ create table licences as
 with
     folders as (select distinct source, folder, string_split(folder, '/') as names from found),
     above as (
-        select source, folder, unnest(list_distinct(list_transform(
+        select source, folder, unnest(list_transform(
             range(len(names) + 1), lambda n: array_to_string(names[:n], '/')
-        ))) as upper from folders
+        )) as upper from folders
     )
 select above.source, above.folder, arg_max(licence, length(upper)) as licence
 from above join given on given.source = above.source and given.folder = upper group by all

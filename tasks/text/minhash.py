@@ -199,7 +199,7 @@ def _distinct(hashes: Hashes) -> Hashes:
 
 @lru_cache(maxsize=1)
 def _permutations() -> tuple[U32, U32]:
-    """What value k is xored with and multiplied by (odd: a bijection of 32 bits), by counting through splitmix64."""
+    """Return what each permutation xors with and multiplies by (odd: a bijection of 32 bits), from splitmix64."""
     state = (np.arange(1, 2 * N_PERMUTATIONS + 1, dtype=np.uint64) + np.uint64(_SEED)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -59,7 +59,7 @@ class GramIndex:
         return np.concatenate(where), np.concatenate(which)
 
     def count(self, documents: Hashes) -> I64:
-        """How many of each document's hashes (repeated ones count each time) are in the set."""
+        """Count the hashes of each document that are in the set; repeated ones count each time."""
         return _count(self.find(documents.values)[0], documents.offsets)
 
 
