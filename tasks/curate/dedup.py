@@ -7,7 +7,6 @@ Finds, and decides nothing: which member of a cluster is kept, and what follows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,28 +59,28 @@ def dedup(
     made = work.in_subprocess(
         find_duplicates,
         sum(unpacked_size(Path(table.folder) / DOCUMENTS_FILE) for table in tables),
-        snapshot=str(work.folder(snapshot)),
+        snapshot=work.folder(snapshot),
         tables=[list(table) for table in tables],
         signed=matching_folders(work.store, documents, measures),
         known="" if before is None else str(work.folder(before) / VERIFIED_FILE),
-        out=str(work.out),
-        spill=str(work.scratch),
+        out=work.out,
+        spill=work.scratch,
         memory_bytes=work.machine.query_bytes,
-        settings=asdict(settings),
+        settings=settings,
     )
     work.counts.update(made["counts"])
     return str(made["digest"])
 
 
 def find_duplicates(
-    snapshot: str,
-    tables: list[tuple[str, str]],
+    snapshot: Path,
+    tables: list[list[str]],
     signed: list[str],
     known: str,
-    out: str,
-    spill: str,
+    out: Path,
+    spill: Path,
     memory_bytes: int,
-    settings: dict[str, Any],
+    settings: DedupSettings,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write pairs and clusters of the live documents; returns counts and a digest.
@@ -95,17 +94,16 @@ def find_duplicates(
         spill: Folder for temporary files.
         memory_bytes: Memory of queries.
     """
-    chosen = DedupSettings(**settings)
-    with Corpus(memory_bytes, Path(spill)) as corpus:
-        corpus.want_live(Path(snapshot))
+    with Corpus(memory_bytes, spill) as corpus:
+        corpus.want_live(snapshot)
         places = [SegmentTable(*table) for table in tables]
         corpus.locate(places, DOCUMENTS_FILE, ["text_sha256"])
         _number_texts(corpus)
         found = near_pairs(
             _CorpusMinhashes(corpus, signed),
             lambda wanted: _read_texts(corpus, wanted, places),
-            chosen.threshold,
-            max_bucket=chosen.max_bucket,
+            settings.threshold,
+            max_bucket=settings.max_bucket,
             known=_known_pairs(corpus, known) if known else None,
             connection=corpus.connection,
         )
@@ -115,9 +113,9 @@ def find_duplicates(
             "giant_buckets": found.n_giant_buckets,
             "largest_bucket": found.largest_bucket,
         }
-        corpus.insert("verified", _pair_table(found.verified))
+        corpus.insert("verified", pa.table(vars(found.verified)))
         counts |= _join_clusters(corpus, found.pairs)
-        digest = _write(corpus, Path(out), chosen.threshold)
+        digest = _write(corpus, out, settings.threshold)
         ((n_documents, n_texts),) = corpus.sql(
             "select coalesce(sum(n_documents), 0)::bigint, count(*) from texts"
         ).fetchall()
@@ -180,10 +178,6 @@ def _known_pairs(corpus: Corpus, table: str) -> Pairs | None:
         "one.text_sha256 = known.text_sha256 join texts other on other.text_sha256 = known.other_sha256"
     )
     return Pairs.sorted(first, second, similarity) if len(first) else None
-
-
-def _pair_table(pairs: Pairs) -> pa.Table:
-    return pa.table({"first": pairs.first, "second": pairs.second, "similarity": pairs.similarity})
 
 
 def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
