@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import span_hashes
+from tasks.text.words import running_sums, span_hashes
 
 SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
 N_CLASSES = 8
@@ -74,8 +74,7 @@ Mask = npt.NDArray[np.bool_]
 
 def sums_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
     """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=sums[1:])
+    sums = running_sums(values)
     return sums[bounds[1:]] - sums[bounds[:-1]]
 
 

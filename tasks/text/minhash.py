@@ -24,6 +24,7 @@ from tasks.text.words import (
     distinct,
     joined,
     read_batches,
+    running_sums,
     word_runs,
 )
 
@@ -88,11 +89,6 @@ class Signatures:
         """Hashes of 13-grams, document by document."""
         return Hashes(self.grams, self.gram_offsets)
 
-    @property
-    def paragraph_hashes(self) -> Hashes:
-        """Hashes of paragraphs, document by document."""
-        return Hashes(self.paragraphs, self.paragraph_offsets)
-
     def blocks(self) -> Iterator[Block]:
         """Yield the MinHash signatures of all documents, for `tasks.text.near`."""
         numbers = np.arange(len(self))
@@ -138,7 +134,7 @@ def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U
 def join_signatures(parts: Sequence[Signatures]) -> Signatures:
     """Return the documents of several parts, one after the other."""
     grams = joined([part.gram_hashes for part in parts])
-    paragraphs = joined([part.paragraph_hashes for part in parts])
+    paragraphs = joined([Hashes(part.paragraphs, part.paragraph_offsets) for part in parts])
     nothing = np.zeros(0, np.int64)
     return Signatures(
         np.concatenate([np.zeros((0, N_PERMUTATIONS), np.uint32), *(part.minima for part in parts)]),
@@ -194,7 +190,7 @@ def _distinct(hashes: Hashes) -> Hashes:
         part = values[start : start + _SLICE][first[start : start + _SLICE]]
         values[done : done + len(part)] = part
         done += len(part)
-    return Hashes(values[:done], np.cumsum([0, *counts]))
+    return Hashes(values[:done], running_sums(counts))
 
 
 @lru_cache(maxsize=1)
