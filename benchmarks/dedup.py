@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.text import clusters, giant_clusters, keep_best, near_pairs, signatures
+from tasks.text import clusters, keep_best, near_pairs, signatures
 from tasks.text.minhash import U32, Block, read_minima
 from tasks.text.words import I64
 
@@ -208,7 +208,6 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
         started = time.perf_counter()
         labels = clusters(n, found.pairs)
         kept, _ = keep_best(n, found.pairs, -joined.n_shingles)
-        giant_clusters(labels, 1_000)
         seconds["clusters"] = time.perf_counter() - started
         busy = sum(os.times()[:4]) - busy  # ours, and that of processes that have ended
         peaks = {"signatures": peak_signing, "pairs": _peak()}

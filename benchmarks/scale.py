@@ -238,7 +238,7 @@ def run_stages(corpus: Corpus, memory_bytes: int) -> Iterator[tuple[str, Cost, d
         "memory_bytes": memory_bytes,
     }  # fmt: skip
     calls: Sequence[tuple[Any, dict[str, Any]]] = (
-        (find_duplicates, {"signed": corpus.measured, "settings": vars(DedupSettings()),
+        (find_duplicates, {"signed": corpus.measured, "settings": DedupSettings(),
                            "known": str(corpus.folder / "before" / schemas.VERIFIED_FILE)}),
         (select_documents, {"measured": corpus.measured, "scored": [], "settings": CurationSettings(),
                             "duplicates": corpus.folder / find_duplicates.__name__,

@@ -275,6 +275,9 @@ def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[
         A weight for each bucket and, last, the intercept; and figures of examples that the model had not seen: `auc`
         with `fold_aucs` and their standard error `auc_error`; `accuracy` and `balanced_accuracy` at a score of 0.5;
         `log_loss` (both sides weigh the same), the chosen `C` and the `grid` it comes from; `note` if it is weak.
+
+    Raises:
+        ExamplesError: if no example has a word.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, roc_auc_score
@@ -284,6 +287,8 @@ def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[
 
     features = word_features([*good, *bad])
     used = np.unique(features.indices)
+    if not len(used):
+        raise ExamplesError("the examples of the classifier hold no words: expected texts of the kinds to tell apart")
     features = features[:, used]
     is_good = np.arange(len(good) + len(bad)) < len(good)
     balanced = compute_sample_weight("balanced", is_good)

@@ -139,6 +139,10 @@ class Corpus:
             f'join "parts of {name}" as parts on parts.path = found.filename)'
         )
 
+    def want(self, noted: Mapping[str, str]) -> None:
+        """Want some documents, with the segment noted for each."""
+        self.insert("wanted", pa.table([list(noted), list(noted.values())], schema=_NOTED))
+
     def want_live(self, snapshot: Path) -> None:
         """Want the live documents of a snapshot, with the segments and the licences noted there."""
         self.sql(
@@ -197,13 +201,17 @@ class Corpus:
         if missing is not None:
             raise _misplaced(missing, 0, len(parts))
 
-    def _keep_told(self, live: Sequence[Collection[str]]) -> None:
+    def tell(self, live: Sequence[Collection[str]]) -> None:
+        """Make the table `told` of the documents that are read in each of several tables, by `doc_id` and `part`."""
         self.sql("create or replace table told (doc_id varchar, part int)")
         for number, names in enumerate(live):
             rows = pa.table(
                 {"doc_id": pa.array(names, pa.string()), "part": pa.repeat(pa.scalar(number, pa.int32()), len(names))}
             )
             self.insert("told", rows)
+
+    def _keep_told(self, live: Sequence[Collection[str]]) -> None:
+        self.tell(live)
         self.sql(
             "create or replace table told as select doc_id, min(part) as part from told "
             "join located using (doc_id, part) group by doc_id; "
@@ -256,7 +264,7 @@ def by_table(store: Store, noted: Mapping[str, str], tables: RefSet, name: str) 
         StoreError: If a document lies in none of them, or in several none of which is the noted one.
     """
     with Corpus() as corpus:
-        corpus.insert("wanted", pa.table([list(noted), list(noted.values())], schema=_NOTED))
+        corpus.want(noted)
         corpus.locate(tables_of(store, tables), name, live=tables.live)
         rows = corpus.sql("select part, doc_id from located order by all").fetchnumpy()
     bounds = np.searchsorted(rows["part"], np.arange(len(tables.refs) + 1)).tolist()

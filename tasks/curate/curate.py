@@ -63,7 +63,7 @@ class EmptyCorpus(UserError):
 
 @dataclass(frozen=True)
 class CurationSettings:
-    """What decides: thresholds of quality, and how documents are split."""
+    """Settings of selection: thresholds of quality, and the split."""
 
     curate: CurateSettings = field(default_factory=CurateSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)
@@ -250,9 +250,10 @@ def _cut_paragraphs(corpus: Corpus, segments: Segments) -> None:
     repeated_paragraphs(corpus, segments("from in_use"))
     emptied = []
     for segment in segments("from in_use semi join whole using (number)"):
+        query = "select number, spans from whole semi join (select unnest($numbers) as number) using (number)"
+        spans = dict(corpus.sql(query, {"numbers": segment.numbers.tolist()}).fetchall())
         for number, text in segment.texts(range(len(segment.numbers))):
-            ((spans,),) = corpus.sql("select spans from whole where number = $number", {"number": number}).fetchall()
-            if not cut(text, spans).strip():
+            if not cut(text, spans[number]).strip():
                 emptied.append({"number": number})
     corpus.insert("emptied", pa.Table.from_pylist(emptied, pa.schema([("number", pa.int64())])))
     corpus.sql(

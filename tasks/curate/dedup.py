@@ -7,7 +7,6 @@ Finds, and decides nothing: which member of a cluster is kept, and what follows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.settings import DedupSettings
-from tasks.text import Pairs, clusters, giant_clusters, near_pairs
+from tasks.text import Pairs, clusters, near_pairs
 from tasks.text.minhash import U32, Block, read_minima
 from tasks.text.words import I64, distinct
 
@@ -60,28 +59,28 @@ def dedup(
     made = work.in_subprocess(
         find_duplicates,
         sum(unpacked_size(Path(table.folder) / DOCUMENTS_FILE) for table in tables),
-        snapshot=str(work.folder(snapshot)),
+        snapshot=work.folder(snapshot),
         tables=[list(table) for table in tables],
         signed=matching_folders(work.store, documents, measures),
         known="" if before is None else str(work.folder(before) / VERIFIED_FILE),
-        out=str(work.out),
-        spill=str(work.scratch),
+        out=work.out,
+        spill=work.scratch,
         memory_bytes=work.machine.query_bytes,
-        settings=asdict(settings),
+        settings=settings,
     )
     work.counts.update(made["counts"])
     return str(made["digest"])
 
 
 def find_duplicates(
-    snapshot: str,
-    tables: list[tuple[str, str]],
+    snapshot: Path,
+    tables: list[list[str]],
     signed: list[str],
     known: str,
-    out: str,
-    spill: str,
+    out: Path,
+    spill: Path,
     memory_bytes: int,
-    settings: dict[str, Any],
+    settings: DedupSettings,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write pairs and clusters of the live documents; returns counts and a digest.
@@ -95,17 +94,16 @@ def find_duplicates(
         spill: Folder for temporary files.
         memory_bytes: Memory of queries.
     """
-    chosen = DedupSettings(**settings)
-    with Corpus(memory_bytes, Path(spill)) as corpus:
-        corpus.want_live(Path(snapshot))
+    with Corpus(memory_bytes, spill) as corpus:
+        corpus.want_live(snapshot)
         places = [SegmentTable(*table) for table in tables]
         corpus.locate(places, DOCUMENTS_FILE, ["text_sha256"])
         _number_texts(corpus)
         found = near_pairs(
             _CorpusMinhashes(corpus, signed),
             lambda wanted: _read_texts(corpus, wanted, places),
-            chosen.threshold,
-            max_bucket=chosen.max_bucket,
+            settings.threshold,
+            max_bucket=settings.max_bucket,
             known=_known_pairs(corpus, known) if known else None,
             connection=corpus.connection,
         )
@@ -115,9 +113,9 @@ def find_duplicates(
             "giant_buckets": found.n_giant_buckets,
             "largest_bucket": found.largest_bucket,
         }
-        corpus.insert("verified", _pair_table(found.verified))
+        corpus.insert("verified", pa.table(vars(found.verified)))
         counts |= _join_clusters(corpus, found.pairs)
-        digest = _write(corpus, Path(out), chosen.threshold)
+        digest = _write(corpus, out, settings.threshold)
         ((n_documents, n_texts),) = corpus.sql(
             "select coalesce(sum(n_documents), 0)::bigint, count(*) from texts"
         ).fetchall()
@@ -182,10 +180,6 @@ def _known_pairs(corpus: Corpus, table: str) -> Pairs | None:
     return Pairs.sorted(first, second, similarity) if len(first) else None
 
 
-def _pair_table(pairs: Pairs) -> pa.Table:
-    return pa.table({"first": pairs.first, "second": pairs.second, "similarity": pairs.similarity})
-
-
 def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
     """Make the table `clusters` of the texts that have near-duplicates; returns counts of the giant ones."""
     ends: I64 = distinct(np.concatenate([pairs.first, pairs.second]))
@@ -197,8 +191,9 @@ def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
         "sum(n_documents) over label as cluster_size from labels join texts using (number) "
         "window label as (partition by label)"
     )
-    giants = giant_clusters(labels, GIANT_CLUSTER)
-    return {"giant_clusters": len(giants), "largest_cluster": max((size for _, size in giants), default=0)}
+    sizes = np.unique(labels, return_counts=True)[1]
+    giants = sizes[sizes > GIANT_CLUSTER]
+    return {"giant_clusters": len(giants), "largest_cluster": int(giants.max(initial=0))}
 
 
 def _write(corpus: Corpus, folder: Path, threshold: float) -> str:

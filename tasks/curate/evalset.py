@@ -7,22 +7,22 @@ seen when the document is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storage.digest import sha256_json
+from storage import schemas
+from storage.digest import list_digest
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
+from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE, SELECTION_FILE
 from storage.store import Store, StoreError
-from storage.tables import read_columns, read_rows, write_table
+from storage.tables import read_places, stream_rows, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import kept_documents, kept_rows
+from tasks.curate.corpus import Corpus, parquet, tables_of
 from tasks.text import Hashes, load_signatures
 from tasks.text.words import joined
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
     from tasks.curate.settings import CurateSettings
 
+QUERY_BYTES = 2**31  # where nothing is set
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 
 
@@ -39,9 +40,12 @@ class EvalsetSettings:
 
 
 def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) -> bool:
-    """Whether the training side holds a document of a frozen evaluation set."""
-    frozen = read_columns(store.folder(evalset) / DOCUMENTS_FILE, ["doc_id"])["doc_id"]
-    return not kept_documents(store, curated, "train").keys().isdisjoint(frozen)
+    """Return True if the training side holds a document of a frozen evaluation set."""
+    selection, frozen = store.folder(curated) / SELECTION_FILE, store.folder(evalset) / DOCUMENTS_FILE
+    trained = f"from {parquet(selection)} where kept and split = 'train' and doc_id in (select doc_id from frozen)"
+    with Corpus() as corpus:
+        corpus.sql(f"create view frozen as from {parquet(frozen)}")
+        return bool(corpus.sql(f"select exists({trained})").fetchall()[0][0])
 
 
 @stage("evalset", version=3, tables={DOCUMENTS_FILE: EVALSET}, pinned=True)
@@ -55,79 +59,88 @@ def freeze_evalset(
     measures: RefSet,
 ) -> str:
     """Copy the validation documents into a set of their own."""
-    wanted = kept_documents(work.store, curated, "validation")
-    rows = evaluation_rows(work.store, wanted, snapshot, documents, measures)
-    grams = _grams(work, wanted, measures)
-    hashes = joined([grams[row["doc_id"]] for row in rows])
-    np.save(work.out / GRAMS_FILE, hashes.values, allow_pickle=False)
-    np.save(work.out / OFFSETS_FILE, hashes.offsets, allow_pickle=False)
-    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
-    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
-    return sha256_json(rows)  # with what results are told apart by
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want_kept(work.folder(curated), "validation")
+        digest = copy_documents(work, corpus, snapshot, documents, measures)
+        grams = _grams(work, corpus, measures)
+    np.save(work.out / GRAMS_FILE, grams.values, allow_pickle=False)
+    np.save(work.out / OFFSETS_FILE, grams.offsets, allow_pickle=False)
+    return digest
 
 
-def evaluation_rows(
-    store: Store, wanted: Mapping[str, str], snapshot: ArtifactRef, documents: RefSet, measures: RefSet
-) -> list[dict[str, Any]]:
-    """Rows of an evaluation set, by document.
+def copy_documents(work: Work, corpus: Corpus, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
+    """Copy the wanted documents of a corpus, with what results are told apart by; returns the digest of the rows.
 
     Args:
-        wanted: the documents.
-        snapshot: which paths they lie at.
-        documents, measures: their refined texts, and what was measured on them.
+        snapshot: Paths that they lie at.
+        documents, measures: Their refined texts, and what was measured on them.
     """
-    facts = _facts(store, wanted, measures)
-    folders = source_folders(store.folder(snapshot))
-    rows = [
-        {**row, **facts[row["doc_id"]], "source": folders[row["doc_id"]]}
-        for row in kept_rows(store, wanted, documents, DOCUMENTS_FILE, ["doc_id", "kind", "text"])
+    corpus.locate(tables_of(work.store, documents), DOCUMENTS_FILE, ["kind", "n_bytes"], live=documents.live)
+    read = [str(work.folder(*manifest_of(work.store, ref).input_refs("documents"))) for ref in measures.refs]
+    corpus.sql(
+        _COPIED.format(
+            measures=corpus.rows_of([str(work.folder(ref)) for ref in measures.refs], MEASURES_FILE, schemas.MEASURES),
+            read=corpus.rows_of(read, DOCUMENTS_FILE, schemas.NORMALISED),
+            files=corpus.rows_of([str(work.folder(snapshot))], FILES_FILE, schemas.FILES),
+            at_once=(work.machine.query_bytes or QUERY_BYTES) // 4,
+        )
+    )
+    path = work.out / DOCUMENTS_FILE
+    work.counts["rows"] = write_table(path, EVALSET, _copied_rows(corpus, [work.folder(ref) for ref in documents.refs]))
+    ((work.counts["bytes"],),) = corpus.sql("select coalesce(sum(n_bytes), 0)::bigint from copied").fetchall()
+    return list_digest(stream_rows(path))
+
+
+# The language of code is the one it is written in. Texts of a turn are in memory together.
+_COPIED = """
+create table copied as
+with
+    facts as (
+        select doc_id, arg_max(coalesce(nullif(programming_language, ''), language), part) as language,
+            arg_max(case ocr_share when 0 then 'text' when 1 then 'ocr' else 'both' end, part) as method
+        from {measures} as measures join {read} as read using (part, doc_id) semi join wanted using (doc_id)
+        group by doc_id
+    ),
+    paths as (
+        select doc_id, arg_max(path, place) as path from {files} as files semi join wanted using (doc_id)
+        where status = 'ok' group by doc_id
+    )
+select doc_id, located.kind, language, method, path, located.part, located.place, n_bytes,
+    (sum(n_bytes) over (order by doc_id) // {at_once})::bigint as turn
+from located left join facts using (doc_id) left join paths using (doc_id)
+"""
+
+
+def _copied_rows(corpus: Corpus, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    columns = "doc_id, kind, language, method, path, part, place"
+    for (turn,) in corpus.rows("select distinct turn from copied order by turn"):
+        own = f"from copied where turn = {turn}"
+        listed = corpus.rows(f"select part, list(place order by place) {own} group by part order by part")
+        texts = {part: read_places(folders[part] / DOCUMENTS_FILE, "text", places) for part, places in listed}
+        for doc_id, kind, language, method, path, part, place in corpus.rows(f"select {columns} {own} order by doc_id"):
+            source = "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
+            text = texts[part].pop(place)
+            yield {
+                "doc_id": doc_id,
+                "kind": kind,
+                "language": language,
+                "source": source,
+                "method": method,
+                "text": text,
+            }
+
+
+def _grams(work: Work, corpus: Corpus, measures: RefSet) -> Hashes:
+    """13-grams of the wanted documents, by document, as they were before anything was cut or redacted."""
+    corpus.locate(tables_of(work.store, measures), MEASURES_FILE, live=measures.live)
+    part, place, number = corpus.columns(
+        "select part, place, row_number() over (order by doc_id) as number from located order by part, place"
+    )
+    found = [
+        load_signatures(work.folder(ref)).gram_hashes.take(place[part == segment])
+        for segment, ref in enumerate(measures.refs)
     ]
-    return sorted(rows, key=lambda row: str(row["doc_id"]))
-
-
-def _facts(store: Store, wanted: Mapping[str, str], measures: RefSet) -> dict[str, dict[str, str]]:
-    """Language and extraction method of some documents; the language of code is the one it is written in."""
-    found: dict[str, dict[str, str]] = {}
-    for ref in measures.refs:
-        (normalised,) = manifest_of(store, ref).input_refs("documents")
-        columns = ["doc_id", "programming_language", "ocr_share"]
-        read = {row["doc_id"]: row for row in read_rows(store.folder(normalised) / DOCUMENTS_FILE, columns)}
-        for row in read_rows(store.folder(ref) / MEASURES_FILE, ["doc_id", "language"]):
-            if row["doc_id"] in wanted:
-                beside = read[row["doc_id"]]
-                language = beside["programming_language"] or row["language"]
-                found[row["doc_id"]] = {"language": language, "method": _method(beside["ocr_share"])}
-    return found
-
-
-def _method(ocr_share: float) -> str:
-    return "text" if not ocr_share else "ocr" if ocr_share == 1 else "both"
-
-
-def source_folders(snapshot: Path) -> dict[str, str]:
-    """The folder that each live document comes from, as far as it says something of many documents.
-
-    Args:
-        snapshot: its folder.
-    """
-    columns = read_columns(snapshot / FILES_FILE, ["doc_id", "status", "path"])
-    return {
-        doc_id: "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
-        for doc_id, status, path in zip(columns["doc_id"], columns["status"], columns["path"], strict=True)
-        if status == "ok" and doc_id is not None
-    }
-
-
-def _grams(work: Work, wanted: dict[str, str], measures: RefSet) -> dict[str, Hashes]:
-    """Runs of thirteen words of some documents, as they were before anything was cut or redacted."""
-    grams: dict[str, Hashes] = {}
-    for ref, live in zip(measures.refs, measures.live or [wanted] * len(measures.refs), strict=True):
-        names = enumerate(read_columns(work.folder(ref) / MEASURES_FILE, ["doc_id"])["doc_id"])
-        chosen = {doc_id: place for place, doc_id in names if doc_id in wanted and doc_id in live}
-        found = load_signatures(work.folder(ref)).gram_hashes.take(np.array(list(chosen.values()), np.int64))
-        for doc_id, (first, last) in zip(chosen, pairwise(found.offsets.tolist()), strict=True):
-            grams[doc_id] = Hashes(found.values[first:last], np.array([0, last - first]))
-    return grams
+    return joined(found).take(np.argsort(number))
 
 
 def load_grams(folder: Path) -> Hashes:

@@ -20,8 +20,10 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
 from tasks.core.stage import Work, stage
+from tasks.curate.settings import listed_paths
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
+from tasks.text.batch import bundles
 from tasks.text.cleaning import normalise_text
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import U64, distinct, read_batches, word_runs
@@ -59,14 +61,7 @@ class EvaluationSetSettings:
 
     @classmethod
     def of(cls, paths: list[Path]) -> EvaluationSetSettings:
-        """What of the sets goes into the stage's key.
-
-        Raises:
-            UserError: if one does not exist, or is a folder without a file that would be read.
-        """
-        for path in paths:
-            if not path.exists():
-                raise UserError(f"curate.evaluation_sets names {path}, which does not exist")
+        """Return what of the sets goes into the stage's key; raises what `evaluation_files` raises."""
         return cls(tuple(sorted({f"{_form(file)} {sha256_file(file)}" for file in evaluation_files(paths)})))
 
 
@@ -89,12 +84,11 @@ def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
         asked: Files and folders of the sets, one per line.
 
     Raises:
-        UserError: if one does not exist, or is a folder without a file that would be read.
+        EvaluationSetError: if one does not exist, or is a folder without a file that would be read.
     """
-    paths = [Path(line.strip()).expanduser() for line in asked.splitlines() if line.strip()]
+    paths = listed_paths(asked)
     if not paths:
         return evaluation_sets(run, EvaluationSetSettings())
-    EvaluationSetSettings.of(paths)  # names a path that is not there
     files = {f"{number:04}/{file.name}": file for number, file in enumerate(evaluation_files(paths))}
     ref, copies = run.add("evaluation_set_files", files)
     return evaluation_sets(run, EvaluationSetSettings.of(copies), files=ref)
@@ -118,7 +112,9 @@ def evaluation_files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            raise EvaluationSetError(f"evaluation set {path} is not there: expected a file or a folder")
+            raise EvaluationSetError(
+                f"curate.evaluation_sets names {path}, which does not exist: expected a file or a folder"
+            )
     return found
 
 
@@ -139,7 +135,7 @@ def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
     for path in evaluation_files(paths):
         before = refused.count
         normalised = (normalise_text(text, "text") for text in _texts(path, refused))
-        fresh = [_full_grams(texts) for texts in _bundles(normalised)]
+        fresh = [_full_grams(texts) for texts in bundles(filter(str.strip, normalised), len, _CHARS_AT_ONCE)]
         if not fresh:
             told = f" ({refused.sentence()})" if refused.count > before else ""
             raise EvaluationSetError(f"evaluation set {path} holds no text{told}: name a file with text")
@@ -153,22 +149,6 @@ def _full_grams(texts: list[str]) -> U64:
         runs = word_runs(batch.words, GRAM_WORDS)
         parts.append(runs.values[np.repeat(batch.words.counts >= GRAM_WORDS, runs.counts)])
     return distinct(np.concatenate(parts))
-
-
-def _bundles(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Texts in lists of bounded size, the empty ones left out."""
-    bundle: list[str] = []
-    chars = 0
-    for text in texts:
-        if not text.strip():
-            continue
-        bundle.append(text)
-        chars += len(text)
-        if chars >= _CHARS_AT_ONCE:
-            yield bundle
-            bundle, chars = [], 0
-    if bundle:
-        yield bundle
 
 
 def _form(path: Path) -> str:

@@ -20,7 +20,7 @@ from storage.tables import read_places
 from tasks.curate.corpus import Corpus
 from tasks.text import GramIndex, Hashes, judged_share, load_signatures, overlapping_spans
 from tasks.text.overlap import shared_grams
-from tasks.text.words import I64, flat_places, joined
+from tasks.text.words import I64, flat_places, joined, running_sums
 
 Span = tuple[int, int]
 SHARES = pa.schema([("number", pa.int64()), ("share", pa.float64())])
@@ -118,7 +118,7 @@ def _share_of(grams: Hashes, turn: int, turns: int) -> Hashes:
     if turns == 1:
         return grams
     chosen = grams.values % np.uint64(turns) == turn
-    return Hashes(grams.values[chosen], np.append(0, np.cumsum(chosen))[grams.offsets])
+    return Hashes(grams.values[chosen], running_sums(chosen)[grams.offsets])
 
 
 def _above(limit: float, numbers: I64, shares: npt.NDArray[np.float64]) -> pa.Table:

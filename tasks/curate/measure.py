@@ -16,6 +16,7 @@ from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.text import Signatures, join_signatures, signatures
+from tasks.text.batch import bundles
 from tasks.text.measures import measure_documents
 
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
@@ -53,7 +54,7 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal spans
         done, total = 0, count_rows(source)
-        for batch in _batches(stream_rows(source, COLUMNS)):
+        for batch in bundles(stream_rows(source, COLUMNS), lambda row: len(row["text"]), BATCH_CHARS, BATCH_DOCUMENTS):
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 spans += len(measured["pii"])
@@ -66,16 +67,3 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
     count = write_table(out / MEASURES_FILE, MEASURES, rows())
     join_signatures(signed).save(out)
     return {"rows": count, "pii_spans": spans, "digest": union_digest([out / MEASURES_FILE])}
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        batch.append(row)
-        size += len(row["text"])
-        if len(batch) == BATCH_DOCUMENTS or size >= BATCH_CHARS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

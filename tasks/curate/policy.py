@@ -1,8 +1,8 @@
 """Policy: which documents are refused, by thresholds on what was measured.
 
 Cheap and separate from measuring, so that a changed threshold measures nothing again. A preset gives every threshold;
-one that is set by itself takes the place of the preset's. `RULES` says what each threshold compares and whose it is;
-`refusal` makes one SQL expression of those that are on.
+one that is set by itself takes the place of the preset's. `RULES` says what each threshold compares, whose it is and
+what it is in each preset; `refusal` makes one SQL expression of those that are on.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Rule(NamedTuple):
         source: whose rule it is.
         scope: documents it applies to.
         kind: type of the threshold.
+        gentle, web, source_code: threshold in the preset `gentle`, and in `web` and `code`, which hold that of `gentle`
+            too; True for a mark, None for none.
     """
 
     name: str
@@ -54,6 +56,9 @@ class Rule(NamedTuple):
     source: str
     scope: Scope = "all"
     kind: type = float
+    gentle: float | None = None
+    web: float | None = None
+    source_code: float | None = None
 
 
 _LOREM_RATIO = "coalesce(lorem_ipsum / nullif(n_words, 0), 0)"
@@ -67,119 +72,93 @@ _STACK = "The Stack, Kocetkov et al. 2022, and Codex, Chen et al. 2021, section 
 _STARCODER = "StarCoder, Li et al. 2023, section 3"
 
 RULES: tuple[Rule, ...] = (
-    Rule("min_chars", "n_chars", "too_short", "characters after normalising", _OURS, kind=int),
-    Rule("min_distinct_share", "distinct_share", "repetitive", "of its runs of five words are distinct", _OURS),
+    Rule("min_chars", "n_chars", "too_short", "characters after normalising", _OURS, kind=int, gentle=1),
+    Rule("min_distinct_share", "distinct_share", "repetitive", "of its runs of five words are distinct", _OURS,
+         gentle=0.01),
     Rule("min_compression_ratio", "compression_ratio", "repetitive", "of its size are left when compressed", _OURS,
-         "long"),
+         "long", gentle=0.02),
     Rule("max_blob_share", "blob_share", "encoded_data", "of its characters are base64 or hexadecimal data", _OURS,
-         "long"),
-    Rule("max_lorem_ratio", _LOREM_RATIO, "dummy_text", "of its words begin 'lorem ipsum'", _OURS, "dummy"),
-    Rule("drop_minified", "minified", "minified", "minified code: long lines with hardly a space",
-         _OURS, "code", kind=bool),
-    Rule("drop_generated", "generated", "generated", "code that says that a program wrote it",
-         _STARCODER, "code", kind=bool),
-    Rule("min_words", "n_words", "few_words", "words", _GOPHER, "spaced", kind=int),
-    Rule("max_words", "n_words", "many_words", "words", _GOPHER, "spaced", kind=int),
-    Rule("min_mean_word_length", "mean_word_length", "word_length", "characters a word on average", _GOPHER, "spaced"),
-    Rule("max_mean_word_length", "mean_word_length", "word_length", "characters a word on average", _GOPHER, "spaced"),
-    Rule("max_hash_word_ratio", "hash_word_ratio", "symbols", "hash signs a word", _GOPHER, "spaced"),
-    Rule("max_ellipsis_word_ratio", "ellipsis_word_ratio", "symbols", "ellipses a word", _GOPHER, "spaced"),
-    Rule("max_bullet_line_share", "bullet_line_share", "bullets", "of its lines begin with a bullet", _GOPHER, "prose"),
+         "long", gentle=0.5),
+    Rule("max_lorem_ratio", _LOREM_RATIO, "dummy_text", "of its words begin 'lorem ipsum'", _OURS, "dummy",
+         gentle=0.01),
+    Rule("drop_minified", "minified", "minified", "minified code: long lines with hardly a space", _OURS, "code",
+         kind=bool, gentle=True),
+    Rule("drop_generated", "generated", "generated", "code that says that a program wrote it", _STARCODER, "code",
+         kind=bool, source_code=True),
+    Rule("min_words", "n_words", "few_words", "words", _GOPHER, "spaced", kind=int, web=50),
+    Rule("max_words", "n_words", "many_words", "words", _GOPHER, "spaced", kind=int, web=100_000),
+    Rule("min_mean_word_length", "mean_word_length", "word_length", "characters a word on average", _GOPHER, "spaced",
+         web=3),
+    Rule("max_mean_word_length", "mean_word_length", "word_length", "characters a word on average", _GOPHER, "spaced",
+         web=10),
+    Rule("max_hash_word_ratio", "hash_word_ratio", "symbols", "hash signs a word", _GOPHER, "spaced", web=0.1),
+    Rule("max_ellipsis_word_ratio", "ellipsis_word_ratio", "symbols", "ellipses a word", _GOPHER, "spaced", web=0.1),
+    Rule("max_bullet_line_share", "bullet_line_share", "bullets", "of its lines begin with a bullet", _GOPHER,
+         "prose", web=0.9),
     Rule("max_ellipsis_line_share", "ellipsis_line_share", "ellipses", "of its lines end in an ellipsis", _GOPHER,
-         "prose"),
-    Rule("min_alpha_word_share", "alpha_word_share", "few_letters", "of its words have a letter", _GOPHER, "spaced"),
-    Rule("min_stop_words", "stop_words", "stop_words", "of eight English stop words occur",
-         _GOPHER, "english", kind=int),
-    Rule("max_duplicate_line_share", "duplicate_line_share", "duplicate_lines",
-         "of its lines are repeated", _GOPHER_TABLE, "prose"),
+         "prose", web=0.3),
+    Rule("min_alpha_word_share", "alpha_word_share", "few_letters", "of its words have a letter", _GOPHER, "spaced",
+         web=0.8),
+    Rule("min_stop_words", "stop_words", "stop_words", "of eight English stop words occur", _GOPHER, "english",
+         kind=int, web=2),
+    Rule("max_duplicate_line_share", "duplicate_line_share", "duplicate_lines", "of its lines are repeated",
+         _GOPHER_TABLE, "prose", web=0.3),
     Rule("max_duplicate_line_char_share", "duplicate_line_char_share", "duplicate_lines",
-         "of its characters are in repeated lines", f"{_FINEWEB}: 0.1, stricter than Gopher's 0.2", "prose"),
+         "of its characters are in repeated lines", f"{_FINEWEB}: 0.1, stricter than Gopher's 0.2", "prose", web=0.1),
     Rule("max_duplicate_paragraph_share", "duplicate_paragraph_share", "duplicate_paragraphs",
-         "of its paragraphs are repeated", _GOPHER_TABLE, "prose"),
+         "of its paragraphs are repeated", _GOPHER_TABLE, "prose", web=0.3),
     Rule("max_duplicate_paragraph_char_share", "duplicate_paragraph_char_share", "duplicate_paragraphs",
-         "of its characters are in repeated paragraphs", _GOPHER_TABLE, "prose"),
+         "of its characters are in repeated paragraphs", _GOPHER_TABLE, "prose", web=0.2),
     *(
         Rule(f"max_top_{n}gram_char_share", f"top_{n}gram_char_share", "repeated_phrase",
-             f"of its characters are in its most frequent run of {n} words", _GOPHER_TABLE, "spaced")
-        for n in (2, 3, 4)
+             f"of its characters are in its most frequent run of {n} words", _GOPHER_TABLE, "spaced", web=threshold)
+        for n, threshold in ((2, 0.2), (3, 0.18), (4, 0.16))
     ),
     *(
         Rule(f"max_duplicate_{n}gram_char_share", f"duplicate_{n}gram_char_share", "repeated_phrases",
-             f"of its characters are in repeated runs of {n} words", _GOPHER_TABLE, "spaced")
-        for n in (5, 6, 7, 8, 9, 10)
+             f"of its characters are in repeated runs of {n} words", _GOPHER_TABLE, "spaced", web=threshold)
+        for n, threshold in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
     ),
-    Rule("min_sentences", "n_sentences", "few_sentences", "sentences", _C4, "spaced", kind=int),
-    Rule("max_curly_brackets", "curly_brackets", "curly_brackets", "curly brackets", _C4, "prose", kind=int),
-    Rule("max_lorem_ipsum", "lorem_ipsum", "dummy_text", "times 'lorem ipsum'", _C4, "prose", kind=int),
-    Rule("max_javascript", "javascript", "javascript", "times 'javascript'",
-         f"{_C4} (there for lines)", "prose", kind=int),
+    Rule("min_sentences", "n_sentences", "few_sentences", "sentences", _C4, "spaced", kind=int, web=3),
+    Rule("max_curly_brackets", "curly_brackets", "curly_brackets", "curly brackets", _C4, "prose", kind=int, web=0),
+    Rule("max_lorem_ipsum", "lorem_ipsum", "dummy_text", "times 'lorem ipsum'", _C4, "prose", kind=int, web=0),
+    Rule("max_javascript", "javascript", "javascript", "times 'javascript'", f"{_C4} (there for lines)", "prose",
+         kind=int),
     Rule("max_policy_phrases", "policy_phrases", "policy_phrases", "phrases like 'privacy policy'",
          f"{_C4} (there for lines)", "prose", kind=int),
     Rule("max_few_words_line_share", "few_words_line_share", "short_lines", "of its lines have fewer than five words",
          f"{_C4} (there for lines)", "spaced"),
     Rule("min_terminal_line_share", "terminal_line_share", "no_sentences", "of its lines end in terminal punctuation",
-         _FINEWEB, "prose"),
+         _FINEWEB, "prose", web=0.12),
     Rule("max_short_line_share", "short_line_share", "short_lines", "of its lines have at most 30 characters",
-         _FINEWEB, "spaced"),
-    Rule("max_list_ratio", "list_ratio", "list", "line feeds a word", f"{_FINEWEB}, published filter", "spaced"),
-    Rule("max_mean_line_length", "mean_line_length", "long_lines", "characters a line on average", _STACK, "code"),
-    Rule("max_longest_line", "longest_line", "long_lines", "characters in its longest line", _STACK, "code", kind=int),
-    Rule("min_alnum_share", "alnum_share", "few_letters", "of its characters are letters and digits", _STACK, "code"),
+         _FINEWEB, "spaced", web=0.67),
+    Rule("max_list_ratio", "list_ratio", "list", "line feeds a word", f"{_FINEWEB}, published filter", "spaced",
+         web=0.3),
+    Rule("max_mean_line_length", "mean_line_length", "long_lines", "characters a line on average", _STACK, "code",
+         source_code=100),
+    Rule("max_longest_line", "longest_line", "long_lines", "characters in its longest line", _STACK, "code", kind=int,
+         source_code=1_000),
+    Rule("min_alnum_share", "alnum_share", "few_letters", "of its characters are letters and digits", _STACK, "code",
+         source_code=0.25),
     Rule("min_comment_share", "comment_share", "few_comments", "of its lines are comments", _STARCODER, "code"),
-    Rule("max_comment_share", "comment_share", "many_comments", "of its lines are comments", _STARCODER, "code"),
+    Rule("max_comment_share", "comment_share", "many_comments", "of its lines are comments", _STARCODER, "code",
+         source_code=0.8),
     Rule("min_language_confidence", "language_confidence", "language_unsure", "is how sure its language is",
          f"{_FINEWEB} (there 0.65 of another classifier)", "prose"),
 )  # fmt: skip
 
-_GENTLE: dict[str, float | bool] = {
-    "min_chars": 1,
-    "min_distinct_share": 0.01,
-    "min_compression_ratio": 0.02,
-    "max_blob_share": 0.5,
-    "max_lorem_ratio": 0.01,
-    "drop_minified": True,
+
+def _preset(*columns: str) -> dict[str, float]:
+    values = {rule.name: [getattr(rule, column) for column in columns] for rule in RULES}
+    return {name: value for name, own in values.items() for value in own if value is not None}
+
+
+PRESETS = {
+    "off": _preset(),
+    "gentle": _preset("gentle"),
+    "web": _preset("gentle", "web"),
+    "code": _preset("gentle", "source_code"),
 }
-_WEB: dict[str, float | bool] = {
-    **_GENTLE,
-    "min_words": 50,
-    "max_words": 100_000,
-    "min_mean_word_length": 3,
-    "max_mean_word_length": 10,
-    "max_hash_word_ratio": 0.1,
-    "max_ellipsis_word_ratio": 0.1,
-    "max_bullet_line_share": 0.9,
-    "max_ellipsis_line_share": 0.3,
-    "min_alpha_word_share": 0.8,
-    "min_stop_words": 2,
-    "max_duplicate_line_share": 0.3,
-    "max_duplicate_line_char_share": 0.1,
-    "max_duplicate_paragraph_share": 0.3,
-    "max_duplicate_paragraph_char_share": 0.2,
-    "max_top_2gram_char_share": 0.2,
-    "max_top_3gram_char_share": 0.18,
-    "max_top_4gram_char_share": 0.16,
-    "max_duplicate_5gram_char_share": 0.15,
-    "max_duplicate_6gram_char_share": 0.14,
-    "max_duplicate_7gram_char_share": 0.13,
-    "max_duplicate_8gram_char_share": 0.12,
-    "max_duplicate_9gram_char_share": 0.11,
-    "max_duplicate_10gram_char_share": 0.1,
-    "min_sentences": 3,
-    "max_curly_brackets": 0,
-    "max_lorem_ipsum": 0,
-    "min_terminal_line_share": 0.12,
-    "max_short_line_share": 0.67,
-    "max_list_ratio": 0.3,
-}
-_CODE: dict[str, float | bool] = {
-    **_GENTLE,
-    "drop_generated": True,
-    "max_mean_line_length": 100,
-    "max_longest_line": 1_000,
-    "min_alnum_share": 0.25,
-    "max_comment_share": 0.8,
-}
-PRESETS: dict[str, dict[str, float | bool]] = {"off": {}, "gentle": _GENTLE, "web": _WEB, "code": _CODE}
 
 
 def _threshold(rule: Rule) -> tuple[str, object, Any]:

@@ -31,13 +31,8 @@ def redact(text: str, spans: Sequence[Mapping[str, Any]], kinds: Collection[str]
         The text, and how many spans of each kind were replaced; kinds without any are left out.
 
     Raises:
-        ValueError: for a kind without a stand-in, or for spans that overlap or lie outside the text: they belong to
-            another text.
+        ValueError: for spans that overlap or lie outside the text: they belong to another text.
     """
-    unknown = sorted(set(kinds) - (STAND_INS.keys() - {"ipv6"}))
-    if unknown:
-        known = ", ".join(sorted(STAND_INS.keys() - {"ipv6"}))
-        raise ValueError(f"cannot redact {', '.join(unknown)}; expected kinds among {known}")
     parts, counts, done = [], dict[str, int](), 0
     for span in sorted(spans, key=lambda span: int(span["start"])):
         kind, start, end = str(span["kind"]), int(span["start"]), int(span["start"]) + int(span["length"])
@@ -48,13 +43,14 @@ def redact(text: str, spans: Sequence[Mapping[str, Any]], kinds: Collection[str]
                 f"a span of kind {kind} at {start} to {end} overlaps another or the end of a text of {len(text)} "
                 "characters; spans must be those of this very text"
             )
-        parts += [text[done:start], _stand_in(kind, text[start:end])]
+        parts += [text[done:start], stand_in(kind, text[start:end])]
         counts[kind] = counts.get(kind, 0) + 1
         done = end
     return "".join([*parts, text[done:]]), dict(sorted(counts.items()))
 
 
-def _stand_in(kind: str, found: str) -> str:
+def stand_in(kind: str, found: str) -> str:
+    """Return what takes the place of personal data of a kind."""
     return STAND_INS["ipv6" if kind == "ip" and ":" in found else kind]
 
 
@@ -96,7 +92,7 @@ _SPACE = " \t\n\u00a0"
 
 
 def _seamed(parts: list[str]) -> str:
-    """What stands between cuts, with one seam for each run of cuts that have only space between them.
+    """Join the text between cuts, with one seam for each run of cuts that have only space between them.
 
     The text before a seam and the space at its end are held apart, and that space is measured once, so that no cut
     looks again at what came long before it.
@@ -123,7 +119,7 @@ def _width(space: str) -> tuple[int, int]:
 
 
 def _seam(ahead: str, behind: str) -> str:
-    """What takes the place of a cut and of the space on its sides."""
+    """Return the replacement of a cut and of the space on its sides."""
     if "\n" not in ahead and "\n" not in behind:
         return " " if ahead or behind else ""
     # a paragraph's end on either side is one still, a lost line leaves no empty one
@@ -131,5 +127,5 @@ def _seam(ahead: str, behind: str) -> str:
 
 
 def _indentation(behind: str) -> str:
-    """What stands before the first word of the line that follows a cut, if the line begins there."""
+    """Return the indentation of the line that follows a cut, if the line begins there."""
     return behind.rpartition("\n")[2] if "\n" in behind else ""

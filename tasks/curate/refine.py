@@ -21,7 +21,7 @@ from storage.store import StoreError
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.curate import curate
-from tasks.curate.redaction import STAND_INS, cut, redact
+from tasks.curate.redaction import cut, redact, stand_in
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -32,7 +32,7 @@ Cuts = dict[str, list[Span]]
 
 @dataclass(frozen=True)
 class RefineStageSettings:
-    """What is done to the texts of one segment.
+    """Changes to the texts of one segment.
 
     Attributes:
         redact: kinds of personal data that give way to stand-ins.
@@ -143,7 +143,7 @@ def refine_text(
 
 
 def _touched(spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[bool]:
-    """Which spans a cut touches."""
+    """Return for each span whether a cut touches it."""
     ordered = sorted(cuts)
     ends = list(accumulate((start + length for start, length in ordered), max))
     # the first cut that ends behind a span's beginning: no later one begins before it
@@ -158,11 +158,8 @@ def _moved(text: str, spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) 
     """Cuts in the characters of the redacted text."""
     ordered = sorted(spans, key=lambda span: int(span["start"]))
     starts = [int(span["start"]) for span in ordered]
-    grown = [
-        len(STAND_INS["ipv6" if span["kind"] == "ip" and ":" in text[start : start + span["length"]] else span["kind"]])
-        - span["length"]
-        for start, span in zip(starts, ordered, strict=True)
-    ]
+    found = [text[start : start + span["length"]] for start, span in zip(starts, ordered, strict=True)]
+    grown = [len(stand_in(span["kind"], old)) - len(old) for span, old in zip(ordered, found, strict=True)]
     shifts = [0, *accumulate(grown)]
     return [(start + shifts[bisect_right(starts, start)], length) for start, length in cuts]
 

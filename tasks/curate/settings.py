@@ -44,15 +44,16 @@ class ClassifierSettings:
     @property
     def good_paths(self) -> list[Path]:
         """Files and folders of the good examples."""
-        return _paths(self.good)
+        return listed_paths(self.good)
 
     @property
     def bad_paths(self) -> list[Path]:
         """Files and folders of the bad examples."""
-        return _paths(self.bad)
+        return listed_paths(self.bad)
 
 
-def _paths(lines: str) -> list[Path]:
+def listed_paths(lines: str) -> list[Path]:
+    """Return the paths of a setting that names one in each line."""
     return [Path(line.strip()).expanduser() for line in lines.splitlines() if line.strip()]
 
 

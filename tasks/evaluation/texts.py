@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storage.catalog import read_state, waits_for_run
 from storage.digest import sha256_file, sha256_json
@@ -23,8 +23,8 @@ from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
 from storage.store import Store
 from storage.tables import read_columns, write_table
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import kept_documents
-from tasks.curate.evalset import evaluation_rows, frozen_evalset
+from tasks.curate.corpus import Corpus, kept_documents
+from tasks.curate.evalset import copy_documents, frozen_evalset
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import (
     LINES,
@@ -71,10 +71,12 @@ def copy_split(
     measures: RefSet,
 ) -> str:
     """Copy the documents of one side of a corpus into a set to measure models on."""
-    wanted = kept_documents(work.store, curated, settings.split)
-    if not wanted:
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want_kept(work.folder(curated), settings.split)
+        digest = copy_documents(work, corpus, snapshot, documents, measures)
+    if not work.counts["rows"]:
         raise UserError(f"the corpus has no {settings.split} documents")
-    return _write(work, evaluation_rows(work.store, wanted, snapshot, documents, measures))
+    return digest
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,9 @@ def fresh(
 ) -> str:
     """Copy the documents that came since some earlier selections into a set to measure a model on."""
     wanted = came_since(work.store, curated, known)
-    return _write(work, evaluation_rows(work.store, wanted, snapshot, documents, measures))
-
-
-def _write(work: Work, rows: Collection[Mapping[str, Any]]) -> str:
-    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
-    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
-    return sha256_json(rows)  # with the labels by which results are told apart
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want(wanted)
+        return copy_documents(work, corpus, snapshot, documents, measures)
 
 
 def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
@@ -308,7 +306,9 @@ class TextsSettings:
 @stage("texts", version=1, unkeyed=("texts",))
 def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str:
     """Keep texts from outside in the store, as a set to measure models on."""
-    _write(work, [asdict(item) for item in sorted(texts, key=lambda item: item.doc_id)])
+    rows = [asdict(item) for item in sorted(texts, key=lambda item: item.doc_id)]
+    work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
+    work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
     return settings.digest
 
 

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
+import pyarrow as pa
 
-from storage.digest import canonical_json, rows_digest, sha256_json
+from storage.digest import canonical_json, sha256_json, sorted_rows_digest
 from storage.manifest import RefSet
-from storage.schemas import FILES
-from storage.tables import stream_columns, unpacked_size, write_table
+from storage.schemas import EXTRACTS, EXTRACTS_FILE, FILES, FILES_FILE, PAGES, PAGES_FILE
+from storage.tables import unpacked_size, write_batches
 from storage.tombstones import FORGOTTEN
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
+from tasks.curate.corpus import ROWS_AT_ONCE, Corpus, parquet
 from tasks.ingest.journal import Content
 from tasks.ingest.licences import detect_licence, is_licence_file
 from tasks.sources.folder import ListedFile
 
-LINES_AT_ONCE = 1_000  # parsed in one go, in half the time
+CONTAINERS = ("archive", "table")  # kinds that are no documents themselves
+LISTED_FILE = "listed.parquet"
+CONTENTS_FILE = "contents.parquet"
+
+
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
+_LISTED = pa.schema([(item.name, pa.int64() if item.name == "size" else pa.string()) for item in fields(ListedFile)])
+_CONTENTS = pa.schema(
+    [("file_sha256", pa.string()), ("suffix", pa.string()), ("attempt", pa.int32()), ("segment", pa.string())]
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Listing:
     contents: Sequence[tuple[Content, str]]
 
     def settings(self) -> SnapshotSettings:
-        """Return the part of it that goes into the snapshot's key."""
+        """Return what goes into the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
         return SnapshotSettings(_stream_digest(map(_FIELDS_OF_FILE, self.files)), _stream_digest(contents))
 
@@ -67,218 +75,145 @@ def _stream_digest(items: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-class Extracted(NamedTuple):
-    """The columns of `extracts` that a snapshot needs: a tuple, because there may be hundreds of thousands."""
+# A row for each path, and for each member of a container at its first path. By `spot`, the first record of a content is
+# its own; members follow in the order of their file. Only what holds a document can be there twice: a file that was
+# refused is refused at each of its paths.
+_FOUND = """
+create macro folder_of(path) as regexp_replace(path, '/?[^/]*$', '');
+create table listed as
+select path, source, size, sha256, status, reason, place as number, case
+        when reason = '{forgotten_reason}' then '{forgotten}' when status = 'skipped' then 'not_walked'
+        when status = 'rejected' then 'too_large' when status = 'failed' then 'unreadable' else '' end as reason_code
+from {listed};
+create table extracted as
+select extracts.*, segment, kind in {containers} as is_container,
+    struct_pack(is_member := locator <> '', part := part, place := place) as spot
+from {extracts} as extracts join segments using (part)
+semi join {contents} as contents using (file_sha256, suffix, attempt, segment);
+create table found as
+with
+    contents as (
+        select file_sha256 as sha256, min(spot) as own, bool_or(status = 'ok') as holds
+        from extracted group by file_sha256
+    ),
+    first as (select sha256, arg_min(path, number) as path from listed group by sha256),
+    joined as (
+        select number, spot, source, listed.path as outer_path, spot <> own as is_member, first.path as first_path,
+            coalesce(holds and listed.path <> first.path, false) as is_copy,
+            if(is_member, listed.path || '/' || locator, listed.path) as path,
+            if(is_member, extracted.size, listed.size) as size,
+            if(is_member, extracted.sha256, listed.sha256) as sha256,
+            media_type, coalesce(extracted.status, listed.status) as status,
+            coalesce(extracted.reason, listed.reason) as reason,
+            coalesce(extracted.reason_code, listed.reason_code) as reason_code, is_container, doc_id, segment
+        from listed left join first using (sha256) left join contents using (sha256)
+        left join extracted on file_sha256 = listed.sha256
+    )
+select number, spot, path, folder_of(path) as folder, source, if(is_member, outer_path, null) as container, size,
+    sha256, media_type, if(is_copy, 'duplicate', status) as status,
+    if(is_copy, 'same bytes as ' || first_path, reason) as reason,
+    if(is_copy, 'duplicate_bytes', reason_code) as reason_code,
+    if(is_container, null, doc_id) as doc_id, if(is_container, null, segment) as segment
+from joined where not (is_copy and is_member)
+"""
 
-    doc_id: str
-    locator: str
-    sha256: str
-    size: int
-    kind: str
-    media_type: str
-    status: str
-    reason: str
-    reason_code: str
-    segment: str
-
-
-_IDENTITY = ("file_sha256", "suffix", "attempt")  # of a content
-_COLUMNS = [*_IDENTITY, *Extracted._fields[:-1]]
-
-
-def _read_extracted(segments: Mapping[str, Path], contents: Path) -> dict[str, list[Extracted]]:
-    """For each content its own record, and after it those of its members.
-
-    Args:
-        segments: folder of each segment, by key.
-        contents: JSON lines with the extraction that is used of each content, and its segment.
-    """
-    chosen: dict[str, list[tuple[str, str, int]]] = {key: [] for key in segments}
-    for sha256, suffix, attempt, key in _lines(contents):
-        chosen[key].append((sha256, suffix, attempt))
-    found: dict[str, list[Extracted]] = {}
-    shared: dict[str, str] = {}  # a few strings, each in thousands of rows
-    for key, folder in segments.items():
-        wanted = set(chosen.pop(key))
-        for columns in stream_columns(folder / "extracts.parquet", _COLUMNS):
-            for name in ("kind", "media_type", "status", "reason", "reason_code"):
-                columns[name] = [shared.setdefault(value, value) for value in columns[name]]
-            identities = zip(*(columns.pop(name) for name in _IDENTITY), strict=True)
-            for identity, values in zip(identities, zip(*columns.values(), strict=True), strict=True):
-                if identity in wanted:
-                    found.setdefault(identity[0], []).append(Extracted._make((*values, key)))
-    for records in found.values():
-        if len(records) > 1:
-            records.sort(key=lambda record: record.locator != "")  # stable: members stay in the file's order
-    return found
-
-
-CONTAINERS = ("archive", "table")  # kinds that are no documents themselves
-_SETTLED_BY_WALK = {"skipped": "not_walked", "rejected": "too_large", "failed": "unreadable"}
-
-
-def file_rows(listed: ListedFile, extracted: Sequence[Extracted], first: str | None) -> Iterator[dict[str, Any]]:
-    """Rows of `files` for one path and for the members of the container that it may be.
-
-    Args:
-        extracted: what was extracted from the path's content; empty where nothing was.
-        first: the first path with the same bytes, when this is not it.
-    """
-    row = {
-        "path": listed.path,
-        "source": listed.source,
-        "container": None,
-        "size": listed.size,
-        "sha256": listed.sha256,
-        "media_type": None,
-        "status": listed.status,
-        "reason": listed.reason,
-        "reason_code": FORGOTTEN if listed.reason == FORGOTTEN_REASON else _SETTLED_BY_WALK.get(listed.status, ""),
-        "licence": None,
-        "doc_id": None,
-        "segment": None,
-    }
-    if not extracted:
-        yield row
-        return
-    own, *members = extracted
-    row |= _outcome(own)
-    # only what holds a document can be there twice; a file that was refused is refused at each of its paths
-    if first is not None and any(record.status == "ok" for record in extracted):
-        yield row | {"status": "duplicate", "reason": f"same bytes as {first}", "reason_code": "duplicate_bytes"}
-        return
-    yield row
-    for member in members:
-        inside = {"path": f"{listed.path}/{member.locator}", "container": listed.path}
-        yield row | inside | {"size": member.size, "sha256": member.sha256} | _outcome(member)
+# Of several licences in a folder the first in order holds: which one is as good as any, but the same each time.
+_LICENCES = """
+create table licence_files as
+select doc_id, source, folder_of(file) as folder from (
+    select extracted.*, source, concat_ws('/', path, nullif(locator, '')) as file
+    from listed join extracted on file_sha256 = listed.sha256
+) where status = 'ok' and not is_container and is_licence_file(split_part(file, '/', -1));
+create table given as
+with stated as (
+    select doc_id, detect_licence(text) as licence from {pages}
+    where page = 1 and doc_id in (select doc_id from licence_files)
+)
+select source, folder, min(licence) as licence from licence_files join stated using (doc_id)
+group by source, folder having min(licence) is not null;
+create table licences as
+with
+    folders as (select distinct source, folder, string_split(folder, '/') as names from found),
+    above as (
+        select source, folder, unnest(list_transform(
+            range(len(names) + 1), lambda n: array_to_string(names[:n], '/')
+        )) as upper from folders
+    )
+select above.source, above.folder, arg_max(licence, length(upper)) as licence
+from above join given on given.source = above.source and given.folder = upper group by all
+"""
 
 
-def _outcome(record: Extracted) -> dict[str, Any]:
-    """The columns of `files` on the status of a file or member; a container is itself no document."""
-    contains = record.kind in CONTAINERS
-    return {
-        "media_type": record.media_type,
-        "status": record.status,
-        "reason": record.reason,
-        "reason_code": record.reason_code,
-        "doc_id": None if contains else record.doc_id,
-        "segment": None if contains else record.segment,
-    }
-
-
-def _licence_files(files: Path, extracted: Mapping[str, Sequence[Extracted]]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Documents that are called like a licence, each with the source and the folder that it lies in."""
-    for file, source, _, sha256, *_ in _lines(files):
-        for record in extracted.get(sha256 or "", ()):
-            path = f"{file}/{record.locator}" if record.locator else file
-            folder, _, name = path.rpartition("/")
-            if is_licence_file(name) and record.status == "ok" and record.kind not in CONTAINERS:
-                yield record.doc_id, (source, folder)
-
-
-def folder_licences(
-    segments: Iterable[Path], files: Iterable[tuple[str, tuple[str, str]]]
-) -> dict[tuple[str, str], str]:
-    """The licence that holds in a folder, by (source, folder): found in a licence file that lies in it.
-
-    Args:
-        files: documents that are called like a licence, each with its source and folder.
-    """
-    candidates: dict[str, list[tuple[str, str]]] = {}
-    for doc_id, place in files:
-        candidates.setdefault(doc_id, []).append(place)
-    found: dict[tuple[str, str], str] = {}
-    if not candidates:
-        return found
-    for segment in segments:
-        table = pq.read_table(
-            segment / "pages.parquet",
-            columns=["doc_id", "text"],
-            filters=[("doc_id", "in", sorted(candidates)), ("page", "=", 1)],
-        )
-        for page in table.to_pylist():
-            licence = detect_licence(page["text"])
-            if licence:
-                # where a folder states several, the first in order: which one is as good as any, but the same each time
-                for place in candidates[page["doc_id"]]:
-                    found[place] = min(found.get(place, licence), licence)
-    return found
-
-
-def licence_of(path: str, source: str, folders: Mapping[tuple[str, str], str]) -> str | None:
-    """The licence of the nearest folder above a path that has one."""
-    folder = path
-    while folder:
-        folder = folder.rpartition("/")[0]
-        if (source, folder) in folders:
-            return folders[source, folder]
-    return None
-
-
-@stage("snapshot", version=3, tables={"files.parquet": FILES}, unkeyed=("listing",))
+@stage("snapshot", version=3, tables={FILES_FILE: FILES}, unkeyed=("listing",))
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
     """Say for every path what became of it."""
-    files, contents = work.scratch / "files.jsonl", work.scratch / "contents.jsonl"
-    _write_lines(files, map(_FIELDS_OF_FILE, listing.files))
-    _write_lines(contents, ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents))
-    folders = {ref.key: work.folder(ref) for ref in segments.refs}
+    _write(work.scratch / LISTED_FILE, _LISTED, map(_FIELDS_OF_FILE, listing.files))
+    places = ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents)
+    _write(work.scratch / CONTENTS_FILE, _CONTENTS, places)
+    folders = [str(work.folder(ref)) for ref in segments.refs]
     made = work.in_subprocess(
         write_snapshot,
-        sum(unpacked_size(folder / "extracts.parquet") for folder in folders.values()),
-        files=files,
-        contents=contents,
-        segments=folders,
-        out=work.out / "files.parquet",
+        sum(unpacked_size(Path(folder) / EXTRACTS_FILE) for folder in folders),
+        keys=[ref.key for ref in segments.refs],
+        folders=folders,
+        out=work.out,
+        spill=work.scratch,
+        memory_bytes=work.machine.query_bytes,
     )
     work.counts.update(made["counts"])
     # paths are no content, but the licences that they give are
     return sha256_json([segments.digest, made["licences"]])
 
 
+def _write(path: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> None:
+    rest = iter(rows)
+    chunks = iter(lambda: list(islice(rest, ROWS_AT_ONCE)), [])
+    columns = (dict(zip(schema.names, zip(*chunk, strict=True), strict=True)) for chunk in chunks)
+    write_batches(path, schema, (pa.RecordBatch.from_pydict(part, schema) for part in columns))
+
+
 def write_snapshot(
-    files: Path, contents: Path, segments: dict[str, Path], out: Path, progress: Callable[[int, int], None]
+    keys: list[str],
+    folders: list[str],
+    out: Path,
+    spill: Path,
+    memory_bytes: int,
+    progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write the table of files; return counts and a digest of the licences that folders give.
 
     Args:
-        files: JSON lines with the fields of each `ListedFile`.
-        contents: JSON lines with the extraction that is used of each content, and its segment.
-        segments: folder of each segment, by key.
-        out: where the table goes.
+        keys, folders: Segments and where they lie.
+        out: Folder for the table.
+        spill: Folder for temporary files, with the tables of listed files and of the contents in use.
+        memory_bytes: Memory of queries.
     """
-    extracted = _read_extracted(segments, contents)
-    given = folder_licences(segments.values(), _licence_files(files, extracted))
-    statuses: Counter[str] = Counter()
-    licences: list[tuple[str, str]] = []
-
-    def rows() -> Iterator[dict[str, Any]]:
-        first: dict[str, str] = {}
-        for listed in (ListedFile(*line) for line in _lines(files)):
-            records: Sequence[Extracted] = ()
-            seen = listed.path
-            if listed.sha256 is not None:
-                records, seen = extracted[listed.sha256], first.setdefault(listed.sha256, listed.path)
-            for row in file_rows(listed, records, None if seen == listed.path else seen):
-                if not row["status"]:
-                    raise ValueError(f"{row['path']}: nothing says what became of it")
-                statuses[row["status"]] += 1
-                row["licence"] = licence_of(row["path"], row["source"], given) if given else None
-                if row["licence"] and row["status"] == "ok" and row["doc_id"]:
-                    licences.append((row["doc_id"], row["licence"]))
-                yield row
-
-    count = write_table(out, FILES, rows())
-    progress(count, count)
-    counts = {"rows": count, **{f"status_{status}": n for status, n in statuses.items()}}
-    return {"counts": counts, "licences": rows_digest(licences)}
-
-
-def _write_lines(path: Path, items: Iterable[Any]) -> None:
-    with path.open("w", encoding="ascii") as file:
-        file.writelines(json.dumps(item) + "\n" for item in items)
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="ascii") as file:
-        while lines := list(islice(file, LINES_AT_ONCE)):
-            yield from json.loads(f"[{','.join(lines)}]")
+    parts = pa.table({"part": np.arange(len(keys)), "segment": pa.array(keys, pa.string())})
+    with Corpus(memory_bytes, spill) as corpus:
+        corpus.connection.create_function("is_licence_file", is_licence_file, ["VARCHAR"], "BOOLEAN")
+        corpus.connection.create_function(
+            "detect_licence", detect_licence, ["VARCHAR"], "VARCHAR", null_handling="special"
+        )
+        corpus.insert("segments", parts)
+        corpus.sql(
+            _FOUND.format(
+                listed=corpus.rows_of([str(spill)], LISTED_FILE, _LISTED),
+                contents=parquet(spill / CONTENTS_FILE),
+                extracts=corpus.rows_of(folders, EXTRACTS_FILE, EXTRACTS),
+                containers=CONTAINERS,
+                forgotten=FORGOTTEN,
+                forgotten_reason=FORGOTTEN_REASON,
+            )
+        )
+        corpus.sql(_LICENCES.format(pages=corpus.rows_of(folders, PAGES_FILE, PAGES)))
+        files = f"select {', '.join(FILES.names)} from found left join licences using (source, folder)"
+        counts = {"rows": corpus.write(out / FILES_FILE, FILES, f"{files} order by number, spot")}
+        statuses = "select status, count(*), arg_min(path, number) from found group by status order by status"
+        for status, n, path in corpus.rows(statuses):
+            if not status:
+                raise ValueError(f"{path}: nothing says what became of it")
+            counts[f"status_{status}"] = n
+        given = f"select distinct doc_id, licence from ({files}) where status = 'ok' and doc_id || licence is not null"
+        licences = sorted_rows_digest(corpus.rows(f"{given} order by all"))
+    progress(counts["rows"], counts["rows"])
+    return {"counts": counts, "licences": licences}

@@ -4,7 +4,7 @@
 near-duplicates and `groups` what to do with them; `overlap` finds text that stands in two places.
 """
 
-from tasks.text.groups import Pairs, clusters, giant_clusters, keep_best
+from tasks.text.groups import Pairs, clusters, keep_best
 from tasks.text.minhash import (
     Signatures,
     gram_hashes,
@@ -15,7 +15,6 @@ from tasks.text.minhash import (
 )
 from tasks.text.near import NearPairs, near_pairs
 from tasks.text.overlap import (
-    Containment,
     GramIndex,
     common,
     containment,
@@ -25,7 +24,6 @@ from tasks.text.overlap import (
 from tasks.text.words import Hashes
 
 __all__ = [
-    "Containment",
     "GramIndex",
     "Hashes",
     "NearPairs",
@@ -34,7 +32,6 @@ __all__ = [
     "clusters",
     "common",
     "containment",
-    "giant_clusters",
     "gram_hashes",
     "join_signatures",
     "judged_share",

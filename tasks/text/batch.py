@@ -8,16 +8,17 @@ that the highest class in a word says whether it has a letter.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import span_hashes
+from tasks.text.words import running_sums, span_hashes
 
 SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
 N_CLASSES = 8
@@ -65,6 +66,7 @@ def _classify(char: str) -> int:
     return SYMBOL if category in "PS" else OTHER
 
 
+T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -72,8 +74,7 @@ Mask = npt.NDArray[np.bool_]
 
 def sums_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
     """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=sums[1:])
+    sums = running_sums(values)
     return sums[bounds[1:]] - sums[bounds[:-1]]
 
 
@@ -129,6 +130,28 @@ class Batch:
     def n_words(self) -> Ints:
         """Number of words of each document."""
         return np.diff(self.word_bounds)
+
+
+def bundles(
+    items: Iterable[T], n_chars: Callable[[T], int], most_chars: int, most: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Yield consecutive items in lists of bounded size.
+
+    Args:
+        n_chars: Characters of an item.
+        most_chars: Characters at which a list ends.
+        most: Items at which it ends.
+    """
+    bundle: list[T] = []
+    chars = 0
+    for item in items:
+        bundle.append(item)
+        chars += n_chars(item)
+        if len(bundle) >= most or chars >= most_chars:
+            yield bundle
+            bundle, chars = [], 0
+    if bundle:
+        yield bundle
 
 
 def make_batch(texts: Sequence[str]) -> Batch:

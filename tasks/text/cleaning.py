@@ -206,10 +206,8 @@ def repair_mojibake(text: str) -> str:
             spaces are among the pieces.
 
     Returns:
-        The repaired text, or `text` itself where nothing is broken or nothing is certain.
+        The repaired text; the same one where nothing is broken or nothing is certain.
     """
-    if text.isascii():
-        return text
     # what both look for is beyond ASCII; the lines of a text, at several times its memory, are made where it is there
     rest = beyond_ascii(text)
     if not (_CONTROLS.search(rest) or (_HINT.search(rest) and _HINT.search(text))):
@@ -220,8 +218,7 @@ def repair_mojibake(text: str) -> str:
         lines = _repair_sequences(lines, odd)
     if _CONTROLS.search(odd) and _WINDOWS_MARK.search(odd):
         lines = [_repair_windows_marks(line) for line in lines]
-    repaired = "\n".join(lines)
-    return repaired if repaired != text else text
+    return "\n".join(lines)
 
 
 def _repair_sequences(lines: list[str], odd: str) -> list[str]:
@@ -238,7 +235,7 @@ def _repair_sequences(lines: list[str], odd: str) -> list[str]:
 
 
 def _evidence(text: str) -> tuple[int, float]:
-    """How many sequences a text has, and what share of its characters beyond ASCII they account for."""
+    """Return the number of sequences in a text, and their share of its characters beyond ASCII."""
     rest, n_sequences = _SEQUENCE.subn("", text)  # ten times as fast as a loop over the sequences
     n_characters = len(text) - len(rest)  # no sequence holds a character of ASCII
     return n_sequences, n_characters / max(1, len(text) - len(text.encode("ascii", "ignore")))
@@ -326,7 +323,7 @@ def join_hyphenation(text: str) -> str:
 
 
 def _joint(token: str, piece: str) -> str:
-    """What takes the place of the hyphen and line end between a token and what follows; "" where a word is whole."""
+    """Return what replaces the hyphen and line end between a token and the next piece; "" where they are one word."""
     if not (token and piece and token[-1].isalpha()):
         return "-\n"
     if "://" in token or token.startswith("www."):

@@ -59,14 +59,6 @@ def clusters(n: int, pairs: Pairs) -> I64:
             labels = labels[labels]
 
 
-def giant_clusters(labels: I64, max_cluster: int) -> list[tuple[int, int]]:
-    """Return label and size of the clusters of more than `max_cluster` documents, the largest first."""
-    found, sizes = np.unique(labels, return_counts=True)
-    giant = np.flatnonzero(sizes > max_cluster)
-    order = giant[np.lexsort((found[giant], -sizes[giant]))]
-    return list(zip(found[order].tolist(), sizes[order].tolist(), strict=True))
-
-
 def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.bool_], I64]:
     """Choose the documents to keep: best first, each unless it is a direct near-duplicate of one already kept.
 

@@ -20,13 +20,11 @@ from tasks.text.words import (
     I64,
     U64,
     Batch,
-    Chosen,
     Hashes,
-    copied,
     distinct,
-    flat_places,
     joined,
     read_batches,
+    running_sums,
     word_runs,
 )
 
@@ -91,11 +89,6 @@ class Signatures:
         """Hashes of 13-grams, document by document."""
         return Hashes(self.grams, self.gram_offsets)
 
-    @property
-    def paragraph_hashes(self) -> Hashes:
-        """Hashes of paragraphs, document by document."""
-        return Hashes(self.paragraphs, self.paragraph_offsets)
-
     def blocks(self) -> Iterator[Block]:
         """Yield the MinHash signatures of all documents, for `tasks.text.near`."""
         numbers = np.arange(len(self))
@@ -104,16 +97,6 @@ class Signatures:
     def minima_of(self, numbers: I64) -> U32:
         """Return (m, 120) MinHash values of documents."""
         return self.minima[numbers]
-
-    def take(self, documents: Chosen) -> Signatures:
-        """Copy the signatures of some documents, in the order given; an array of bool selects as in NumPy."""
-        rows = np.asarray(documents, None if len(documents) else np.int64)
-        grams = self.gram_hashes.take(rows)
-        places, offsets = flat_places(self.paragraph_offsets, rows)
-        flat = (self.paragraphs, self.paragraph_starts, self.paragraph_lengths)
-        values, starts, lengths = (copied(array, places) for array in flat)
-        minima, n_shingles = self.minima[rows], self.n_shingles[rows]
-        return Signatures(minima, n_shingles, grams.values, grams.offsets, values, starts, lengths, offsets)
 
     def save(self, folder: Path) -> None:
         """Write one `.npy` file per array; the same signatures give the same bytes."""
@@ -151,7 +134,7 @@ def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U
 def join_signatures(parts: Sequence[Signatures]) -> Signatures:
     """Return the documents of several parts, one after the other."""
     grams = joined([part.gram_hashes for part in parts])
-    paragraphs = joined([part.paragraph_hashes for part in parts])
+    paragraphs = joined([Hashes(part.paragraphs, part.paragraph_offsets) for part in parts])
     nothing = np.zeros(0, np.int64)
     return Signatures(
         np.concatenate([np.zeros((0, N_PERMUTATIONS), np.uint32), *(part.minima for part in parts)]),
@@ -201,18 +184,18 @@ def _distinct(hashes: Hashes) -> Hashes:
     first = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     first[offsets[:-1][hashes.counts > 0]] = True
-    counts = [np.count_nonzero(first[begin:end]) for begin, end in bounds]
+    counts = [int(np.count_nonzero(first[begin:end])) for begin, end in bounds]
     done = 0
     for start in range(0, len(values), _SLICE):
         part = values[start : start + _SLICE][first[start : start + _SLICE]]
         values[done : done + len(part)] = part
         done += len(part)
-    return Hashes(values[:done], np.cumsum([0, *counts]))
+    return Hashes(values[:done], running_sums(counts))
 
 
 @lru_cache(maxsize=1)
 def _permutations() -> tuple[U32, U32]:
-    """What value k is xored with and multiplied by (odd: a bijection of 32 bits), by counting through splitmix64."""
+    """Return what each permutation xors with and multiplies by (odd: a bijection of 32 bits), from splitmix64."""
     state = (np.arange(1, 2 * N_PERMUTATIONS + 1, dtype=np.uint64) + np.uint64(_SEED)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -8,7 +8,6 @@ elsewhere. Memory follows the smaller side (validation, evaluation set); trainin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,8 @@ from tasks.text.words import I64, U64, Hashes, distinct, word_pieces, word_runs
 # Documents of fewer runs (of fewer than 25 words: no two runs side by side) are not judged by containment: one single
 # stock phrase would make up all of such a text. If all of it is a document elsewhere, exact deduplication sees it.
 MIN_GRAMS = GRAM_WORDS
+
+F64 = npt.NDArray[np.float64]
 
 _AT_ONCE = 1 << 18
 
@@ -58,30 +59,16 @@ class GramIndex:
         return np.concatenate(where), np.concatenate(which)
 
     def count(self, documents: Hashes) -> I64:
-        """How many of each document's hashes (repeated ones count each time) are in the set."""
+        """Count the hashes of each document that are in the set; repeated ones count each time."""
         return _count(self.find(documents.values)[0], documents.offsets)
 
 
-@dataclass(frozen=True)
-class Containment:
-    """Shares between 0 and 1; 0 for documents of fewer than `MIN_GRAMS` runs, which are not judged.
-
-    Attributes:
-        validation: of each validation document, the share of its runs that stand in training text.
-        training: for each block, of each of its documents, the share of its runs that stand in validation text.
-    """
-
-    validation: npt.NDArray[np.float64]
-    training: list[npt.NDArray[np.float64]]
-
-
-def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int = MIN_GRAMS) -> Containment:
-    """How much of validation stands in training, and the other way round.
+def containment(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[F64, list[F64]]:
+    """Return the `judged_share` of the 13-grams of validation documents in training, and of each block in validation.
 
     Args:
-        validation: runs of thirteen words of the validation documents.
-        blocks: those of the training documents, some at a time (the segments).
-        min_grams: runs a document needs to be judged.
+        validation: 13-grams of the validation documents.
+        blocks: Those of the training documents, some at a time.
     """
     sizes = []
 
@@ -91,8 +78,7 @@ def containment(validation: Hashes, blocks: Iterable[Hashes], *, min_grams: int 
             yield block
 
     held_out, trained = shared_grams(validation, noted())
-    training = [judged_share(hits, counts, min_grams) for hits, counts in zip(trained, sizes, strict=True)]
-    return Containment(judged_share(held_out, validation.counts, min_grams), training)
+    return judged_share(held_out, validation.counts), list(map(judged_share, trained, sizes))
 
 
 def shared_grams(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[I64, list[I64]]:
@@ -163,7 +149,7 @@ def _count(where: I64, offsets: I64) -> I64:
     return np.bincount(owner, minlength=len(offsets) - 1)
 
 
-def judged_share(hits: I64, counts: I64, min_grams: int = MIN_GRAMS) -> npt.NDArray[np.float64]:
+def judged_share(hits: I64, counts: I64) -> F64:
     """Hits among so many runs of each document, as a share; 0 for those that are too short to be judged."""
-    share: npt.NDArray[np.float64] = np.where(counts >= min_grams, hits / np.maximum(counts, 1), 0.0)
+    share: F64 = np.where(counts >= MIN_GRAMS, hits / np.maximum(counts, 1), 0.0)
     return share

@@ -163,8 +163,7 @@ _RESERVED = re.compile(
 
 
 def _emails(text: str) -> Iterator[Span]:
-    at = text.find("@")
-    while at >= 0:
+    for at in _places(text, "@"):
         start = at
         while start > 0 and at - start < 64 and text[start - 1] in _LOCAL_CHARS:
             start -= 1
@@ -175,7 +174,6 @@ def _emails(text: str) -> Iterator[Span]:
         domain = _DOMAIN.match(text, at + 1) if start < at and not is_name else None
         if domain and _is_mail(text[start:at], domain):
             yield Span(start, domain.end(1) - start, "email")
-        at = text.find("@", at + 1)
 
 
 def _is_mail(local: str, domain: re.Match[str]) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.text.batch import Batch, Hashes, Ints, Mask, highest_between, share, sums_between
-from tasks.text.words import span_hashes
+from tasks.text.words import running_sums, span_hashes
 
 TOP_LENGTHS = (2, 3, 4)
 DUPLICATE_LENGTHS = (5, 6, 7, 8, 9, 10)
@@ -94,8 +94,7 @@ def phrase_measures(batch: Batch) -> dict[str, np.ndarray]:
     """
     n_words, documents = len(batch.word_lengths), batch.word_documents
     measures: dict[str, np.ndarray] = {}
-    lengths = np.zeros(n_words + 1, dtype=np.int64)
-    np.cumsum(batch.word_lengths, out=lengths[1:])
+    lengths = running_sums(batch.word_lengths)
     places = np.flatnonzero(documents[1:] == documents[:-1])
     hashes = batch.word_hashes
     pairs = hashes[places] * _MULTIPLIER + hashes[places + 1]
@@ -246,8 +245,7 @@ def _duplicates(batch: Batch, units: Units, name: str) -> dict[str, np.ndarray]:
     hashes = span_hashes(batch.word_hashes, units.first, units.last)
     groups = find_repeated(units.document, hashes, np.arange(len(hashes)))
     repeats = repeat_mask(groups, len(hashes))
-    sums = np.zeros(len(batch.word_lengths) + 1, dtype=np.int64)
-    np.cumsum(batch.word_lengths, out=sums[1:])
+    sums = running_sums(batch.word_lengths)
     characters = (sums[units.last] - sums[units.first])[repeats]
     documents = units.document[repeats]
     number = np.bincount(units.document, minlength=batch.n_documents)

@@ -80,7 +80,7 @@ def _edge(lines: Sequence[str], number: int, bottom: bool) -> _Edge:
 
 
 def _key(line: str, number: int) -> Key:
-    """What a line is counted as: its words without numbers, or how far its number is ahead of the page's."""
+    """Return the key of a line: its words without numbers, or the distance of its number from the page's."""
     line = line.strip()
     if len(line) > MAX_HEAD_CHARS:
         return "", 0
@@ -99,7 +99,7 @@ def _key(line: str, number: int) -> Key:
 
 
 def _numbered(line: str, number: int) -> tuple[Key, ...]:
-    """How far the numbers at the two ends of a line are ahead of the page's."""
+    """Return the distances of the numbers at the two ends of a line from the page's."""
     line = line.strip().lower()
     words = line.split() if len(line) <= MAX_HEAD_CHARS else []
     if len(words) < 2:

@@ -67,23 +67,26 @@ class Hashes:
     def take(self, documents: Chosen) -> Hashes:
         """Copy the hashes of some documents, in the order given; an array of bool selects as in NumPy."""
         places, offsets = flat_places(self.offsets, documents)
-        return Hashes(copied(self.values, places), offsets)
+        values = self.values[places]
+        # never a view: that of a mapped file would keep the file open
+        return Hashes(values.copy() if isinstance(places, slice) else values, offsets)
+
+
+def running_sums(values: Sequence[int] | npt.NDArray[Any]) -> I64:
+    """Return (n + 1,) the sums of the first 0, 1, ... n values."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 def flat_places(offsets: I64, documents: Chosen) -> tuple[I64 | slice, I64]:
     """Return where the values of some documents stand in a flat array (a slice if in a row), and their new offsets."""
     chosen = np.arange(len(offsets) - 1)[np.asarray(documents, None if len(documents) else np.int64)]
     counts = np.diff(offsets)[chosen]
-    taken = np.zeros(len(chosen) + 1, np.int64)
-    np.cumsum(counts, out=taken[1:])
+    taken = running_sums(counts)
     if len(chosen) and (np.diff(chosen) == 1).all():
         return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1])), taken
     return np.arange(taken[-1]) + np.repeat(offsets[chosen] - taken[:-1], counts), taken
-
-
-def copied(values: npt.NDArray[Any], places: I64 | slice) -> npt.NDArray[Any]:
-    """Return what stands at the places, never as a view: a view of a mapped file would keep the file open."""
-    return values[places].copy() if isinstance(places, slice) else values[places]
 
 
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -171,9 +174,7 @@ def word_runs(words: Hashes, n: int) -> Hashes:
                 value = value * np.uint64(_WORD_BASE) + words.values[where + place]
             runs[where] = _mix(value)
             whole[where] = True
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(np.where(counts >= n, counts - n + 1, np.minimum(counts, 1)), out=offsets[1:])
-    return Hashes(runs[whole], offsets)
+    return Hashes(runs[whole], running_sums(np.where(counts >= n, counts - n + 1, np.minimum(counts, 1))))
 
 
 def _windows(values: U64, n: int) -> U64:
@@ -273,8 +274,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batch:
-    bounds = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum([len(text) + len(_SEPARATOR) for text in texts], out=bounds[1:])
+    bounds = running_sums([len(text) + len(_SEPARATOR) for text in texts])
     pieces = _pieces(texts[0]) if len(texts) == 1 else iter([_SEPARATOR.join(texts)])
     offsets = np.zeros(len(bounds), np.int64)
     nothing = np.zeros(0, np.int64)
@@ -331,8 +331,7 @@ def _read_paragraphs(codes: Codes, kinds: Codes, base: int) -> tuple[U64, I64, I
     starts_paragraph[:1] = True
     first = np.flatnonzero(starts_paragraph)
     behind = np.append(first[1:], len(begins))
-    chars = np.zeros(len(begins) + 1, np.int64)
-    np.cumsum(ends - begins, out=chars[1:])
+    chars = running_sums(ends - begins)
     folded = chars[behind] - chars[first] + (behind - first - 1)
     long_enough = folded >= MIN_PARAGRAPH_CHARS
     first, behind = first[long_enough], behind[long_enough]

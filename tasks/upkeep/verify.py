@@ -133,10 +133,9 @@ def _containment_problems(store: Store, state: State, frozen: dict[str, str]) ->
             trained.extend(doc_id for doc_id, _ in block)
             yield gram_hashes([text for _, text in block])
 
-    found = containment(gram_hashes(list(held_out.values())), blocks())
-    shares = np.concatenate([np.zeros(0), *found.training])
-    yield from _leaks(list(held_out), found.validation.tolist(), "held out", "training", limit)
-    yield from _leaks(trained, shares.tolist(), "trained on", "held-out", limit)
+    shares, trained_shares = containment(gram_hashes(list(held_out.values())), blocks())
+    yield from _leaks(list(held_out), shares.tolist(), "held out", "training", limit)
+    yield from _leaks(trained, np.concatenate([np.zeros(0), *trained_shares]).tolist(), "trained on", "held-out", limit)
 
 
 def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:

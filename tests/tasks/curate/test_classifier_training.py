@@ -12,7 +12,7 @@ import pytest
 from classifier_samples import manuals, rubbishes
 from dedup_samples import prose
 
-from tasks.curate.classifier import READ_CHARS, score_texts, train
+from tasks.curate.classifier import READ_CHARS, ExamplesError, score_texts, train
 
 TEXTS = ["", " \n ", "one", "one two", "ONE two one Two", "羊 羊", *(prose(400, seed) for seed in range(30))]
 
@@ -44,6 +44,11 @@ def test_labels_without_meaning_are_reported_as_chance() -> None:
     assert 0.4 < metrics["auc"] < 0.6
     assert 0.4 < metrics["balanced_accuracy"] < 0.6
     assert "0.5 is chance" in metrics["note"]
+
+
+def test_examples_without_words_are_refused() -> None:
+    with pytest.raises(ExamplesError, match="the examples of the classifier hold no words"):
+        trained([i * "!" for i in range(1, 12)], [i * "?" for i in range(1, 12)])
 
 
 def test_two_runs_give_equal_bytes(learnt: Trained) -> None:

@@ -116,7 +116,7 @@ def test_a_damaged_evaluation_set_is_told(tmp_path: Path, name: str, content: by
 
 
 def test_a_missing_evaluation_set_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationSetError, match="is not there"):
+    with pytest.raises(EvaluationSetError, match="does not exist"):
         evaluation_grams([tmp_path / "nowhere"], Refused())
     with pytest.raises(EvaluationSetError, match="folder without any file"):
         evaluation_grams([tmp_path], Refused())

@@ -22,9 +22,7 @@ def equal(one: Signatures, other: Signatures) -> bool:
 
 
 def test_a_signature_depends_on_its_document_alone() -> None:
-    together = signatures(TEXTS)
-    for place, text in enumerate(TEXTS):
-        assert equal(together.take([place]), signatures([text]))
+    assert equal(signatures(TEXTS), join_signatures([signatures([text]) for text in TEXTS]))
 
 
 @pytest.mark.parametrize("texts", [TEXTS, [], [""]])
