@@ -243,7 +243,7 @@ def export(
     model: ModelRef, folder: Target, corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False
 ) -> None:
     """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
-    from tasks.training.interchange import export_bundle
+    from tasks.training.hugging_face import export_bundle
 
     answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder))), as_json)
 
@@ -255,7 +255,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
-    from tasks.training.interchange import import_folder
+    from tasks.training.hugging_face import import_folder
 
     answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)
 

@@ -23,7 +23,7 @@ from tasks.registry.promote import trained_on
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizers import TOKENIZER_FILE
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.interchange import import_folder
+from tasks.training.hugging_face import import_folder
 from tasks.training.train import train
 
 CARRIER = "small"  # a preset all of whose fields are replaced

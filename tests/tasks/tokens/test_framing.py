@@ -30,7 +30,7 @@ from tasks.report.inspect.inspection import inspect_prompt
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import BOS, EOS, AsciiTokenizer, HfTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
-from tasks.training.interchange import export_bundle, import_folder
+from tasks.training.hugging_face import export_bundle, import_folder
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 BARE = ("tokenizer.bos=false", "tokenizer.eos=false")

@@ -20,7 +20,7 @@ from tasks.core.run import Run
 from tasks.core.settings import Settings, load_settings, parse_assignments
 from tasks.registry.base import BaseError, check_base, with_base
 from tasks.training.bundle import Bundle
-from tasks.training.interchange import export_bundle
+from tasks.training.hugging_face import export_bundle
 from tasks.training.train import HISTORY_FILE
 
 STEPS = ("curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4")

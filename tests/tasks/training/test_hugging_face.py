@@ -32,7 +32,7 @@ from tasks.tokens.tokenizers import (
     load_tokenizer,
 )
 from tasks.training.bundle import Bundle
-from tasks.training.interchange import (
+from tasks.training.hugging_face import (
     ExchangeError,
     export_bundle,
     import_folder,
