@@ -76,7 +76,7 @@ class TableWriter:
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """How tables are written.
+    """Return the options of Parquet's writer.
 
     Long texts get no dictionary and no statistics: both would hold several copies of each in memory, for nothing.
     """

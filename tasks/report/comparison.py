@@ -66,7 +66,7 @@ class PairFigures:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the two are called, with a letter where the person gave one name twice."""
+        """Names of the two models, with a letter where both are the same."""
         if self.a.name == self.b.name:
             return f"{self.a.name} (A)", f"{self.b.name} (B)"
         return self.a.name, self.b.name

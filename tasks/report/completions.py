@@ -70,7 +70,7 @@ def _probability(logprob: float) -> float:
 
 @dataclass
 class GenerationFigures:
-    """What a generation gave.
+    """Figures of a batch generation.
 
     Attributes:
         prompts: that were asked.

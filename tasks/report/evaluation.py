@@ -101,7 +101,7 @@ class Mark(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """What a model wrote.
+    """A completion with its memorised spans.
 
     Attributes:
         marks: spans that stand in training text, the longest first; None where that was not measured.

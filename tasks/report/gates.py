@@ -20,7 +20,7 @@ _SLICES, _VERSIONS = 60, 100
 
 @dataclass(frozen=True)
 class GateFigures:
-    """What the page shows.
+    """Figures of the page of the gates.
 
     Attributes:
         version: number of the version that was judged.

@@ -1,4 +1,4 @@
-"""What the queries of report pages share: rows, the tables of live documents, joins one at a time, histograms."""
+"""Queries of all report pages: rows, the tables of live documents, joins one at a time, histograms."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class TrainingFigures:
 
     @property
     def epochs(self) -> float | None:
-        """How often the training split was read."""
+        """Passes over the training split; None if its length is unknown."""
         if self.epoch is None or not self.epoch.sequences:
             return None
         return self.steps * self.sequences_per_step / self.epoch.sequences

@@ -1,1 +1,1 @@
-"""What a network does with one prompt, as a page for people and as JSON for machines."""
+"""Forward pass of a network for one prompt, step by step: a page for people, and JSON for machines."""

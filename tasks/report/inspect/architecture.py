@@ -127,7 +127,7 @@ def title(step: Step, config: ModelConfig) -> str:
 
 
 def sentence(step: Step, config: ModelConfig) -> str:
-    """What the step does."""
+    """Return a step of the forward pass in one sentence."""
     width, norm = config.d_model, "LayerNorm" if config.norm == "layernorm" else "RMSNorm"
     shared = config.n_head // config.n_kv_head
     of_heads = f"{config.n_kv_head} heads" + (f", each shared by {shared} query heads" if shared > 1 else "")
