@@ -29,8 +29,10 @@ from tasks.readers.decode import decode
 from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, TEXT, Columns, Refused, Table, list_columns, read_rows
-from tasks.text import keep_best, near_pairs, signatures
 from tasks.text.cleaning import normalise_text
+from tasks.text.groups import keep_best
+from tasks.text.minhash import signatures
+from tasks.text.near import near_pairs
 from tasks.text.words import read_batches, word_runs
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from storage.store import Store, StoreError
 from storage.tables import read_places, stream_rows, write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, parquet, tables_of
-from tasks.text import Hashes, load_signatures
-from tasks.text.words import joined
+from tasks.text.minhash import load_signatures
+from tasks.text.words import Hashes, joined
 
 if TYPE_CHECKING:
     from tasks.core.run import Run

@@ -31,8 +31,7 @@ from storage.tables import read_columns
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, parquet
 from tasks.curate.evalset import load_grams
-from tasks.text import GramIndex, judged_share
-from tasks.text.overlap import MIN_GRAMS
+from tasks.text.overlap import MIN_GRAMS, GramIndex, judged_share
 
 LEAKS_FILE = "leaks.json"
 

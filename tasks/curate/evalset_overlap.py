@@ -23,7 +23,8 @@ from storage.schemas import EVALSET_OVERLAP, MEASURES_FILE, OVERLAP_FILE, RUNS_F
 from storage.tables import union_digest, unpacked_size, write_columns
 from tasks.core.stage import Work, stage
 from tasks.curate.evalset import load_grams
-from tasks.text import GramIndex, common, load_signatures
+from tasks.text.minhash import load_signatures
+from tasks.text.overlap import GramIndex, common
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import pyarrow as pa
 from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_places
 from tasks.curate.corpus import Corpus
-from tasks.text import GramIndex, Hashes, judged_share, load_signatures, overlapping_spans
-from tasks.text.overlap import shared_grams
-from tasks.text.words import I64, flat_places, joined, running_sums
+from tasks.text.minhash import load_signatures
+from tasks.text.overlap import GramIndex, judged_share, overlapping_spans, shared_grams
+from tasks.text.words import I64, Hashes, flat_places, joined, running_sums
 
 Span = tuple[int, int]
 SHARES = pa.schema([("number", pa.int64()), ("share", pa.float64())])

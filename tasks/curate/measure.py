@@ -15,9 +15,9 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
-from tasks.text import Signatures, join_signatures, signatures
 from tasks.text.batch import bundles
 from tasks.text.measures import measure_documents
+from tasks.text.minhash import Signatures, join_signatures, signatures
 
 # Enough for array operations to pay, and not so much that a batch of books fills the memory.
 BATCH_DOCUMENTS = 256

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tasks.curate.corpus import Corpus
 from tasks.curate.settings import CurateSettings
-from tasks.text import Pairs, keep_best
+from tasks.text.groups import Pairs, keep_best
 from tasks.text.words import distinct
 
 # Which of several like documents is kept, the first: typed before read by OCR, then the longest, then by id.

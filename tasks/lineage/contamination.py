@@ -21,7 +21,7 @@ from storage.schemas import CONTAMINATION, DOCUMENTS_FILE
 from storage.tables import read_columns, write_table
 from tasks.core.stage import Work, stage
 from tasks.lineage.gram_overlap import SEEN_FILE, evalset_grams
-from tasks.text import GramIndex
+from tasks.text.overlap import GramIndex
 
 CONTAMINATION_FILE = "contamination.parquet"
 

@@ -17,7 +17,9 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE
 from storage.tables import count_rows, read_columns, stream_columns, unpacked_size
 from tasks.core.stage import Work, stage
-from tasks.text import GramIndex, Hashes, gram_hashes
+from tasks.text.minhash import gram_hashes
+from tasks.text.overlap import GramIndex
+from tasks.text.words import Hashes
 
 SEEN_FILE = "seen.npy"
 

@@ -26,7 +26,9 @@ from storage.store import Store, StoreError
 from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
 from tasks.curate.corpus import kept_documents, kept_rows
-from tasks.text import Hashes, containment, gram_hashes
+from tasks.text.minhash import gram_hashes
+from tasks.text.overlap import containment
+from tasks.text.words import Hashes
 from tasks.tokens.dataset import TokenDocuments, kept_tokens
 from tasks.tokens.index import load_index, read_record
 from tasks.tokens.packing import Pieces, account, is_isolated

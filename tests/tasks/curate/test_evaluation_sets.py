@@ -12,7 +12,8 @@ from dedup_samples import prose
 
 from tasks.curate.evaluation_sets import EvaluationSetError, evaluation_grams
 from tasks.readers.rows import Refused
-from tasks.text import gram_hashes, overlapping_spans
+from tasks.text.minhash import gram_hashes
+from tasks.text.overlap import overlapping_spans
 
 PAGE = prose(120, seed=1)
 

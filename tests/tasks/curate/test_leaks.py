@@ -13,7 +13,7 @@ from dedup_samples import prose
 
 from tasks.curate.corpus import Corpus
 from tasks.curate.leaks import SegmentSignatures, contained, repeated_paragraphs
-from tasks.text import signatures
+from tasks.text.minhash import signatures
 
 N_SHELVES = 200
 DESCRIPTORS = 128

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from dedup_samples import edited, peak_memory, plain_runs, prose
 
-from tasks.text import containment, gram_hashes, overlapping_spans
-from tasks.text.minhash import GRAM_WORDS
+from tasks.text.minhash import GRAM_WORDS, gram_hashes
+from tasks.text.overlap import containment, overlapping_spans
 from tasks.text.words import BATCH_CHARS, word_pieces
 
 PAGE = prose(120, seed=1)

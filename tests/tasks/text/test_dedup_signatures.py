@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from dedup_samples import edited, jaccard, peak_memory, plain_runs, plain_words, prose
 
-from tasks.text import Signatures, join_signatures, load_signatures, signatures
-from tasks.text.minhash import N_PERMUTATIONS
+from tasks.text.minhash import N_PERMUTATIONS, Signatures, join_signatures, load_signatures, signatures
 
 PINNED_MINIMA = "8f57358bbdc2f85e"
 TEXTS = ["", "one", "four words are few", "漢字" * 30, *(prose(20 + 40 * seed, seed) for seed in range(40)), " \n"]
