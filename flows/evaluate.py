@@ -18,14 +18,14 @@ from storage.store import Store
 from tasks.core.executor import act
 from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings, Settings
-from tasks.core.stage import Call
+from tasks.core.stage import Call, NoSettings
 from tasks.evaluation.compare import Drift, champion_figures, drift_between, other_figures
 from tasks.evaluation.evaluate import EvaluateSettings
 from tasks.evaluation.evaluate import evaluate as evaluate_stage
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents, read_metrics
 from tasks.evaluation.texts import evaluation_texts, fresh_documents, texts_name
-from tasks.lineage.contamination import ContaminationSettings, contamination
+from tasks.lineage.contamination import contamination
 from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
 from tasks.lineage.memorised import MemorisedSettings, memorised
 from tasks.lineage.trace_index import trace_indexes
@@ -143,7 +143,7 @@ def trace_model(
         inputs = {"evalset": evalset, "documents": ref, "trained": set(trained)}
         calls.append(Call(OverlapSettings.of(trained), inputs))
     overlaps = RefSet.of(gram_overlap.map(run, calls))
-    return found, contamination(run, ContaminationSettings(), evalset=evalset, overlaps=overlaps)
+    return found, contamination(run, NoSettings(), evalset=evalset, overlaps=overlaps)
 
 
 def measure_beside(

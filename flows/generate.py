@@ -13,9 +13,9 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from tasks.core.run import Run
 from tasks.core.settings import Settings
-from tasks.core.stage import Call
+from tasks.core.stage import Call, NoSettings
 from tasks.generation.completions import Prompt
-from tasks.generation.generate import JoinSettings, complete, joined
+from tasks.generation.generate import complete, joined
 from tasks.generation.generate import generate as join_completions
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of
@@ -72,4 +72,4 @@ def continue_prompts(
         ],
     )
     whole = joined(parts) if parts else RefSet(after, "")  # of prompts that a plan does not know
-    return join_completions(run, JoinSettings(), parts=whole)
+    return join_completions(run, NoSettings(), parts=whole)

@@ -12,12 +12,12 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, MEASURES_FILE, SCORES_FILE
 from tasks.core.run import Run
 from tasks.core.settings import Settings
-from tasks.core.stage import Call
-from tasks.curate.classifier import ScoreSettings, score, trained_classifier
+from tasks.core.stage import Call, NoSettings
+from tasks.curate.classifier import score, trained_classifier
 from tasks.curate.curate import CurationSettings, curate
 from tasks.curate.dedup import dedup, last_dedup
 from tasks.curate.evaluation_sets import forbidden_grams
-from tasks.curate.measure import MeasureSettings, measure
+from tasks.curate.measure import measure
 from tasks.curate.normalise import normalise
 from tasks.curate.refine import RefineStageSettings, cuts_of, refine
 from tasks.ingest.corpus import (
@@ -114,11 +114,11 @@ def read_documents(run: Run, source: str, settings: Settings) -> Documents:
 def curate_documents(run: Run, read: Documents, settings: Settings) -> Ingested:
     """Measure, deduplicate, select and refine documents."""
     segments, normalised = read.segments, read.normalised
-    measured = segments.map(run, measure, MeasureSettings(), documents=normalised)
+    measured = segments.map(run, measure, NoSettings(), documents=normalised)
     trained = trained_classifier(run, settings.classifier)
     scored = []
     if trained is not None:
-        scored = segments.map(run, score, ScoreSettings(), documents=normalised, classifier=trained)
+        scored = segments.map(run, score, NoSettings(), documents=normalised, classifier=trained)
     documents = segments.union(run, normalised, DOCUMENTS_FILE)
     measures = segments.union(run, measured, MEASURES_FILE)
     duplicates = dedup(

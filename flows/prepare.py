@@ -14,10 +14,11 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import OVERLAP_FILE, TOKENS_FILE
 from tasks.core.run import Run
 from tasks.core.settings import Settings
+from tasks.core.stage import NoSettings
 from tasks.curate.curate import check_split
-from tasks.curate.evalset import EvalsetSettings, freeze_evalset, has_split
+from tasks.curate.evalset import freeze_evalset, has_split
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
-from tasks.curate.evalset_overlap import EvalsetOverlapSettings, evalset_overlap
+from tasks.curate.evalset_overlap import evalset_overlap
 from tasks.registry.base import Base, check_base, with_base
 from tasks.tokens.dataset import DatasetIndexSettings, dataset
 from tasks.tokens.groups import group_documents
@@ -113,7 +114,7 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
             return run.reuse(freeze_evalset, known)
     frozen = freeze_evalset(
         run,
-        EvalsetSettings(),
+        NoSettings(),
         snapshot=ingested.snapshot,
         curated=ingested.curated,
         documents=ingested.texts,
@@ -125,7 +126,5 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
 
 def _overlaps(run: Run, ingested: Ingested, evalset: ArtifactRef) -> RefSet:
     """Return the 13-grams that each segment shares with an evaluation set."""
-    made = ingested.segments.map(
-        run, evalset_overlap, EvalsetOverlapSettings(), measures=ingested.measured, evalset=evalset
-    )
+    made = ingested.segments.map(run, evalset_overlap, NoSettings(), measures=ingested.measured, evalset=evalset)
     return ingested.segments.union(run, made, OVERLAP_FILE)

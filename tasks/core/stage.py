@@ -104,6 +104,11 @@ class Work:
 
 
 @dataclass(frozen=True)
+class NoSettings:
+    """Settings of a stage that has none."""
+
+
+@dataclass(frozen=True)
 class Call:
     """One of several requests to a stage.
 

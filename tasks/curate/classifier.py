@@ -24,7 +24,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.readers.decode import decode
 from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
@@ -408,13 +408,8 @@ def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | 
     return classifier(run, asked, good_files=added["good"][0], bad_files=added["bad"][0])
 
 
-@dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of the stage; there are none: the classifier is an input."""
-
-
 @stage("score", version=1, unit="document", tables={SCORES_FILE: SCORES})
-def score(work: Work, settings: ScoreSettings, *, documents: ArtifactRef, classifier: ArtifactRef) -> str:
+def score(work: Work, settings: NoSettings, *, documents: ArtifactRef, classifier: ArtifactRef) -> str:
     """Score the documents of one segment: the probability that each is good."""
     source = work.folder(documents) / DOCUMENTS_FILE
     weights = work.folder(classifier) / WEIGHTS_FILE

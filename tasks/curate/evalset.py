@@ -8,7 +8,6 @@ seen when the document is gone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE, SELECTION_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_places, stream_rows, write_table
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.corpus import Corpus, parquet, tables_of
 from tasks.text.minhash import load_signatures
 from tasks.text.words import Hashes, joined
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 
 QUERY_BYTES = 2**31  # where nothing is set
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
-
-
-@dataclass(frozen=True)
-class EvalsetSettings:
-    """Settings of the stage; there are none yet."""
 
 
 def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) -> bool:
@@ -51,7 +45,7 @@ def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) 
 @stage("evalset", version=3, tables={DOCUMENTS_FILE: EVALSET}, pinned=True)
 def freeze_evalset(
     work: Work,
-    settings: EvalsetSettings,
+    settings: NoSettings,
     *,
     snapshot: ArtifactRef,
     curated: ArtifactRef,

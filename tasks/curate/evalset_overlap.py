@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ import pyarrow.parquet as pq
 from storage.manifest import ArtifactRef
 from storage.schemas import EVALSET_OVERLAP, MEASURES_FILE, OVERLAP_FILE, RUNS_FILE
 from storage.tables import union_digest, unpacked_size, write_columns
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.evalset import load_grams
 from tasks.text.minhash import load_signatures
 from tasks.text.overlap import GramIndex, common
-
-
-@dataclass(frozen=True)
-class EvalsetOverlapSettings:
-    """Settings of the stage; there are none: how much is too much is decided later."""
 
 
 @stage(
@@ -39,9 +33,7 @@ class EvalsetOverlapSettings:
     tables={OVERLAP_FILE: EVALSET_OVERLAP},
     keep_with=("measures", "evalset"),
 )
-def evalset_overlap(
-    work: Work, settings: EvalsetOverlapSettings, *, measures: ArtifactRef, evalset: ArtifactRef
-) -> str:
+def evalset_overlap(work: Work, settings: NoSettings, *, measures: ArtifactRef, evalset: ArtifactRef) -> str:
     """Find the documents of one segment that share text with the evaluation set."""
     folder = work.folder(measures)
     made = work.in_subprocess(

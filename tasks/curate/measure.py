@@ -6,7 +6,6 @@ Nothing is decided here. What depends on thresholds or on other documents comes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, MEASURES, MEASURES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.text.batch import bundles
 from tasks.text.measures import measure_documents
 from tasks.text.minhash import Signatures, join_signatures, signatures
@@ -25,13 +24,8 @@ BATCH_CHARS = 2**21
 COLUMNS = ["doc_id", "kind", "title", "programming_language", "text", "text_sha256"]
 
 
-@dataclass(frozen=True)
-class MeasureSettings:
-    """Settings of the stage; there are none: a measure is no decision."""
-
-
 @stage("measure", version=2, unit="document", tables={MEASURES_FILE: MEASURES})
-def measure(work: Work, settings: MeasureSettings, *, documents: ArtifactRef) -> str:
+def measure(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
     size = unpacked_size(source)

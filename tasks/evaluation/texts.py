@@ -22,7 +22,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
 from storage.store import Store
 from storage.tables import read_columns, write_table
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.corpus import Corpus, kept_documents
 from tasks.curate.evalset import copy_documents, frozen_evalset
 from tasks.readers.records import ExtractionProblem
@@ -79,15 +79,10 @@ def copy_split(
     return digest
 
 
-@dataclass(frozen=True)
-class FreshSettings:
-    """Settings of the stage; there are none yet."""
-
-
 @stage("fresh", version=1)
 def fresh(
     work: Work,
-    settings: FreshSettings,
+    settings: NoSettings,
     *,
     snapshot: ArtifactRef,
     curated: ArtifactRef,
@@ -147,7 +142,7 @@ def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
     if not came_since(run.store, curated, known):
         run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
         return None
-    return fresh(run, FreshSettings(), known=known, **inputs)
+    return fresh(run, NoSettings(), known=known, **inputs)
 
 
 def split_inputs(state: Mapping[str, list[ArtifactRef]]) -> dict[str, ArtifactRef | RefSet]:

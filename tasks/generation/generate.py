@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE
 from storage.tables import read_rows, stream_rows, write_table
 from tasks.core.settings import GenerateSettings
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.core.subprocesses import WORTH_A_PROCESS
 from tasks.generation.completions import BATCH_SIZES, Progress, complete_prompts
 from tasks.generation.prompts import PROMPTS_FILE
@@ -133,13 +132,8 @@ def _line(row: dict[str, Any]) -> bytes:
     return json.dumps(row, sort_keys=True).encode() + b"\n"
 
 
-@dataclass(frozen=True)
-class JoinSettings:
-    """Settings of the joining; there are none."""
-
-
 @stage("generate", version=2, tables={"completions.parquet": COMPLETIONS}, keep_with=("parts",))
-def generate(work: Work, settings: JoinSettings, *, parts: RefSet) -> str:
+def generate(work: Work, settings: NoSettings, *, parts: RefSet) -> str:
     """Join the completions of all shards, in the order of the prompts."""
     digest = hashlib.sha256()
     work.counts.update(rows=0, errors=0, tokens=0)

@@ -19,20 +19,15 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CONTAMINATION, DOCUMENTS_FILE
 from storage.tables import read_columns, write_table
-from tasks.core.stage import Work, stage
+from tasks.core.stage import NoSettings, Work, stage
 from tasks.lineage.gram_overlap import SEEN_FILE, evalset_grams
 from tasks.text.overlap import GramIndex
 
 CONTAMINATION_FILE = "contamination.parquet"
 
 
-@dataclass(frozen=True)
-class ContaminationSettings:
-    """Settings of the stage; there are none: the reader judges which share is too much."""
-
-
 @stage("contamination", version=1, keep_with=("evalset", "overlaps"))
-def contamination(work: Work, settings: ContaminationSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
+def contamination(work: Work, settings: NoSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
     """Count the 13-grams of each evaluation document that stand in training text."""
     doc_ids, grams = evalset_grams(work.folder(evalset) / DOCUMENTS_FILE)
     index = GramIndex(grams.values)

@@ -15,7 +15,6 @@ Held-out documents are indexed too: the split follows from the whole corpus, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, TRACED
 from storage.tables import count_rows, read_columns, stream_columns, unpacked_size, write_columns
-from tasks.core.stage import Call, Work, stage
+from tasks.core.stage import Call, NoSettings, Work, stage
 from tasks.text.words import I64, U64, Hashes, read_batches, word_runs
 
 if TYPE_CHECKING:
@@ -44,13 +43,8 @@ _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 
 
-@dataclass(frozen=True)
-class TraceIndexSettings:
-    """Settings of the stage; there are none: how long spans have to be is asked when something is looked up."""
-
-
 @stage("trace_index", version=1, unit="segment", keep_with=("documents",))
-def trace_index(work: Work, settings: TraceIndexSettings, *, documents: ArtifactRef) -> str:
+def trace_index(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
     """Index the documents of one segment, so that text which stands in them is found."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(index_segment, unpacked_size(source), source=source, out=work.out)
@@ -60,7 +54,7 @@ def trace_index(work: Work, settings: TraceIndexSettings, *, documents: Artifact
 
 def trace_indexes(run: Run, texts: RefSet) -> RefSet:
     """Return the indexes of training texts, in their order; they are made when they are first asked for."""
-    return RefSet.of(trace_index.map(run, [Call(TraceIndexSettings(), {"documents": ref}) for ref in texts.refs]))
+    return RefSet.of(trace_index.map(run, [Call(NoSettings(), {"documents": ref}) for ref in texts.refs]))
 
 
 def index_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, int]:

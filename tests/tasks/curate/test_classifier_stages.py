@@ -18,6 +18,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import read_rows
 from tasks.core.run import Run
+from tasks.core.stage import NoSettings
 from tasks.core.subprocesses import WORTH_A_PROCESS, Subprocesses
 from tasks.curate.classifier import (
     BUCKETS,
@@ -25,7 +26,6 @@ from tasks.curate.classifier import (
     WEIGHTS_FILE,
     ClassifierStageSettings,
     ExamplesError,
-    ScoreSettings,
     classifier,
     example_files,
     score,
@@ -106,7 +106,7 @@ def test_examples_on_both_sides_are_refused_by_the_stage(run: Run, sides: tuple[
 def test_every_document_of_a_segment_has_a_score(run: Run, sides: tuple[Path, Path]) -> None:
     texts = [*manuals(300, 500), *rubbishes(300, 500), ""]
     documents, trained = hold(run, texts), learn(run, [sides[0]], [sides[1]])
-    made = score(run, ScoreSettings(), documents=documents, classifier=trained)
+    made = score(run, NoSettings(), documents=documents, classifier=trained)
     rows = read_rows(run.store.folder(made) / SCORES_FILE)
     assert [row["doc_id"] for row in rows] == [f"doc{number}" for number in range(601)]
     assert all(row.keys() == set(SCORES.names) and 0 <= row["score"] <= 1 for row in rows)
@@ -116,7 +116,7 @@ def test_every_document_of_a_segment_has_a_score(run: Run, sides: tuple[Path, Pa
 
 def test_a_segment_without_documents_has_no_scores(run: Run, sides: tuple[Path, Path]) -> None:
     documents, trained = hold(run, []), learn(run, [sides[0]], [sides[1]])
-    made = score(run, ScoreSettings(), documents=documents, classifier=trained)
+    made = score(run, NoSettings(), documents=documents, classifier=trained)
     assert read_rows(run.store.folder(made) / SCORES_FILE) == []
 
 
