@@ -20,7 +20,6 @@ from storage.tables import read_rows
 from storage.tombstones import read_tombstones
 from tasks.ingest.snapshot import snapshot
 from tasks.tokens.dataset import dataset
-from tasks.training.train import train
 
 ANNOUNCED_REF = "announced"
 READ_REF = "read"
@@ -67,7 +66,7 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
     Args:
         documents: The present ones, which count as read where nothing was recorded in time.
     """
-    trained = read_state(store, corpus).get(train.name)
+    trained = read_state(store, corpus).get("train")
     listing = _listing_behind(store, corpus)
     if not trained or listing is None:
         return set()
@@ -87,7 +86,7 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
 def _listing_behind(store: Store, corpus: str) -> ArtifactRef | None:
     """Return the snapshot of the latest training: the newest, where others gave the same dataset."""
     state = read_state(store, corpus)
-    trained, prepared = state.get(train.name), state.get(dataset.name)
+    trained, prepared = state.get("train"), state.get(dataset.name)
     if not trained:
         return None
     try:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from tasks.ingest.licences import detect_licence
 from tasks.text.batch import (
     DIGIT,
     LETTER,
@@ -34,6 +33,7 @@ from tasks.text.batch import (
     share,
 )
 from tasks.text.language import UNDETERMINED, identify_language
+from tasks.text.licences import detect_licence
 from tasks.text.private_data import find_pii
 from tasks.text.repetition import line_measures, phrase_measures
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ingest.licences import detect_licence, is_licence_file
+from tasks.text.licences import detect_licence, is_licence_file
 
 SYSTEM = Path("/usr/share/common-licenses")
 GRANT = (
