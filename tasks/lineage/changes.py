@@ -103,6 +103,6 @@ def _announced(store: Store, corpus: str, at: datetime) -> set[str]:
     if note is None:
         return set()
     old = at - datetime.fromisoformat(note["since"]) > HOLDS
-    if old and not any(work.stage == train.name for work in store.unfinished(owned=True)):
+    if old and not any(work.stage == "train" for work in store.unfinished(owned=True)):
         return set()
     return set(note["documents"])
