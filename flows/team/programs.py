@@ -51,7 +51,7 @@ POOL, GPU_POOL, RETRAIN_QUEUE = "sheepfold", "sheepfold-gpu", "retrain"
 POOLS = {WORKER: POOL, GPU_WORKER: GPU_POOL}
 FLOWS = Path(__file__).parents[1]
 PREFECT_FILE, AUTOMATIONS_FILE = FLOWS / "prefect.yaml", FLOWS / "automations.yaml"
-PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of a program and of every process that it starts
+PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of a program, of supervisord and of all they start
 MLFLOW_AUTH = "mlflow-auth.ini"
 # supervisord's socket, and the link to its folder, which is a temporary one: its address has at most 107 bytes, and a
 # home may lie deeper, or on a file system without sockets
@@ -263,7 +263,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | Non
                 f"the servers of {home.path} run with other settings or passwords: `sheepfold down` first, then `up`"
             )
         if not running:
-            _end(processes(home))  # left by a supervisord that was killed
+            _end(processes(home))  # left by a supervisord that was killed, or itself out of reach
             _check_ports(settings)
         settings.keep(home)
         try:
@@ -308,7 +308,8 @@ def _start_supervisord(home: Home, settings: TeamSettings) -> None:
     configuration = team_folder(home) / "supervisord.conf"
     write_private(configuration, _configuration(place / SOCKET))
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, PROGRAM: f"{home.path}:supervisord"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise UserError(f"supervisord did not start: {(done.stdout + done.stderr).strip()}")
 
@@ -461,8 +462,8 @@ def _stop(home: Home, say: Say) -> list[str]:
         supervisor.shutdown()
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait()
-        _remove_socket(home)
     _end(processes(home))
+    _remove_socket(home)
     return [name for name in SERVICES if name in running]
 
 

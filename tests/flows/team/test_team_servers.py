@@ -88,6 +88,13 @@ def test_up_replaces_what_a_killed_supervisord_left_behind(box: Box) -> None:
     assert not before & {process.pid for process in processes(box.home)}
 
 
+def test_up_replaces_a_supervisord_whose_socket_was_cleared_away(box: Box) -> None:
+    before = {process.pid for process in processes(box.home)}
+    shutil.rmtree((team_folder(box.home) / "socket").resolve())
+    box.run("up")
+    assert not before & {process.pid for process in processes(box.home)}
+
+
 def test_documents_that_come_start_one_training(box: Box, sample_folder: Path) -> None:
     first = box.wait(box.start("ingest/watch"), "Completed")
     assert first["parameters"]["announce_share"] > 0
