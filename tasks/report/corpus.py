@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
-from tasks.report.charts import BarPlot, Layer, bar_figure
+from tasks.report.charts import Layer, bar_figure
 from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-from tasks.report.wording import size_of
 
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
@@ -172,12 +171,6 @@ QUERIES = {
         "join report_files f on f.doc_id = c.doc_id and f.file_status = 'ok' "
         "group by l.cluster, l.size order by l.size desc, paths"
     ),
-    "pairs": (
-        "select p.similarity, least(a.path, b.path) as path, greatest(a.path, b.path) as other from "
-        f"(from near_pairs order by similarity desc, doc_id, other_id limit {LISTED}) p "
-        "join report_files a on a.doc_id = p.doc_id and a.file_status = 'ok' "
-        "join report_files b on b.doc_id = p.other_id and b.file_status = 'ok' order by 1 desc, 2, 3"
-    ),
     "cuts": (
         "select reason_code as code, count(*) as spans, count(distinct doc_id) as documents, "
         "sum(length)::bigint as chars from cuts group by 1 order by chars desc, code"
@@ -224,7 +217,6 @@ def collect(catalog: Catalog) -> Row:
     found.counts = Counter({item.code: item.n for item in found.dropped})
     for item in found.statuses:
         item.title, item.tone = STATUSES.get(item.name, (item.name, "tone-quiet"))
-        item.note = size_of(item.size)
     judged = [(item.confidence, item.n) for item in found.pages if item.by_ocr and item.confidence is not None]
     found.ocr_confidence = sum(value * n for value, n in judged) / (sum(n for _, n in judged) or 1)
     for item in (*found.outcomes, *found.dropped):
@@ -299,19 +291,22 @@ def _worst_pages(catalog: Catalog) -> list[Row]:
     return worst
 
 
-def _histograms(catalog: Catalog) -> Iterator[BarPlot]:
+def _histograms(catalog: Catalog) -> Iterator[Row]:
+    """Histograms of documents and pages, as `bar_figure` takes them."""
     dropped = "not coalesce(kept, true)"
     for measure, (title, note, top, where) in MEASURES.items():
         data = histogram(catalog, "report_documents", measure, dropped, top=top, where=where)
         if data.edges:
             layers = [Layer("kept", "tone-ink", data.lower), Layer("dropped", "tone-contrary", data.upper)]
             name = f"histogram-{measure.replace('_', '-')}"
-            yield BarPlot(name, title, note, data.edges, layers, data.log, data.median)
+            edges = {"edges": data.edges, "log": data.log, "median": data.median}
+            yield Row(name=name, title=title, note=note, layers=layers, **edges)
     data = histogram(catalog, "report_pages", "confidence", "false", top=1, where=_OCR)
     if data.edges:
         layers = [Layer("kept", "tone-ink", data.lower)]
         note = "mean confidence of a page's words"
-        yield BarPlot("histogram-ocr-confidence", "OCR confidence", note, data.edges, layers)
+        name = "histogram-ocr-confidence"
+        yield Row(name=name, title="OCR confidence", note=note, edges=data.edges, layers=layers)
 
 
 def _meaning(item: Row) -> str:
@@ -350,7 +345,7 @@ def corpus_page(found: Row, corpus: str) -> list[str]:
         corpus=corpus,
         names=NO_LANGUAGE,
         folded=folded,
-        bar_figure=bar_figure,
+        charts=[bar_figure(**vars(plot)) for plot in found.histograms],
         doubtful=DOUBTFUL,
         **vars(found),
     )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
+VERSION = 2  # raised when pages show the same figures in another way, so that they are drawn anew
+
 
 @dataclass(frozen=True)
 class Page:
@@ -81,7 +83,7 @@ class Outcome:
             beside: names of these files.
         """
         kept, files = self.folder / f"{name}.md", tuple(self.folder / item for item in (f"{name}.html", *beside))
-        mark = f"\n<!-- {sha256_json(drawn_from)} -->\n"
+        mark = f"\n<!-- {sha256_json([VERSION, drawn_from])} -->\n"
         summary = kept.read_text(encoding="utf-8") if kept.is_file() else ""
         if not summary.endswith(mark) or not all(file.is_file() for file in files):
             html, summary, *texts = draw()

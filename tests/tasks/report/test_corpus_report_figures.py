@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from corpus_report_samples import Sample, rich
 
-from tasks.report.charts import BarPlot
 from tasks.report.corpus import STATUSES, collect
 from tasks.report.queries import Row
 
@@ -17,7 +16,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Row:
     return collect(rich(tmp_path_factory.mktemp("rich")).catalog())
 
 
-def named(figures: Row, name: str) -> BarPlot:
+def named(figures: Row, name: str) -> Row:
     return next(data for data in figures.histograms if data.name == f"histogram-{name}")
 
 
@@ -83,11 +82,6 @@ def test_clusters_of_several_documents_come_largest_first_with_their_paths(figur
     assert (cluster.size, cluster.kept, cluster.texts) == (3, 1, 3)
     assert "scans/one.pdf" in cluster.paths and "bag.zip/in.txt" in cluster.paths
     assert (figures.total.in_clusters, figures.total.clusters) == (3, 1)
-
-
-def test_pairs_come_with_both_paths_the_most_similar_first(figures: Row) -> None:
-    assert [pair.similarity for pair in figures.pairs] == [0.95, 0.85]
-    assert {figures.pairs[1].path, figures.pairs[1].other} == {"scans/one.pdf", "bag.zip/in.txt"}
 
 
 def test_cuts_and_personal_data_say_what_was_done_with_them(figures: Row) -> None:
