@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
 from markupsafe import Markup
@@ -131,26 +131,18 @@ class Series(NamedTuple):
     values: Sequence[float]
     pale: bool = False
 
+    @property
+    def points(self) -> list[Point]:
+        """Steps and values; a value that cannot be drawn is nan, which is itself within no limits."""
+        pairs = zip(self.steps, self.values, strict=True)
+        return [(step, value if -_HUGE <= value <= _HUGE else math.nan) for step, value in pairs]
+
 
 class Mark(NamedTuple):
     """A step at which something happened, with words for the pointer such as "loss spike"."""
 
     step: float
     words: str
-
-
-def smooth(series: Series, name: str, reach: int) -> Series:
-    """Return the exponential moving average of a series, unbiased; gaps are passed over.
-
-    Args:
-        reach: how many values it looks back, roughly.
-    """
-    keep, mean, weight, values = 1 - 2 / (max(1, reach) + 1), 0.0, 0.0, []
-    for value in series.values:
-        if math.isfinite(value):
-            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
-        values.append(mean / weight if weight else math.nan)
-    return Series(name, series.steps, values)
 
 
 def line_figure(
@@ -176,33 +168,21 @@ def line_figure(
     classes = [
         f"line-{place % _STYLES}{' pale' if one.pale else ''}" for place, one in zip(before, series, strict=False)
     ]
-    # a value that cannot be drawn is nan, which is itself within no limits
-    curves = [
-        [
-            (step, value if -_HUGE <= value <= _HUGE else math.nan)
-            for step, value in zip(one.steps, one.values, strict=True)
-        ]
-        for one in series
-    ]
+    curves = [one.points for one in series]
     points = [point for one in curves for point in _seen(one)]
     legend = [(one.name, class_) for one, class_ in zip(series, classes, strict=True) if len(one.values)]
-    legend = legend if len(series) > 1 else []
+    legend, words = legend if len(series) > 1 else [], _described(note, series, curves)
     if not points:
-        words = "No value of it can be drawn." if any(len(one.values) for one in series) else "There is no value of it."
-        return macro("charts.html", "figure", title, note, legend, size, name, words)
+        return macro("charts.html", "figure", name, title, note, words, legend=legend)
     across, up = _INTERVALS[size]
-    x = scale_of([step for step, _ in points], across, log=log_steps, tight=True, whole=True)
+    whole = all(float(step).is_integer() for step, _ in points)
+    x = scale_of([step for step, _ in points], across, log=log_steps, tight=True, whole=whole)
     axes = Axes(x, scale_of([value for _, value in points], up))
-    bucket = 2 if size == "wide" else 5
-    lines = [
-        part
-        for points, class_ in zip(curves, classes, strict=True)
-        for part in _line([axes.at(*point) for point in points], class_, bucket)
-    ]
-    stripes = list(_stripes(over, series, curves, axes))
-    words = _described(over, note, series, curves, marks)
-    return macro("charts.html", "figure", title, note, legend, size, name, words,
-                 axes.ticks, over, lines, stripes, list(_marks(marks, axes)))  # fmt: skip
+    lines: list[tuple[str, str]] = []
+    for curve, class_ in zip(curves, classes, strict=True):
+        lines += _line([axes.at(*point) for point in curve], class_, 2 if size == "wide" else 5)
+    return macro("charts.html", "figure", name, title, note, words, axes.ticks, over, legend, size, lines,
+                 list(_stripes(over, series, curves, axes)), list(_marks(marks, axes)))  # fmt: skip
 
 
 def _step(step: float) -> str:
@@ -259,9 +239,7 @@ def _marks(marks: Sequence[Mark], axes: Axes) -> Iterator[tuple[float, str]]:
         yield SIDE * axes.x.share(first.step), words
 
 
-def _described(
-    over: str, note: str, series: Sequence[Series], curves: Sequence[Sequence[Point]], marks: Sequence[Mark]
-) -> str:
+def _described(note: str, series: Sequence[Series], curves: Sequence[Sequence[Point]]) -> str:
     """All lines in words, for those who do not see them."""
     sentences = []
     for one, points in zip(series, curves, strict=True):
@@ -274,9 +252,7 @@ def _described(
             words.append(f"{counted(len(points) - len(seen), 'value')} that cannot be drawn")
         if words:
             sentences.append(f"{one.name}: {', '.join(words)}")
-    sentences += [f"{mark.words} at {over} {mark.step:,.0f}" for mark in marks[:_DOTS]]
-    sentences += [f"and {len(marks) - _DOTS:,} other marks"] if len(marks) > _DOTS else []
-    return ". ".join([*sentences, *filter(None, [note])]) + "."
+    return ". ".join([*(sentences or ["There is no value of it"]), *filter(None, [note])]) + "."
 
 
 # ---- bars
@@ -302,16 +278,10 @@ def bar_figure(
     note: str,
     edges: Sequence[float],
     layers: Sequence[Layer],
-    *,
     log: bool = False,
     median: float | None = None,
-    hints: Sequence[str] = (),
-    diagonal: bool = False,
-    over: str = "",
-    size: Size = "",
-    legend: bool = False,
 ) -> Markup:
-    """Return stacked bars over bins under their title; a bin with anything in it is never invisible.
+    """Return a histogram of stacked bars under its title; a bin with anything in it is never invisible.
 
     Args:
         name: an id that no other drawing of the page has.
@@ -319,29 +289,18 @@ def bar_figure(
         layers: from the lowest to the highest.
         log: whether the bins grow by a factor.
         median: of all values; None where it is not shown.
-        hints: words for the pointer on each bin; without them the counts of the layers.
-        diagonal: whether heights are shares of 1 beside a dashed line on which they equal their place.
-        over: what the lower axis counts.
-        legend: whether the layers are named; one legend may stand for several charts.
     """
     heights = [sum(counts) for counts in zip(*(layer.counts for layer in layers), strict=True)]
-    named = [(layer.name, layer.tone) for layer in layers] if legend else []
     if not any(heights):
-        return macro("charts.html", "figure", title, note, named, size, name, "There is no value of it.")
-    top = max(heights)
-    y = Scale(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0)) if diagonal else scale_of([0.0, top], 4, whole=True)
-    axes = Axes(scale_of([edges[0], edges[-1]], 6, log=log, tight=True), y)
-    bins = []
+        return macro("charts.html", "figure", name, title, note, "There is no value of it.")
+    axes = Axes(scale_of([edges[0], edges[-1]], 6, log=log, tight=True), scale_of([0.0, max(heights)], 4, whole=True))
+    bins, spans = [], [f"{amount(low)} and {amount(high)}" for low, high in pairwise(edges)]
     for place, height in enumerate(heights):
         counts = [(layer.counts[place], layer) for layer in layers]
-        said = ", ".join(f"{count:,} {layer.name}" for count, layer in counts)
-        said = hints[place] if hints else f"{amount(edges[place])} to {amount(edges[place + 1])}: {said}"
+        said = f"between {spans[place]}: " + ", ".join(f"{count:,} {layer.name}" for count, layer in counts)
         left, right = (SIDE * axes.x.share(edge) for edge in edges[place : place + 2])
         if height:
-            bins.append((left, right - left, said, [(SIDE * y.share(n), layer.tone) for n, layer in counts if n]))
-    peak = heights.index(top)
-    between = f"between {amount(edges[peak])} and {amount(edges[peak + 1])}"
-    told = "; ".join(hint for hint, height in zip(hints, heights, strict=False) if height)
-    words = f"{told or f'{sum(heights):,} values; most lie {between}'}. {note}."
-    return macro("charts.html", "figure", title, note, named, size, name, words, axes.ticks, over, bins=bins,
-                 median="" if median is None else f"median {amount(median)}", diagonal=diagonal)  # fmt: skip
+            bins.append((left, right - left, said, [(SIDE * axes.y.share(n), layer.tone) for n, layer in counts if n]))
+    words = f"{sum(heights):,} values; most lie between {spans[heights.index(max(heights))]}. {note}."
+    shown = "" if median is None else f"median {amount(median)}"
+    return macro("charts.html", "figure", name, title, note, words, axes.ticks, bins=bins, median=shown)

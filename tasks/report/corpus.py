@@ -33,7 +33,6 @@ STATUSES = {
     "failed": ("failed", "tone-contrary"),
 }
 NO_LANGUAGE = {"und": "not determined"}
-BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: the estimate where nothing is encoded
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
@@ -179,11 +178,11 @@ QUERIES = {
         "select kind, count(*) as spans, count(distinct doc_id) as documents from (select doc_id, "
         "unnest(private) as kind from report_documents where coalesce(kept, true)) group by 1 order by spans desc, kind"
     ),
-    # `encoded`: bytes of the documents that were tokenised, into `tokens`
+    # `encoded`: documents that were tokenised, into `tokens`
     "sides": (
         "select split as name, count(*) as documents, count(distinct cluster) as clusters, "
         "coalesce(sum(n_bytes), 0)::bigint as size, "
-        "coalesce(sum(n_bytes) filter (n_tokens is not null), 0)::bigint as encoded, "
+        "count(n_tokens) as encoded, "
         "coalesce(sum(n_tokens), 0)::bigint as tokens from report_documents where kept group by 1 "
         "order by name = 'validation', name"
     ),
@@ -205,9 +204,8 @@ def collect(catalog: Catalog) -> Row:
 
     Returns:
         The rows of each of `QUERIES` under its name, and `total` (counts of everything), `counts` (dropped documents by
-        reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `bytes_per_token` and its `basis`
-        (`counted` where every document is tokenised, `measured` where some are, `rule` where none is), `capped`
-        (buckets of look-alikes that were too many to be compared in full) and `preset` (the policy that was applied).
+        reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `capped` (buckets of look-alikes that were
+        too many to be compared in full) and `preset` (the policy that was applied).
     """
     _join(catalog)
     found = Row(**{name: rows(catalog, query) for name, query in QUERIES.items()})
@@ -227,11 +225,6 @@ def collect(catalog: Catalog) -> Row:
     found.preset = _settings(catalog, "curate").get("policy", {}).get("preset", "")
     manifests = [catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get("dedup", [])]
     found.capped = sum(manifest.counts.get("giant_buckets", 0) for manifest in manifests if manifest)
-    size, encoded, tokens = (sum(getattr(side, name) for side in found.sides) for name in ("size", "encoded", "tokens"))
-    found.basis = ("counted" if encoded == size else "measured") if encoded and tokens else "rule"
-    found.bytes_per_token = encoded / tokens if found.basis != "rule" else BYTES_PER_TOKEN
-    for side in found.sides:
-        side.tokens = side.tokens if found.basis == "counted" else round(side.size / found.bytes_per_token)
     return found
 
 

@@ -161,12 +161,6 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     why = json.loads(choice.read_text(encoding="utf-8")).get("why", "") if choice.is_file() else ""
     words = [f"Why this one: {why}."] if why else []
 
-    ends = {(True, True): "begins and ends with a special id", (True, False): "begins with a special id",
-            (False, True): "ends with a special id", (False, False): "has no special id at its ends"}  # fmt: skip
-    bos = tokenizer.start_id is not None and bool(encoded[0].settings.get("bos", True))
-    eos = tokenizer.eos_id is not None and bool(encoded[0].settings.get("eos", True))
-    words.append(f"Every document {ends[bos, eos]}.")
-
     made_by = [(f"Fitted by {fitted['trainer']}", fitted.get("trainer_reason"))] if "trainer" in fitted else []
     engines = Counter((found.tools.get("engine", ""), found.tools.get("engine_reason", "")) for found in encoded)
     made_by += [

@@ -32,10 +32,10 @@ from tasks.evaluation.tables import (
 )
 from tasks.lineage.contamination import by_exposure, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
-from tasks.report.charts import Layer, Series, bar_figure, line_figure
+from tasks.report.charts import Series, line_figure
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
-from tasks.report.wording import counted, cut, cut_middle
+from tasks.report.wording import cut, cut_middle
 from tasks.report.written import Outcome, Page
 
 TITLES = {
@@ -301,24 +301,13 @@ def _named(found: Row) -> dict[str, Any]:
 
 
 def _calibration(bins: Sequence[CalibrationBin]) -> Markup:
-    """Accuracy of the likeliest token by its confidence."""
-    rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
-    layers = [  # on the diagonal it is as right as it is sure
-        Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),
-        Layer("surer than right", "tone-pale-contrary", [max(0.0, sure - hit) for hit, sure in rates]),
-        Layer("more right than sure", "tone-mix", [max(0.0, hit - sure) for hit, sure in rates]),
-    ]
-    hints = [
-        f"{item.begin:.2f} to {item.end:.2f}: right in {hit:.1%}, held for {sure:.1%}, {counted(item.tokens, 'token')}"
-        for item, (hit, sure) in zip(bins, rates, strict=True)
-    ]
+    """Accuracy of the likeliest token by its confidence; on the diagonal it is as right as it is sure."""
+    seen = [item for item in bins if item.tokens]
+    held, right = ([getattr(item, name) / item.tokens for item in seen] for name in ("confidence", "hits"))
+    series = [Series("this model", held, right), Series("as right as sure", (0, 1), (0, 1))] if seen else []
     note = "how often the likeliest token was right, by how likely it was held"
-    edges = [*(item.begin for item in bins), 1.0]
     over = "probability of the likeliest token"
-    return bar_figure(
-        "reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, over=over, size="tall",
-        legend=True,
-    )  # fmt: skip
+    return line_figure("reliability", "Reliability", note, series, over=over, size="tall")
 
 
 def _positions(buckets: Sequence[PositionBucket]) -> Markup:

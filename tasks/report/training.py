@@ -16,7 +16,7 @@ import duckdb
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.report.charts import Mark, Series, line_figure, smooth
+from tasks.report.charts import Mark, Series, line_figure
 from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row
 from tasks.report.wording import cut, legible
@@ -127,7 +127,6 @@ def derived(found: Row) -> Row:
         counts = zip(done.steps, (after - before for before, after in pairwise((0.0, *done.values))), strict=True)
         speed = math.fsum(count for step, count in counts if step in known) / step_seconds
     start = found.notes.starts[-1] if found.notes.starts else None
-    is_judged = start is not None and start.limit and not math.isnan(speed)
     return Row(
         loss=loss,
         validation=found.curves.get("val_sample/loss", Curve()),
@@ -139,7 +138,7 @@ def derived(found: Row) -> Row:
         step_seconds=step_seconds,
         tokens_per_second=speed,
         start=start,
-        mfu=speed * start.flops_per_token / start.limit if is_judged else None,
+        mfu=speed * start.flops_per_token / start.limit if start and start.limit and speed == speed else None,
     )
 
 
@@ -232,8 +231,18 @@ def _smoothed(name: str, curve: Curve) -> list[Series]:
         return [raw]
     return [
         raw._replace(name=f"{name}, each step", pale=True),
-        smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
+        _smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
     ]
+
+
+def _smooth(series: Series, name: str, reach: int) -> Series:
+    """The exponential moving average of a series over roughly so many values, unbiased; gaps are passed over."""
+    keep, mean, weight, values = 1 - 2 / (max(1, reach) + 1), 0.0, 0.0, []
+    for value in series.values:
+        if math.isfinite(value):
+            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        values.append(mean / weight if weight else math.nan)
+    return Series(name, series.steps, values)
 
 
 def _spread(items: Sequence[Item], n: int) -> list[Item]:

@@ -97,21 +97,12 @@ def test_the_sides_of_the_split_add_up_to_what_is_kept(figures: Row) -> None:
     assert figures.total.kept == sum(side.documents for side in figures.sides)
 
 
-def test_tokens_are_estimated_by_a_rule_of_thumb_where_nothing_is_encoded(figures: Row) -> None:
-    assert figures.basis == "rule"
-    assert figures.sides[0].tokens == 25_050
-
-
-@pytest.mark.parametrize(("second", "basis", "expected"), [(50, "counted", 70), (None, "measured", 40)])
-def test_tokens_follow_the_corpus_s_tokeniser_where_there_is_one(
-    tmp_path: Path, second: int | None, basis: str, expected: int
-) -> None:
+def test_tokens_are_those_of_the_documents_that_are_encoded(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     sample.document("a", "a.txt", tokens=20)
-    sample.document("b", "b.txt", tokens=second)
-    found = collect(sample.catalog())
-    assert found.basis == basis
-    assert found.sides[0].tokens == expected
+    sample.document("b", "b.txt")
+    (side,) = collect(sample.catalog()).sides
+    assert (side.documents, side.encoded, side.tokens) == (2, 1, 20)
 
 
 def test_a_document_in_two_segments_counts_once_as_the_live_one_has_it(tmp_path: Path) -> None:
