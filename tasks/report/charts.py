@@ -31,9 +31,6 @@ _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 Point = tuple[float, float]  # of step and value, or on the square; a gap has nan as value
 
 
-# ---- axes
-
-
 class Scale(NamedTuple):
     """One axis.
 
@@ -112,9 +109,6 @@ class Axes(NamedTuple):
         """Places and texts of the ticks of both axes."""
         across = [(self.at(tick, self.y.high)[0], amount(tick, 7)) for tick in self.x.ticks]
         return [list(across), [(self.at(self.x.low, tick)[1], amount(tick, 7)) for tick in self.y.ticks]]
-
-
-# ---- lines
 
 
 class Series(NamedTuple):
@@ -253,9 +247,6 @@ def _described(note: str, series: Sequence[Series], curves: Sequence[Sequence[Po
         if words:
             sentences.append(f"{one.name}: {', '.join(words)}")
     return ". ".join([*(sentences or ["There is no value of it"]), *filter(None, [note])]) + "."
-
-
-# ---- bars
 
 
 class Layer(NamedTuple):

@@ -64,12 +64,9 @@ class Spelling:
         return cut(_RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", seen), SHOWN)
 
     def token(self, index: int, count: int = 0) -> SimpleNamespace:
-        """Return one id with its `text`, the hexadecimal `code` of its first bytes, `n_bytes`, `count`, `special`."""
-        code = self.bytes_of(index)
-        hexed, special = code[:SHOWN].hex(" "), index in self._special
-        return SimpleNamespace(
-            index=index, text=self.text_of(index), code=hexed, n_bytes=len(code), count=count, special=special
-        )
+        """Return one id with its `text`, the hexadecimal `code` of its first bytes, `count`, `special`."""
+        code, special = self.bytes_of(index)[:SHOWN].hex(" "), index in self._special
+        return SimpleNamespace(index=index, text=self.text_of(index), code=code, count=count, special=special)
 
 
 def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:

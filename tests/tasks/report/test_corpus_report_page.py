@@ -131,7 +131,7 @@ def test_the_summary_counts_what_the_page_counts(tmp_path: Path) -> None:
     _, summary = corpus_page(collect(everything(tmp_path)), CORPUS)
     assert summary.startswith("12 files were seen, 2 of them inside archives and tables.")
     assert "| Documents in use | 4 |" in summary
-    assert "| Tokens | ≈ 25.1k |" in summary
+    assert "| Tokens | none yet |" in summary
 
 
 def test_no_word_of_a_file_is_markup_in_the_summary(tmp_path: Path) -> None:
