@@ -94,18 +94,15 @@ class Outcome:
             write_file(kept, summary.encode())  # last: its mark says that all files are there
         return Page(name.partition("-")[0], title, summary.removesuffix(mark), files)
 
-    def draw_in_subprocess(self, function: Callable[..., list[str]], **arguments: Any) -> list[str]:
+    def draw_in_subprocess(self, function: Callable[..., list[str]]) -> list[str]:
         """Call a function over the whole corpus; of a large one in a subprocess, as its catalogue takes hundreds of MB.
 
         Args:
-            function: of a module; takes `store`, `cache` and `corpus`, which lead to the catalogue, the arguments, and
-                `progress`.
+            function: of a module; takes `store`, `cache` and `corpus`, which lead to the catalogue, and `progress`.
         """
         home, corpus = self.run.home, self.run.corpus
         listed = read_state(self.run.store, corpus).get("snapshot")
         size = manifest_of(self.run.store, listed[0]).counts["rows"] * TABLE_BYTES_PER_FILE if listed else 0
         where = {"store": home.store, "cache": str(home.cache), "corpus": corpus}
-        texts: list[str] = self.run.machine.subprocesses.call(
-            function, lambda done, total: None, size, **where, **arguments
-        )
+        texts: list[str] = self.run.machine.subprocesses.call(function, lambda done, total: None, size, **where)
         return texts
