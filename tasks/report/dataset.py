@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from storage.catalog import Catalog, read_state
-from storage.digest import sha256_json
+from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
 from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
@@ -154,7 +154,7 @@ def _mixed(groups: list[dict[str, Any]], mix: Mapping[str, Any] | None) -> list[
 
 
 def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Row:
-    """Kind and size of a tokeniser, and sentences on why it was chosen and what encoded with it."""
+    """Kind, size and fingerprint of a tokeniser, and sentences on why it was chosen and what encoded with it."""
     encoded = [manifest_of(catalog.store, ref) for ref in catalog.state["tokenise"]]
     fitted = manifest_of(catalog.store, catalog.state["tokenizer"][0]).tools
     choice = folder / "choice.json"
@@ -167,7 +167,7 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
         (f"Encoded by {name} ({counted(n, 'segment')})", why) for (name, why), n in sorted(engines.items()) if name
     ]
     words += [f"{by}: {why}." if why else f"{by}." for by, why in made_by]
-    return Row(kind=tokenizer.kind, size=tokenizer.vocab_size, words=words)
+    return Row(kind=tokenizer.kind, size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint, words=words)
 
 
 def _plots(catalog: Catalog) -> Iterator[Row]:
@@ -213,7 +213,7 @@ def provenance(catalog: Catalog) -> list[Row]:
 
     Returns:
         Rows of `stage`, `versions`, `artefacts` (several of a stage that works by segments), `key` and `digest` (over
-        those of all) and `settings` (of the first; long lists by their digest).
+        those of all), `settings` (those that all share; others and long lists by their digest) and `tools`.
     """
     found: dict[str, list[Manifest]] = {}
     for stage in STAGES:
@@ -223,25 +223,38 @@ def provenance(catalog: Catalog) -> list[Row]:
     for stage, argument, of in (("evaluation_sets", "evaluation", "curate"), ("classifier", "classifier", "score")):
         if of in found and argument in found[of][0].inputs:
             found[stage] = [manifest_of(catalog.store, ref) for ref in found[of][0].input_refs(argument)]
-    made = []
-    for stage in STAGES:
-        if manifests := found.get(stage):
-            keys, digests = (sorted(getattr(item, name) for item in manifests) for name in ("key", "digest"))
-            made.append(
-                Row(
-                    stage=stage,
-                    versions=sorted({item.version for item in manifests}),
-                    artefacts=len(manifests),
-                    key=keys[0] if len(keys) == 1 else sha256_json(keys),
-                    digest=digests[0] if len(digests) == 1 else sha256_json(digests),
-                    settings=_short(manifests[0].settings),
-                )
-            )
-    return made
+    return [_made(stage, found[stage]) for stage in STAGES if found.get(stage)]
+
+
+def _made(stage: str, manifests: list[Manifest]) -> Row:
+    tools: dict[str, set[str]] = {}
+    for manifest in manifests:
+        for name, version in manifest.tools.items():
+            if version and not name.endswith("_reason"):  # such sentences stand with the tokeniser
+                tools.setdefault(name, set()).add(version)
+    keys, digests = ([getattr(manifest, name) for manifest in manifests] for name in ("key", "digest"))
+    return Row(
+        stage=stage,
+        versions=sorted({manifest.version for manifest in manifests}),
+        artefacts=len(manifests),
+        key=keys[0] if len(keys) == 1 else sha256_json(sorted(keys)),
+        digest=digests[0] if len(digests) == 1 else sha256_json(sorted(digests)),
+        settings=_shared_settings([manifest.settings for manifest in manifests]),
+        tools={name: ", ".join(sorted(versions)) for name, versions in sorted(tools.items())},
+    )
+
+
+def _shared_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Settings by name, without those that are left open."""
+    shared: dict[str, Any] = {}
+    for name in sorted({name for item in settings for name in item}):
+        values = sorted({canonical_json(item.get(name)) for item in settings})
+        several = f"{len(values):,} different values, sha256 {sha256_json(values)}"
+        shared[name] = several if len(values) > 1 else _short(settings[0][name])
+    return {name: value for name, value in shared.items() if value is not None}
 
 
 def _short(value: Any) -> Any:
-    """Settings without those that are left open, and with the digest of a long list in its place."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items() if item is not None}
     if isinstance(value, list) and len(value) > MAX_ITEMS:
@@ -279,8 +292,8 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     # no line of it can end the block that it stands in
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
-        "data_card.md", corpus=corpus, files=files, made=made, settings=block, folded=folded, names=NO_LANGUAGE,
-        reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **vars(found),
+        "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block, folded=folded,
+        names=NO_LANGUAGE, reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **vars(found),
     )  # fmt: skip
 
 
