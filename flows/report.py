@@ -169,7 +169,7 @@ def result_text(found: Mapping[str, Any]) -> str:
         parts.append(f"models:/{model['name']}/{model['version']} is {model['alias']}: {model['reason']}")
     if found["completions"]:
         parts += [sample_table(found["completions"]), f"completions: {found['completions']}"]
-    return _text(*parts, *_notes(found))
+    return _text(found, *parts)
 
 
 def plan_text(found: Mapping[str, Any]) -> str:
@@ -177,21 +177,19 @@ def plan_text(found: Mapping[str, Any]) -> str:
     stages = found["stages"]
     total = sum(item["seconds"] for item in stages)
     about = "nothing to compute" if all(item["cached"] for item in stages) else f"about {total:.0f} seconds"
-    return _text(stage_table(stages, planned=True), about, *_notes(found))
+    return _text(found, stage_table(stages, planned=True), about)
 
 
 def proposal_text(found: Mapping[str, Any]) -> str:
     """Return a result of `suggest` as a person reads it in a terminal."""
     advice = "`sheepfold run` and `sheepfold train` with the same sources and budget take it."
-    return _text(suggestion_text(found["suggestion"]), advice, *_notes(found))
+    return _text(found, suggestion_text(found["suggestion"]), advice)
 
 
-def _notes(found: Mapping[str, Any]) -> list[str]:
-    return ["\n".join(f"note: {note}" for note in found["notes"])]
-
-
-def _text(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
+def _text(found: Mapping[str, Any], *parts: str) -> str:
+    """Parts of an answer, and the notes behind them."""
+    notes = "\n".join(f"note: {note}" for note in found["notes"])
+    return "\n\n".join(part for part in (*parts, notes) if part)
 
 
 def run_report(corpus: str, result: RunResult, pages: Iterable[Page], links: Iterable[str] = ()) -> str:
@@ -214,7 +212,7 @@ def run_report(corpus: str, result: RunResult, pages: Iterable[Page], links: Ite
         parts += [f"## {page.title}", page.summary]
     if result.notes:
         parts += ["## Notes", *(f"- {note}" for note in result.notes)]
-    return f"{_text(*parts)}\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def stage_table(stages: Iterable[Mapping[str, Any]], planned: bool = False) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
 from markupsafe import Markup
@@ -25,14 +25,10 @@ SIDE = 1000.0
 _STYLES = 6  # of lines in the style sheet; more series take them again
 _STRIPES = 100  # under which a pointer finds one set of numbers
 _DOTS = 40  # values up to which each has a dot
-_HUGE, _TINY = 1e150, 1e-150  # beyond them differences and quotients lose their meaning
+_HUGE = 1e150  # beyond it differences lose their meaning
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-_STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 Point = tuple[float, float]  # of step and value, or on the square; a gap has nan as value
-
-
-# ---- axes
 
 
 class Scale(NamedTuple):
@@ -68,7 +64,7 @@ def scale_of(
     """
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(abs(low), abs(high)) or high - low < sys.float_info.min:
-        room = 1.0 if whole else 0.1 * abs(low) or 1.0
+        room = 1.0 if whole and not log else 0.1 * abs(low) or 1.0
         low, high = (low - room, high + room) if low or whole else (0.0, room)
     ticks = _powers(low, high, intervals) if log else []
     if len(ticks) < 2:
@@ -99,12 +95,10 @@ def _round_step(span: float, intervals: int) -> float:
 
 
 class Axes(NamedTuple):
-    """Two scales, with the texts of their ticks."""
+    """The scales of a chart."""
 
     x: Scale
     y: Scale
-    show_x: Callable[[float], str] = number
-    show_y: Callable[[float], str] = number
 
     def at(self, x: float, y: float) -> Point:
         """Return the place of a point on the square, from its left upper corner."""
@@ -113,11 +107,8 @@ class Axes(NamedTuple):
     @property
     def ticks(self) -> list[list[Point | tuple[float, str]]]:
         """Places and texts of the ticks of both axes."""
-        across = [(self.at(tick, self.y.high)[0], self.show_x(tick)) for tick in self.x.ticks]
-        return [list(across), [(self.at(self.x.low, tick)[1], self.show_y(tick)) for tick in self.y.ticks]]
-
-
-# ---- lines
+        across = [(self.at(tick, self.y.high)[0], amount(tick, 7)) for tick in self.x.ticks]
+        return [list(across), [(self.at(self.x.low, tick)[1], amount(tick, 7)) for tick in self.y.ticks]]
 
 
 class Series(NamedTuple):
@@ -125,7 +116,7 @@ class Series(NamedTuple):
 
     Attributes:
         steps: where its values stand, ascending.
-        values: as many; one that is not finite, or not above zero on a logarithmic axis, is a gap.
+        values: as many; one that is not finite is a gap.
         pale: whether it stands back, in the colour of the series after it: raw values behind their mean.
     """
 
@@ -133,6 +124,12 @@ class Series(NamedTuple):
     steps: Sequence[float]
     values: Sequence[float]
     pale: bool = False
+
+    @property
+    def points(self) -> list[Point]:
+        """Steps and values; a value that cannot be drawn is nan, which is itself within no limits."""
+        pairs = zip(self.steps, self.values, strict=True)
+        return [(step, value if -_HUGE <= value <= _HUGE else math.nan) for step, value in pairs]
 
 
 class Mark(NamedTuple):
@@ -142,20 +139,6 @@ class Mark(NamedTuple):
     words: str
 
 
-def smooth(series: Series, name: str, reach: int) -> Series:
-    """Return the exponential moving average of a series, unbiased; gaps are passed over.
-
-    Args:
-        reach: how many values it looks back, roughly.
-    """
-    keep, mean, weight, values = 1 - 2 / (max(1, reach) + 1), 0.0, 0.0, []
-    for value in series.values:
-        if math.isfinite(value):
-            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
-        values.append(mean / weight if weight else math.nan)
-    return Series(name, series.steps, values)
-
-
 def line_figure(
     name: str,
     title: str,
@@ -163,9 +146,8 @@ def line_figure(
     series: Sequence[Series],
     marks: Sequence[Mark] = (),
     *,
-    log: bool = False,
     over: str = "step",
-    names: Sequence[str] = (),
+    log_steps: bool = False,
     size: Size = "",
 ) -> Markup:
     """Return lines under their title, with a legend where there is more than one.
@@ -173,59 +155,32 @@ def line_figure(
     Args:
         name: an id that no other drawing of the page has.
         note: what the values are.
-        log: whether the axis of the values is logarithmic.
         over: what the steps count.
-        names: of steps that are categories, in their order from 0; without them steps are numbers.
+        log_steps: whether the axis of the steps is logarithmic.
     """
     before = accumulate((not one.pale for one in series), initial=0)
     classes = [
         f"line-{place % _STYLES}{' pale' if one.pale else ''}" for place, one in zip(before, series, strict=False)
     ]
-    curves = [_drawable(one, log) for one in series]
+    curves = [one.points for one in series]
     points = [point for one in curves for point in _seen(one)]
     legend = [(one.name, class_) for one, class_ in zip(series, classes, strict=True) if len(one.values)]
-    legend = legend if len(series) > 1 else []
+    legend, words = legend if len(series) > 1 else [], _described(note, series, curves)
     if not points:
-        words = "No value of it can be drawn." if any(len(one.values) for one in series) else "There is no value of it."
-        return macro("charts.html", "figure", title, note, legend, size, name, words)
+        return macro("charts.html", "figure", name, title, note, words, legend=legend)
     across, up = _INTERVALS[size]
-    if names:
-        x = Scale(-0.5, len(names) - 0.5, range(0, len(names), math.ceil(len(names) / 7)))
-        show = show_tick = lambda step: names[int(step)]
-    else:
-        x = scale_of([step for step, _ in points], across, tight=True, whole=True)
-        show, show_tick = _step, _round_number
-    axes = Axes(x, scale_of([value for _, value in points], up, log=log), show_tick)
-    bucket = 2 if size == "wide" else 5
-    lines = [
-        part
-        for points, class_ in zip(curves, classes, strict=True)
-        for part in _line([axes.at(*point) for point in points], class_, bucket)
-    ]
-    stripes = _stripes(over, series, curves, axes, 1 / len(names) if names else 1 / _STRIPES, show)
-    words = _described(over, note, series, curves, marks, show)
-    over += " · values on a logarithmic scale" if log else ""
-    return macro("charts.html", "figure", title, note, legend, size, name, words,
-                 axes.ticks, over, lines, list(stripes), list(_marks(marks, axes)))  # fmt: skip
-
-
-def _round_number(step: float) -> str:
-    """A round number of steps, in full below ten thousand."""
-    unit, letter = next((unit for unit in _STEPS if step >= 10_000 and step >= unit[0]), (1.0, ""))
-    return f"{step / unit:,.7g}{letter}"
+    whole = all(float(step).is_integer() for step, _ in points)
+    x = scale_of([step for step, _ in points], across, log=log_steps, tight=True, whole=whole)
+    axes = Axes(x, scale_of([value for _, value in points], up))
+    lines: list[tuple[str, str]] = []
+    for curve, class_ in zip(curves, classes, strict=True):
+        lines += _line([axes.at(*point) for point in curve], class_, 2 if size == "wide" else 5)
+    return macro("charts.html", "figure", name, title, note, words, axes.ticks, over, legend, size, lines,
+                 list(_stripes(over, series, curves, axes)), list(_marks(marks, axes)))  # fmt: skip
 
 
 def _step(step: float) -> str:
     return f"{step:,.0f}" if float(step).is_integer() else number(step)
-
-
-def _drawable(series: Series, log: bool) -> list[Point]:
-    """The points of a series; a value that cannot be drawn is nan."""
-    lowest = _TINY if log else -_HUGE
-    return [
-        (step, value if lowest <= value <= _HUGE else math.nan)  # nan itself is within no limits
-        for step, value in zip(series.steps, series.values, strict=True)
-    ]
 
 
 def _seen(points: Sequence[Point]) -> list[Point]:
@@ -253,24 +208,19 @@ def _thinned(points: Sequence[Point], bucket: float) -> Iterator[Point]:
 
 
 def _stripes(
-    over: str,
-    series: Sequence[Series],
-    curves: Sequence[Sequence[Point]],
-    axes: Axes,
-    width: float,
-    show: Callable[[float], str],
+    over: str, series: Sequence[Series], curves: Sequence[Sequence[Point]], axes: Axes
 ) -> Iterator[tuple[float, float, str]]:
     """Left edge, width and words of upright stripes that hold the last values of all lines up to their right edge."""
     found: dict[int, dict[int, Point]] = {}
     for place, points in enumerate(curves):
         for step, value in _seen(points):
-            found.setdefault(min(round(1 / width) - 1, int(axes.x.share(step) / width)), {})[place] = (step, value)
+            found.setdefault(min(_STRIPES - 1, int(axes.x.share(step) * _STRIPES)), {})[place] = (step, value)
     for stripe, values in sorted(found.items()):
         said = (
-            f"{series[place].name} {number(value)} at {over} {show(step)}"
+            f"{series[place].name} {number(value)} at {over} {_step(step)}"
             for place, (step, value) in sorted(values.items())
         )
-        yield SIDE * stripe * width, SIDE * width, "; ".join(said)
+        yield SIDE * stripe / _STRIPES, SIDE / _STRIPES, "; ".join(said)
 
 
 def _marks(marks: Sequence[Mark], axes: Axes) -> Iterator[tuple[float, str]]:
@@ -283,32 +233,20 @@ def _marks(marks: Sequence[Mark], axes: Axes) -> Iterator[tuple[float, str]]:
         yield SIDE * axes.x.share(first.step), words
 
 
-def _described(
-    over: str,
-    note: str,
-    series: Sequence[Series],
-    curves: Sequence[Sequence[Point]],
-    marks: Sequence[Mark],
-    show: Callable[[float], str],
-) -> str:
+def _described(note: str, series: Sequence[Series], curves: Sequence[Sequence[Point]]) -> str:
     """All lines in words, for those who do not see them."""
     sentences = []
     for one, points in zip(series, curves, strict=True):
         seen, words = _seen(points), []
         if seen:
             low, high = min(seen, key=lambda point: point[1]), max(seen, key=lambda point: point[1])
-            at = [f"{number(value)} at {show(step)}" for step, value in (seen[0], seen[-1], low, high)]
+            at = [f"{number(value)} at {_step(step)}" for step, value in (seen[0], seen[-1], low, high)]
             words.append(f"{counted(len(seen), 'value')}, first {at[0]}, last {at[1]}, lowest {at[2]}, highest {at[3]}")
         if len(seen) < len(points):
             words.append(f"{counted(len(points) - len(seen), 'value')} that cannot be drawn")
         if words:
             sentences.append(f"{one.name}: {', '.join(words)}")
-    sentences += [f"{mark.words} at {over} {mark.step:,.0f}" for mark in marks[:_DOTS]]
-    sentences += [f"and {len(marks) - _DOTS:,} other marks"] if len(marks) > _DOTS else []
-    return ". ".join([*sentences, *filter(None, [note])]) + "."
-
-
-# ---- bars
+    return ". ".join([*(sentences or ["There is no value of it"]), *filter(None, [note])]) + "."
 
 
 class Layer(NamedTuple):
@@ -325,56 +263,35 @@ class Layer(NamedTuple):
     counts: Sequence[float]
 
 
-class BarPlot(NamedTuple):
-    """Stacked bars over bins: a histogram, or shares that are compared with a diagonal.
+def bar_figure(
+    name: str,
+    title: str,
+    note: str,
+    edges: Sequence[float],
+    layers: Sequence[Layer],
+    log: bool = False,
+    median: float | None = None,
+) -> Markup:
+    """Return a histogram of stacked bars under its title; a bin with anything in it is never invisible.
 
-    Attributes:
+    Args:
+        name: an id that no other drawing of the page has.
         edges: of the bins, one more than there are bins.
         layers: from the lowest to the highest.
         log: whether the bins grow by a factor.
-        median: of all values; None where there are none.
-        hints: words for the pointer on each bin; without them the counts of the layers.
-        diagonal: whether heights are shares of 1 beside a dashed line on which they equal their place.
-        over: what the lower axis counts.
-        legend: whether the layers are named; one legend may stand for several plots.
+        median: of all values; None where it is not shown.
     """
-
-    name: str
-    title: str
-    note: str
-    edges: Sequence[float]
-    layers: Sequence[Layer]
-    log: bool = False
-    median: float | None = None
-    hints: Sequence[str] = ()
-    diagonal: bool = False
-    over: str = ""
-    size: Size = ""
-    legend: bool = False
-
-
-def bar_figure(plot: BarPlot) -> Markup:
-    """Return bars under their title, one layer on the other; a bin with anything in it is never invisible."""
-    heights = [sum(counts) for counts in zip(*(layer.counts for layer in plot.layers), strict=True)]
-    legend = [(layer.name, layer.tone) for layer in plot.layers] if plot.legend else []
+    heights = [sum(counts) for counts in zip(*(layer.counts for layer in layers), strict=True)]
     if not any(heights):
-        words = "There is no value of it."
-        return macro("charts.html", "figure", plot.title, plot.note, legend, plot.size, plot.name, words)
-    edges, top = plot.edges, max(heights)
-    y = Scale(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0)) if plot.diagonal else scale_of([0.0, top], 4, whole=True)
-    axes = Axes(scale_of([edges[0], edges[-1]], 6, log=plot.log, tight=True), y, amount, amount)
-    bins = []
+        return macro("charts.html", "figure", name, title, note, "There is no value of it.")
+    axes = Axes(scale_of([edges[0], edges[-1]], 6, log=log, tight=True), scale_of([0.0, max(heights)], 4, whole=True))
+    bins, spans = [], [f"{amount(low)} and {amount(high)}" for low, high in pairwise(edges)]
     for place, height in enumerate(heights):
-        counts = [(layer.counts[place], layer) for layer in plot.layers]
-        said = ", ".join(f"{count:,} {layer.name}" for count, layer in counts)
-        said = plot.hints[place] if plot.hints else f"{amount(edges[place])} to {amount(edges[place + 1])}: {said}"
+        counts = [(layer.counts[place], layer) for layer in layers]
+        said = f"between {spans[place]}: " + ", ".join(f"{count:,} {layer.name}" for count, layer in counts)
         left, right = (SIDE * axes.x.share(edge) for edge in edges[place : place + 2])
         if height:
-            bins.append((left, right - left, said, [(SIDE * y.share(n), layer.tone) for n, layer in counts if n]))
-    peak = heights.index(top)
-    between = f"between {amount(edges[peak])} and {amount(edges[peak + 1])}"
-    hints = "; ".join(hint for hint, height in zip(plot.hints, heights, strict=False) if height)
-    words = f"{hints or f'{sum(heights):,} values; most lie {between}'}. {plot.note}."
-    median = "" if plot.median is None else f"median {amount(plot.median)}"
-    return macro("charts.html", "figure", plot.title, plot.note, legend, plot.size, plot.name, words,
-                 axes.ticks, plot.over, bins=bins, median=median, diagonal=plot.diagonal)  # fmt: skip
+            bins.append((left, right - left, said, [(SIDE * axes.y.share(n), layer.tone) for n, layer in counts if n]))
+    words = f"{sum(heights):,} values; most lie between {spans[heights.index(max(heights))]}. {note}."
+    shown = "" if median is None else f"median {amount(median)}"
+    return macro("charts.html", "figure", name, title, note, words, axes.ticks, bins=bins, median=shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ from storage.atomic import write_file
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair, compare_evaluations
+from tasks.evaluation.compare import Difference, DocumentPair, SlicePair, compare_evaluations
 from tasks.report.evaluation import (
     TITLES,
-    Completion,
     beginning,
     beginnings,
     first_completions,
     paths_of,
 )
 from tasks.report.page import render
+from tasks.report.queries import Row
 from tasks.report.wording import amount, decimals, integer
 
 NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
@@ -44,40 +44,15 @@ class Side:
     completions: ArtifactRef | None = None
 
 
-@dataclass(frozen=True)
-class PairFigures:
-    """Everything that is shown of two models.
-
-    Attributes:
-        begins, paths: beginnings and paths of the documents that changed most, by id; a path that is not known is
-            missing.
-        completions: pairs of what either wrote after the same prompt.
-        notes: what makes the comparison doubtful.
-    """
-
-    a: Side
-    b: Side
-    evalset: ArtifactRef
-    comparison: Comparison
-    begins: Mapping[str, str]
-    paths: Mapping[str, str]
-    completions: Sequence[tuple[Completion, Completion]] = ()
-    notes: Sequence[str] = ()
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """Names of the two models, with a letter where both are the same."""
-        if self.a.name == self.b.name:
-            return f"{self.a.name} (A)", f"{self.b.name} (B)"
-        return self.a.name, self.b.name
-
-    def name_of(self, doc_id: str) -> str:
-        """The path of a document, or the beginning of its id."""
-        return self.paths.get(doc_id) or doc_id[:12]
-
-
-def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Sequence[str] = ()) -> PairFigures:
+def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Sequence[str] = ()) -> Row:
     """Compare two models that were measured on the same documents.
+
+    Args:
+        notes: what makes the comparison doubtful.
+
+    Returns:
+        The arguments; the `comparison`; `begins` and `paths`, beginnings and paths of the documents that changed most,
+        by id (a path that is not known is missing); `completions`, pairs of what either wrote after the same prompt.
 
     Raises:
         UserError: if they were measured on different documents, or in another way.
@@ -85,44 +60,54 @@ def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Se
     """
     found = compare_evaluations(store, a.evaluation, b.evaluation)
     doc_ids = [item.doc_id for item in found.documents]
-    completions = list(zip(*(first_completions(store, side.completions) for side in (a, b)), strict=True))
-    return PairFigures(
-        a, b, evalset, found, beginnings(store, evalset, doc_ids), paths_of(store, evalset, doc_ids), completions, notes
+    return Row(
+        a=a,
+        b=b,
+        evalset=evalset,
+        notes=notes,
+        comparison=found,
+        begins=beginnings(store, evalset, doc_ids),
+        paths=paths_of(store, evalset, doc_ids),
+        completions=list(zip(*(first_completions(store, side.completions) for side in (a, b)), strict=True)),
     )
 
 
-def write_pair_page(folder: Path, figures: PairFigures, corpus: str) -> Path:
+def write_pair_page(folder: Path, found: Row, corpus: str) -> Path:
     """Write the page under a name of the models, the documents, and how they were measured and sampled."""
-    sides = (figures.a, figures.b)
+    sides = (found.a, found.b)
     how = [ref.key for side in sides for ref in (side.evaluation, side.completions) if ref is not None]
-    keys = [*(side.checkpoint.key for side in sides), figures.evalset.key, sha256_json(how)]
+    keys = [*(side.checkpoint.key for side in sides), found.evalset.key, sha256_json(how)]
     page = folder / f"{'-'.join(['comparison', *(key[:_KEY] for key in keys)])}.html"
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(page, pair_page(figures, corpus).encode())
+    write_file(page, pair_page(found, corpus).encode())
     return page
 
 
-def pair_page(figures: PairFigures, corpus: str) -> str:
+def pair_page(found: Row, corpus: str) -> str:
     """Return the page.
 
     Args:
+        found: what `collect_pair` returns.
         corpus: name of the corpus whose documents both were measured on.
     """
-    return render(
-        "comparison.html",
-        title=f"Corpus {corpus}: {' and '.join(figures.names)}",
-        figures=figures,
-        titles=TITLES,
-        beginning=beginning,
-        **_figures_of_both(figures.comparison),
-    )
+    return render("comparison.html", corpus=corpus, titles=TITLES, beginning=beginning, **_shown(found))
 
 
-def _figures_of_both(found: Comparison) -> dict[str, list[list[str]]]:
-    """The figures that come `first`, and the `rest`."""
-    first = [name for name in map("val/{}".format, FIRST) if name in found.metrics]
-    names = {"first": first, "rest": [name for name in found.metrics if name not in first]}
-    return {part: [_figure(name, *found.metrics[name]) for name in chosen] for part, chosen in names.items()}
+def pair_table(found: Row) -> str:
+    """Return the comparison as Markdown: verdict, figures, slices, documents, completions."""
+    return render("comparison.md", **_shown(found)).rstrip()
+
+
+def _shown(found: Row) -> dict[str, Any]:
+    """The values that page and table share: `names` of both, and the figures that come `first`, and the `rest`."""
+    names = (found.a.name, found.b.name)
+    if names[0] == names[1]:
+        names = (f"{names[0]} (A)", f"{names[1]} (B)")
+    metrics = found.comparison.metrics
+    first = [name for name in map("val/{}".format, FIRST) if name in metrics]
+    chosen = {"first": first, "rest": [name for name in metrics if name not in first]}
+    figures = {part: [_figure(name, *metrics[name]) for name in listed] for part, listed in chosen.items()}
+    return {**vars(found), **figures, "names": names}
 
 
 def _figure(name: str, a: float | None, b: float | None) -> list[str]:
@@ -140,23 +125,18 @@ def _figure(name: str, a: float | None, b: float | None) -> list[str]:
     return [NAMES.get(name, name.replace("_", " ")), *values, change]
 
 
-def pair_table(figures: PairFigures) -> str:
-    """Return the comparison as Markdown: verdict, figures, slices, documents, completions."""
-    return render("comparison.md", figures=figures, **_figures_of_both(figures.comparison)).rstrip()
-
-
-def pair_document(figures: PairFigures) -> dict[str, Any]:
+def pair_document(found: Row) -> dict[str, Any]:
     """Return the comparison as one JSON document; differences are those of a less b, in bits per byte."""
-    found = figures.comparison
+    compared = found.comparison
     completions = [
         {"prompt": a.prompt, "a": a.text, "b": b.text, "a_error": a.error or None, "b_error": b.error or None}
-        for a, b in figures.completions
+        for a, b in found.completions
     ]
     document: dict[str, Any] = {
-        **{name: _side(side) for name, side in (("a", figures.a), ("b", figures.b))},
-        "evalset": f"{figures.evalset.stage}/{figures.evalset.key}",
-        "difference": _difference(found.difference),
-        "metrics": {name: {"a": a, "b": b} for name, (a, b) in found.metrics.items()},
+        **{name: _side(side) for name, side in (("a", found.a), ("b", found.b))},
+        "evalset": f"{found.evalset.stage}/{found.evalset.key}",
+        "difference": _difference(compared.difference),
+        "metrics": {name: {"a": a, "b": b} for name, (a, b) in compared.metrics.items()},
         "slices": [
             {
                 "dimension": item.dimension,
@@ -166,20 +146,20 @@ def pair_document(figures: PairFigures) -> dict[str, Any]:
                 **_bits_per_byte(item),
                 "difference": _difference(item.difference),
             }
-            for item in found.slices
+            for item in compared.slices
         ],
         "documents": [
             {
                 "doc_id": item.doc_id,
-                "path": figures.paths.get(item.doc_id),
+                "path": found.paths.get(item.doc_id),
                 "bits": item.bits,
                 **_bits_per_byte(item),
-                "begins": figures.begins[item.doc_id],
+                "begins": found.begins[item.doc_id],
             }
-            for item in found.documents
+            for item in compared.documents
         ],
         "completions": completions,
-        "notes": list(figures.notes),
+        "notes": list(found.notes),
     }
     finite: dict[str, Any] = _finite(document)
     return finite

@@ -6,21 +6,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE
 from storage.store import Store
 from storage.tables import stream_columns, stream_rows
-from tasks.report.charts import BarPlot, Layer, bar_figure
 from tasks.report.page import draw_page
 from tasks.report.queries import Row
-from tasks.report.wording import counted
 from tasks.report.written import Outcome, Page
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -34,7 +29,6 @@ REASONS = {
 SHADES = (0.5, 0.2, 0.05, 0.01, 0.0)  # a token at least so likely has the shade of this place
 SHOWN = 40  # completions
 ERRORS_SHOWN = 40
-_BINS = 24
 _PROMPT_CHARS = 2_000  # of a prompt that are kept: its end, which is what is continued
 _CONTEXT = 8  # tokens before one whose text is asked for
 
@@ -68,75 +62,37 @@ def _probability(logprob: float) -> float:
     return math.exp(min(0.0, logprob))
 
 
-@dataclass
-class GenerationFigures:
-    """Figures of a batch generation.
-
-    Attributes:
-        prompts: that were asked.
-        reasons: continuations by their finish reason; errors are none of them.
-        lengths: tokens of each continuation.
-        logprob: sum over all tokens, in nats.
-        errors: ids and sentences of the first prompts that could not be continued.
-        shown: the first completions: `id` and `sample`, `prompt`, `cut` (characters left out before it), `pieces`,
-            `finish_reason`, `n_tokens`, and `fields` (other columns of the prompt's row, as JSON).
-        settings: how tokens were drawn.
-        model: digest of its checkpoint.
-        key: of the artefact.
-    """
-
-    prompts: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    lengths: list[int] = field(default_factory=list)
-    logprob: float = 0.0
-    n_errors: int = 0
-    errors: list[tuple[str, str]] = field(default_factory=list)
-    shown: list[Row] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    model: str = ""
-    key: str = ""
-
-    @property
-    def continuations(self) -> int:
-        return sum(self.reasons.values())
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all continuations."""
-        return sum(self.lengths)
-
-    @property
-    def perplexity(self) -> float:
-        """The model's, of what it wrote itself; infinite where it was sure of the contrary, NaN of nothing."""
-        if not self.tokens:
-            return math.nan
-        mean = -self.logprob / self.tokens
-        return math.exp(mean) if mean < 700 else math.inf
-
-
 # ---- reading
 
 
-def collect_generation(store: Store, made: ArtifactRef) -> GenerationFigures:
-    """Read the figures of an artefact of the stage `generate`."""
+def collect_generation(store: Store, made: ArtifactRef) -> Row:
+    """Read the figures of an artefact of the stage `generate`.
+
+    Returns:
+        `prompts`, the number that was asked; `endings`, continuations by their finish reason; `tokens` of all of them,
+        and `logprob`, their sum in nats; `n_errors`, and the first `errors` with id and sentence; `shown`, the first
+        completions (`id`, `sample`, `prompt`, `cut` characters before it, `pieces`, `finish_reason`, `n_tokens`, and
+        other columns of the prompt's row as `fields`); `settings`; `model`, the digest of its checkpoint; `key`.
+    """
     path = store.folder(made) / COMPLETIONS_FILE
-    figures, seen = GenerationFigures(key=made.key), set()
+    found = Row(endings=Counter(), tokens=0, logprob=0.0, n_errors=0, errors=[], shown=[], settings={}, model="")
+    seen = set()
     for columns in stream_columns(path, ["id", "finish_reason", "n_tokens", "logprobs", "error"]):
         seen.update(columns["id"])
         for name, reason, length, logprobs, error in zip(*columns.values(), strict=True):
             if error is None:
-                figures.reasons[reason] += 1
-                figures.lengths.append(length)
-                figures.logprob += sum(logprobs)
+                found.endings[reason] += 1
+                found.tokens += length
+                found.logprob += sum(logprobs)
             else:
-                figures.n_errors += 1
-                figures.errors += [(name, error)] if figures.n_errors <= ERRORS_SHOWN else []
-    figures.prompts = len(seen)
+                found.n_errors += 1
+                found.errors += [(name, error)] if found.n_errors <= ERRORS_SHOWN else []
+    found.prompts, found.key = len(seen), made.key
     tokenizer = _tokenizer(store, made)
     for row in islice((row for row in stream_rows(path) if row["error"] is None), SHOWN):
-        figures.shown.append(_shown(row, tokenizer))
-        figures.settings, figures.model = json.loads(row["settings"]), row["model"]
-    return figures
+        found.shown.append(_shown(row, tokenizer))
+        found.settings, found.model = json.loads(row["settings"]), row["model"]
+    return found
 
 
 def _tokenizer(store: Store, made: ArtifactRef) -> Tokenizer | None:
@@ -210,28 +166,21 @@ def write(outcome: Outcome) -> Page | None:
     return outcome.draw_once("generation", f"Completions by the model of {run.corpus}", drawn_from, draw)
 
 
-def generation_page(figures: GenerationFigures, corpus: str) -> list[str]:
+def generation_page(found: Row, corpus: str) -> list[str]:
     """Return the page, and its summary in Markdown.
 
     Args:
+        found: what `collect_generation` returns.
         corpus: its name.
     """
+    nats = -found.logprob / found.tokens if found.tokens else math.nan
+    settings = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(found.settings.items())}
     return draw_page(
         "completions.html",
         title=f"Corpus {corpus}: what the model wrote",
-        figures=figures,
         reasons=REASONS,
         shades=SHADES,
-        lengths=_lengths(figures.lengths) if figures.lengths else None,
-        settings={name: json.dumps(value, ensure_ascii=False) for name, value in sorted(figures.settings.items())},
+        # the model's own, of what it wrote
+        perplexity=math.inf if nats > 700 else math.exp(nats),
+        **vars(found) | {"settings": settings},
     )
-
-
-def _lengths(lengths: Sequence[int]) -> str:
-    top = max(lengths)
-    width = max(1, math.ceil((top + 1) / _BINS))
-    edges = list(range(0, top + 1 + width, width))
-    layer = Layer("continuations", "tone-ink", np.histogram(lengths, edges)[0].tolist())
-    note = f"from {min(lengths):,} to {counted(top, 'token')}"
-    middle = float(sorted(lengths)[len(lengths) // 2])
-    return bar_figure(BarPlot("lengths-tokens", "Tokens", note, edges, [layer], median=middle, over="tokens"))

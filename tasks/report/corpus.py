@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
-from tasks.report.charts import BarPlot, Layer, bar_figure
+from tasks.report.charts import Layer, bar_figure
 from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-from tasks.report.wording import size_of
 
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
@@ -34,7 +33,6 @@ STATUSES = {
     "failed": ("failed", "tone-contrary"),
 }
 NO_LANGUAGE = {"und": "not determined"}
-BYTES_PER_TOKEN = 4.0  # of text in the Latin alphabet for a large vocabulary: the estimate where nothing is encoded
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
@@ -172,12 +170,6 @@ QUERIES = {
         "join report_files f on f.doc_id = c.doc_id and f.file_status = 'ok' "
         "group by l.cluster, l.size order by l.size desc, paths"
     ),
-    "pairs": (
-        "select p.similarity, least(a.path, b.path) as path, greatest(a.path, b.path) as other from "
-        f"(from near_pairs order by similarity desc, doc_id, other_id limit {LISTED}) p "
-        "join report_files a on a.doc_id = p.doc_id and a.file_status = 'ok' "
-        "join report_files b on b.doc_id = p.other_id and b.file_status = 'ok' order by 1 desc, 2, 3"
-    ),
     "cuts": (
         "select reason_code as code, count(*) as spans, count(distinct doc_id) as documents, "
         "sum(length)::bigint as chars from cuts group by 1 order by chars desc, code"
@@ -186,11 +178,11 @@ QUERIES = {
         "select kind, count(*) as spans, count(distinct doc_id) as documents from (select doc_id, "
         "unnest(private) as kind from report_documents where coalesce(kept, true)) group by 1 order by spans desc, kind"
     ),
-    # `encoded`: bytes of the documents that were tokenised, into `tokens`
+    # `encoded`: documents that were tokenised, into `tokens`
     "sides": (
         "select split as name, count(*) as documents, count(distinct cluster) as clusters, "
         "coalesce(sum(n_bytes), 0)::bigint as size, "
-        "coalesce(sum(n_bytes) filter (n_tokens is not null), 0)::bigint as encoded, "
+        "count(n_tokens) as encoded, "
         "coalesce(sum(n_tokens), 0)::bigint as tokens from report_documents where kept group by 1 "
         "order by name = 'validation', name"
     ),
@@ -212,9 +204,8 @@ def collect(catalog: Catalog) -> Row:
 
     Returns:
         The rows of each of `QUERIES` under its name, and `total` (counts of everything), `counts` (dropped documents by
-        reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `bytes_per_token` and its `basis`
-        (`counted` where every document is tokenised, `measured` where some are, `rule` where none is), `capped`
-        (buckets of look-alikes that were too many to be compared in full) and `preset` (the policy that was applied).
+        reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `capped` (buckets of look-alikes that were
+        too many to be compared in full) and `preset` (the policy that was applied).
     """
     _join(catalog)
     found = Row(**{name: rows(catalog, query) for name, query in QUERIES.items()})
@@ -224,7 +215,6 @@ def collect(catalog: Catalog) -> Row:
     found.counts = Counter({item.code: item.n for item in found.dropped})
     for item in found.statuses:
         item.title, item.tone = STATUSES.get(item.name, (item.name, "tone-quiet"))
-        item.note = size_of(item.size)
     judged = [(item.confidence, item.n) for item in found.pages if item.by_ocr and item.confidence is not None]
     found.ocr_confidence = sum(value * n for value, n in judged) / (sum(n for _, n in judged) or 1)
     for item in (*found.outcomes, *found.dropped):
@@ -235,11 +225,6 @@ def collect(catalog: Catalog) -> Row:
     found.preset = _settings(catalog, "curate").get("policy", {}).get("preset", "")
     manifests = [catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get("dedup", [])]
     found.capped = sum(manifest.counts.get("giant_buckets", 0) for manifest in manifests if manifest)
-    size, encoded, tokens = (sum(getattr(side, name) for side in found.sides) for name in ("size", "encoded", "tokens"))
-    found.basis = ("counted" if encoded == size else "measured") if encoded and tokens else "rule"
-    found.bytes_per_token = encoded / tokens if found.basis != "rule" else BYTES_PER_TOKEN
-    for side in found.sides:
-        side.tokens = side.tokens if found.basis == "counted" else round(side.size / found.bytes_per_token)
     return found
 
 
@@ -299,19 +284,22 @@ def _worst_pages(catalog: Catalog) -> list[Row]:
     return worst
 
 
-def _histograms(catalog: Catalog) -> Iterator[BarPlot]:
+def _histograms(catalog: Catalog) -> Iterator[Row]:
+    """Histograms of documents and pages, as `bar_figure` takes them."""
     dropped = "not coalesce(kept, true)"
     for measure, (title, note, top, where) in MEASURES.items():
         data = histogram(catalog, "report_documents", measure, dropped, top=top, where=where)
         if data.edges:
             layers = [Layer("kept", "tone-ink", data.lower), Layer("dropped", "tone-contrary", data.upper)]
             name = f"histogram-{measure.replace('_', '-')}"
-            yield BarPlot(name, title, note, data.edges, layers, data.log, data.median)
+            edges = {"edges": data.edges, "log": data.log, "median": data.median}
+            yield Row(name=name, title=title, note=note, layers=layers, **edges)
     data = histogram(catalog, "report_pages", "confidence", "false", top=1, where=_OCR)
     if data.edges:
         layers = [Layer("kept", "tone-ink", data.lower)]
         note = "mean confidence of a page's words"
-        yield BarPlot("histogram-ocr-confidence", "OCR confidence", note, data.edges, layers)
+        name = "histogram-ocr-confidence"
+        yield Row(name=name, title="OCR confidence", note=note, edges=data.edges, layers=layers)
 
 
 def _meaning(item: Row) -> str:
@@ -350,7 +338,7 @@ def corpus_page(found: Row, corpus: str) -> list[str]:
         corpus=corpus,
         names=NO_LANGUAGE,
         folded=folded,
-        bar_figure=bar_figure,
+        charts=[bar_figure(**vars(plot)) for plot in found.histograms],
         doubtful=DOUBTFUL,
         **vars(found),
     )

@@ -19,11 +19,11 @@ from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
 from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
-from tasks.report.charts import BarPlot, Layer, bar_figure
+from tasks.report.charts import Layer, bar_figure
 from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-from tasks.report.vocabulary import RARE, Spelling, special_names, usage
+from tasks.report.vocabulary import RARE, Spelling, usage
 from tasks.report.wording import counted
 from tasks.tokens.groups import realised
 from tasks.tokens.index import read_record
@@ -78,7 +78,8 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
 
     Returns:
         The rows of each of `SLICES` under its name, `total` over all documents, `packed` (`dataset.json` with
-        `accounts` of both sides and mixed `groups`), `checks`, `tokenizer`, `vocabulary`, `plots` and `samples`.
+        `accounts` of both sides and mixed `groups`), `train` and `held_out` (sides of the split), `tokenizer`,
+        `vocabulary`, `plots` and `samples`.
 
     Raises:
         StoreError: if the corpus was not prepared yet.
@@ -94,19 +95,15 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     table = pq.read_table(catalog.store.folder(catalog.state["dataset"][0]) / COUNTS_FILE).sort_by("token")
     found = Row(**{name: rows(catalog, query) for name, query in SLICES.items()})
+    by_side = {row.name: row for row in found.splits}
+    found.train, found.held_out = (by_side.get(name, Row(documents=0, tokens=0)) for name in ("train", "validation"))
     found.packed = _packed(catalog)
     (found.total,) = rows(catalog, _TOTAL.format(seq_len=int(found.packed.seq_len)))
-    found.checks = list(_checks(catalog, found))
     found.tokenizer = _tokenizer_facts(catalog, tokenizer, folder)
     found.vocabulary = usage(tokenizer, table.column("count").to_numpy())
     found.plots = list(_plots(catalog))
     found.samples = _samples(catalog, tokenizer)
     return found
-
-
-def side(found: Row, split: str) -> Row:
-    """Return the documents of one side of the split; zeros where it has none."""
-    return next((row for row in found.splits if row.name == split), Row(documents=0, tokens=0))
 
 
 def _join(catalog: Catalog) -> None:
@@ -156,23 +153,6 @@ def _mixed(groups: list[dict[str, Any]], mix: Mapping[str, Any] | None) -> list[
     return sorted(found, key=lambda group: (-group.share_realised, group.name))
 
 
-def _checks(catalog: Catalog, found: Row) -> Iterator[Row]:
-    """Every sum that must come out: documents, sequences and the index have to agree."""
-    sums = "sum(length - ahead)::bigint as ids, count(distinct sequence) as sequences"
-    indexed = {row.split: row for row in rows(catalog, f"select split, {sums} from dataset group by 1")}
-    for account in found.packed.accounts:
-        index = indexed.get(account.split, Row(ids=0, sequences=0))
-        places, read = account.sequences * found.packed.seq_len, account.kept + account.repeated
-        for words, one, other in (
-            ("places of all sequences = kept + repeated + padded", places, account.places),
-            ("ids of the documents = kept + cut", account.ids, account.kept + account.cut),
-            ("ids of the documents = tokens counted", account.ids, side(found, account.split).tokens),
-            ("kept + repeated = ids in the index", read, index.ids),
-            ("sequences = sequences in the index", account.sequences, index.sequences),
-        ):
-            yield Row(split=account.split, words=words, one=one, other=other, holds=one == other)
-
-
 def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Row:
     """Kind, size and fingerprint of a tokeniser, and sentences on why it was chosen and what encoded with it."""
     encoded = [manifest_of(catalog.store, ref) for ref in catalog.state["tokenise"]]
@@ -180,18 +160,6 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     choice = folder / "choice.json"
     why = json.loads(choice.read_text(encoding="utf-8")).get("why", "") if choice.is_file() else ""
     words = [f"Why this one: {why}."] if why else []
-
-    special = special_names(tokenizer)
-    kinds = Counter(special.values())
-    named = [f"{name} {index:,}" for index, name in special.items() if name not in ("reserved", "special")]
-    named += [
-        f"{kinds[name]:,} {what}" for name, what in (("reserved", "reserved"), ("special", "others")) if kinds[name]
-    ]
-    ends = {(True, True): "begins and ends with a special id", (True, False): "begins with a special id",
-            (False, True): "ends with a special id", (False, False): "has no special id at its ends"}  # fmt: skip
-    bos = tokenizer.start_id is not None and bool(encoded[0].settings.get("bos", True))
-    eos = tokenizer.eos_id is not None and bool(encoded[0].settings.get("eos", True))
-    words.append(f"Special ids: {', '.join(named) or 'none'}. Every document {ends[bos, eos]}.")
 
     made_by = [(f"Fitted by {fitted['trainer']}", fitted.get("trainer_reason"))] if "trainer" in fitted else []
     engines = Counter((found.tools.get("engine", ""), found.tools.get("engine_reason", "")) for found in encoded)
@@ -202,7 +170,8 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
     return Row(kind=tokenizer.kind, size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint, words=words)
 
 
-def _plots(catalog: Catalog) -> Iterator[BarPlot]:
+def _plots(catalog: Catalog) -> Iterator[Row]:
+    """Histograms of the documents, as `bar_figure` takes them."""
     for name, title, note, value, top in (
         ("tokens", "Length of documents", "tokens, in powers of ten", "length", 0),
         ("bytes-a-token", "Bytes a token", "by document, the last bar for all above", "n_bytes / nullif(length, 0)", 6),
@@ -210,7 +179,8 @@ def _plots(catalog: Catalog) -> Iterator[BarPlot]:
         data = histogram(catalog, "dataset_documents", value, "split = 'validation'", top=top, bins=24)
         layers = [Layer("in training", "tone-ink", data.lower), Layer("held out", "tone-contrary", data.upper)]
         if data.edges:
-            yield BarPlot(f"histogram-{name}", title, note, data.edges, layers, data.log, data.median)
+            edges = {"edges": data.edges, "log": data.log, "median": data.median}
+            yield Row(name=f"histogram-{name}", title=title, note=note, layers=layers, **edges)
 
 
 def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
@@ -235,7 +205,7 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return notices_of("dataset_notices.html", **_shown(found))
+    return notices_of("dataset_notices.html", **vars(found))
 
 
 def provenance(catalog: Catalog) -> list[Row]:
@@ -299,14 +269,11 @@ def dataset_page(found: Row, corpus: str) -> list[str]:
         found: what `collect_dataset` returns.
         corpus: its name.
     """
+    charts = [bar_figure(**vars(plot)) for plot in found.plots]
     return draw_page(
-        "dataset.html",
-        notices(found),
-        corpus=corpus,
-        rare=RARE,
-        bar_figure=bar_figure,
-        **_shown(found),
-    )
+        "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, names=NO_LANGUAGE,
+        **vars(found),
+    )  # fmt: skip
 
 
 def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
@@ -325,15 +292,9 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     # no line of it can end the block that it stands in
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
-        "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block,
-        reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **_shown(found),
+        "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block, folded=folded,
+        names=NO_LANGUAGE, reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **vars(found),
     )  # fmt: skip
-
-
-def _shown(found: Row) -> dict[str, Any]:
-    """Return the values that the templates of page and card share."""
-    sides = {"train": side(found, "train"), "held_out": side(found, "validation")}
-    return {**vars(found), **sides, "folded": folded, "names": NO_LANGUAGE}
 
 
 def write(outcome: Outcome) -> Page | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -24,19 +24,18 @@ from tasks.evaluation.compare import all_nats, compare_evaluations
 from tasks.evaluation.tables import (
     CalibrationBin,
     Evaluated,
-    Evaluation,
     PositionBucket,
     baselines_of,
     read_documents,
     read_evaluation,
     read_metrics,
 )
-from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
+from tasks.lineage.contamination import by_exposure, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
-from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
+from tasks.report.charts import Series, line_figure
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
-from tasks.report.wording import counted, cut, cut_middle
+from tasks.report.wording import cut, cut_middle
 from tasks.report.written import Outcome, Page
 
 TITLES = {
@@ -131,48 +130,21 @@ class Completion(NamedTuple):
         return [*found, (self.text[reached:], "")]
 
 
-@dataclass(frozen=True)
-class EvaluationFigures:
-    """Everything that the page shows.
-
-    Attributes:
-        best, worst: the documents with the fewest and the most bits per byte: `doc_id`, `path` (empty where it is not
-            known), `kind`, `sums`, `begins` (of its text) and `seen` (share of its 13-grams that stand in training
-            text, or None).
-        rival: the champion that it met: `name`, `metrics`, `bits` per byte by dimension and value, and the `difference`
-            to it in bits per byte; None where there is none, or it cannot be compared.
-        exposures: bits per byte by how much of a document stands in training text; empty where that was not measured.
-        memorised: figures of the stage `memorised`; empty where there are none.
-        pages: files of other reports that lie beside this one.
-    """
-
-    measured: Measured
-    evaluation: Evaluation
-    best: Sequence[Row] = ()
-    worst: Sequence[Row] = ()
-    rival: Row | None = None
-    exposures: Sequence[Exposure] = ()
-    completions: Sequence[Completion] = ()
-    memorised: Mapping[str, float] = field(default_factory=dict)
-    pages: Sequence[str] = ()
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        return self.evaluation.metrics
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.metrics.get("val/bits_per_byte", math.nan)
-
-
 # ---- reading
 
 
-def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] = ()) -> EvaluationFigures:
+def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] = ()) -> Row:
     """Read all that the page shows.
 
     Args:
         pages: files of other reports that lie beside this one.
+
+    Returns:
+        `measured`; `evaluation`; `best` and `worst`, the documents with the fewest and the most bits per byte
+        (`doc_id`, `path`, `kind`, `sums`, `begins`, and `seen`, the share of its 13-grams that stand in training text);
+        `rival`, the champion that it met (`name`, `metrics`, `bits` per byte by dimension and value, and the
+        `difference` to it), or None; `exposures`, bits per byte by how much of a document stands in training text;
+        `completions`; `memorised`, figures of that stage; `pages`. What was not measured is empty.
 
     Raises:
         StoreError: if something of it is gone.
@@ -180,7 +152,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
     documents = read_documents(store, measured.evaluation)
     seen = read_contamination(store.folder(measured.contamination)) if measured.contamination else None
     best, worst = _extremes(store, measured, documents, seen or {})
-    return EvaluationFigures(
+    return Row(
         measured=measured,
         evaluation=read_evaluation(store, measured.evaluation),
         best=best,
@@ -296,64 +268,54 @@ def write(outcome: Outcome) -> Page | None:
     return outcome.draw_once(name, f"Evaluation of {measured.model}", [asdict(measured), beside], draw)
 
 
-def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
+def evaluation_page(found: Row, corpus: str) -> list[str]:
     """Return the page, and its summary in Markdown.
 
     Args:
+        found: what `collect_evaluation` returns.
         corpus: its name.
     """
-    found, named, rival = figures.metrics, baselines_of(figures.metrics), figures.rival
-    models = [("this model", found["val/loss"], figures.bits_per_byte)]
+    metrics, rival = found.evaluation.metrics, found.rival
+    named = baselines_of(metrics)
+    models = [("this model", metrics["val/loss"], metrics["val/bits_per_byte"])]
     if rival is not None:
         models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
-    models += [(name, found[f"val/{of}_loss"], found[f"val/{of}_bits_per_byte"]) for name, of in named]
-    models += [("zstd -19", math.nan, found[ZSTD])] if ZSTD in found else []
+    models += [(name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in named]
+    models += [("zstd -19", math.nan, metrics[ZSTD])] if ZSTD in metrics else []
     return draw_page(
         "evaluation.html",
-        notices(figures),
+        notices(found),
         title=f"Corpus {corpus}: the evaluation",
-        figures=figures,
         models=models,
-        charts=[*_calibration(figures.evaluation.calibration), _positions(figures.evaluation.positions)],
+        charts=[_calibration(found.evaluation.calibration), _positions(found.evaluation.positions)],
         titles=TITLES,
-        baselines=named,
         beginning=beginning,
+        **_named(found),
     )
 
 
-def _calibration(bins: Sequence[CalibrationBin]) -> list[Markup]:
-    """Return the calibration: accuracy of the likeliest token by its confidence, and the number of tokens."""
-    rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
-    layers = [  # on the diagonal it is as right as it is sure
-        Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),
-        Layer("surer than right", "tone-pale-contrary", [max(0.0, sure - hit) for hit, sure in rates]),
-        Layer("more right than sure", "tone-mix", [max(0.0, hit - sure) for hit, sure in rates]),
-    ]
-    hints = [
-        f"{item.begin:.2f} to {item.end:.2f}: right in {hit:.1%}, held for {sure:.1%}, {counted(item.tokens, 'token')}"
-        for item, (hit, sure) in zip(bins, rates, strict=True)
-    ]
+def _named(found: Row) -> dict[str, Any]:
+    """The values that page and notices share."""
+    metrics = found.evaluation.metrics
+    return {**vars(found), "metrics": metrics, "bits": metrics["val/bits_per_byte"], "baselines": baselines_of(metrics)}
+
+
+def _calibration(bins: Sequence[CalibrationBin]) -> Markup:
+    """Accuracy of the likeliest token by its confidence; on the diagonal it is as right as it is sure."""
+    seen = [item for item in bins if item.tokens]
+    held, right = ([getattr(item, name) / item.tokens for item in seen] for name in ("confidence", "hits"))
+    series = [Series("this model", held, right), Series("as right as sure", (0, 1), (0, 1))] if seen else []
     note = "how often the likeliest token was right, by how likely it was held"
-    edges = [*(item.begin for item in bins), 1.0]
-    shown: dict[str, Any] = {"over": "probability of the likeliest token", "size": "tall", "legend": True}
-    reliability = BarPlot("reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, **shown)
-    counts = [
-        Layer("right", "tone-ink", [item.hits for item in bins]),
-        Layer("wrong", "tone-mix", [item.tokens - item.hits for item in bins]),
-    ]
-    note = "tokens by the probability of the likeliest"
-    confidence = BarPlot("confidence", "How sure it is", note, edges, counts, **shown)
-    return [bar_figure(reliability), bar_figure(confidence)]
+    over = "probability of the likeliest token"
+    return line_figure("reliability", "Reliability", note, series, over=over, size="tall")
 
 
 def _positions(buckets: Sequence[PositionBucket]) -> Markup:
-    """A dot for each bucket; they grow with the context, so that each doubling takes as much room."""
+    """A dot for each bucket, where it begins."""
     seen = [item for item in buckets if item.tokens]
-    series = Series("loss", range(len(seen)), [item.loss for item in seen])
+    series = Series("loss", [item.begin for item in seen], [item.loss for item in seen])
     title, note = "Loss by position in the context", "nats a token, by how many tokens stood before it"
-    names = [f"{item.begin:,}" for item in seen]
-    over = "tokens of context, from"
-    return line_figure("positions", title, note, [series], names=names, over=over, size="tall")
+    return line_figure("positions", title, note, [series], over="tokens of context", log_steps=True, size="tall")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:
@@ -375,6 +337,6 @@ def beginning(text: str, length: int = BEGINNING) -> str:
     return cut(" ".join(text[: 4 * length].split()), length)
 
 
-def notices(figures: EvaluationFigures) -> list[Notice]:
+def notices(found: Row) -> list[Notice]:
     """Return what to look at first, the gravest first."""
-    return notices_of("evaluation_notices.html", figures=figures, baselines=baselines_of(figures.metrics))
+    return notices_of("evaluation_notices.html", **_named(found))

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, registered_versions
 from storage.store import Store
-from tasks.evaluation.compare import Comparison, compare_evaluations
-from tasks.evaluation.gates import GATES, Verdict, clear_loss, read_verdicts
+from tasks.evaluation.compare import compare_evaluations
+from tasks.evaluation.gates import GATES, clear_loss, read_verdicts
 from tasks.report.page import draw_page
+from tasks.report.queries import Row
 from tasks.report.written import Outcome, Page
 
 TITLES = {gate.name: gate.title for gate in GATES}
 _SLICES, _VERSIONS = 60, 100
-
-
-@dataclass(frozen=True)
-class GateFigures:
-    """Figures of the page of the gates.
-
-    Attributes:
-        version: number of the version that was judged.
-        verdicts: in the order of the gates.
-        comparison: with the champion that it met; None where it met none, or its figures are gone.
-        versions: all registered versions.
-        names: version by alias.
-    """
-
-    version: str
-    verdicts: Sequence[Verdict]
-    comparison: Comparison | None
-    versions: Sequence[ModelVersion]
-    names: Mapping[str, str]
-
-    def names_of(self, version: str) -> list[str]:
-        """The aliases of a version."""
-        return sorted(alias for alias, number in self.names.items() if number == version)
 
 
 def write(outcome: Outcome) -> Page | None:
@@ -59,12 +37,18 @@ def write(outcome: Outcome) -> Page | None:
 
 def collect_gates(
     store: Store, gates: ArtifactRef, version: str, versions: Sequence[ModelVersion], names: Mapping[str, str]
-) -> GateFigures:
+) -> Row:
     """Read what the page shows.
 
     Args:
         gates: the verdicts.
         version: number of the version that they are about.
+        versions: all registered ones.
+        names: version by alias.
+
+    Returns:
+        The arguments, `verdicts` in the order of the gates, and the `comparison` with the champion that it met (None
+        where it met none, or its figures are gone).
     """
     inputs = manifest_of(store, gates)
     comparison = None
@@ -72,22 +56,24 @@ def collect_gates(
         own, other = (inputs.input_refs(name)[0] for name in ("evaluation", "champion"))
         if all(store.find(ref.stage, ref.key) is not None for ref in (own, other)):
             comparison = compare_evaluations(store, own, other)
-    return GateFigures(version, read_verdicts(store.folder(gates)), comparison, versions, names)
+    verdicts = read_verdicts(store.folder(gates))
+    return Row(version=version, verdicts=verdicts, comparison=comparison, versions=versions, names=names)
 
 
-def gates_page(figures: GateFigures, corpus: str) -> list[str]:
+def gates_page(found: Row, corpus: str) -> list[str]:
     """Return the page, and its summary in Markdown.
 
     Args:
+        found: what `collect_gates` returns.
         corpus: its name.
     """
-    slices = figures.comparison.slices if figures.comparison else []
+    slices = found.comparison.slices if found.comparison else []
     largest_loss = sorted(slices, key=lambda item: (-clear_loss(item), -item.a.bytes))[:_SLICES]
     return draw_page(
         "gates.html",
-        title=f"Corpus {corpus}: may version {figures.version} be champion?",
-        figures=figures,
+        title=f"Corpus {corpus}: may version {found.version} be champion?",
         titles=TITLES,
         slices=largest_loss,
-        versions=list(reversed(figures.versions[-_VERSIONS:])),
+        listed=list(reversed(found.versions[-_VERSIONS:])),
+        **vars(found),
     )

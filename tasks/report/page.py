@@ -30,9 +30,7 @@ FILTERS = (
     wording.integer,
     wording.lines,
     wording.number,
-    wording.percent,
     wording.share,
-    wording.size_of,
 )
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import duckdb
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.report.charts import Mark, Series, line_figure, smooth
+from tasks.report.charts import Mark, Series, line_figure
 from tasks.report.page import Notice, draw_page, notices_of
 from tasks.report.queries import Row
 from tasks.report.wording import cut, legible
 from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
-from tasks.training.telemetry import TELEMETRY_FILE, Notes, Sample, Start, read_notes
+from tasks.training.telemetry import TELEMETRY_FILE, Sample, read_notes
 from tasks.training.throughput import duration, flops_per_token
 
 HISTORY_FILE = "history.parquet"
@@ -65,114 +65,21 @@ class Curve:
         return step, value
 
 
-@dataclass(frozen=True)
-class TrainingFigures:
-    """All that the page shows.
-
-    Attributes:
-        key, digest: of the training's artefact.
-        model, train: complete configurations.
-        curves: by metric; telemetry among them.
-        parameters: trainable ones.
-        flops_per_token: of training, by the rule 6 N + 12 L n_head head_dim T.
-        notes: starts, events and samples.
-        epoch: `sequences` that one epoch reads, `tokens` (labels) in them, and training `documents` (None where they
-            are not recorded).
-        tools: versions and device.
-        modes: how random numbers and kernels were chosen.
-        evaluation: figures on the whole evaluation set; empty where it was not measured.
-    """
-
-    key: str
-    digest: str
-    model: Mapping[str, Any]
-    train: Mapping[str, Any]
-    curves: Mapping[str, Curve] = field(default_factory=dict)
-    parameters: int = 0
-    flops_per_token: float = 0.0
-    notes: Notes = field(default_factory=Notes)
-    epoch: Row | None = None
-    tools: Mapping[str, str] = field(default_factory=dict)
-    modes: Mapping[str, str] = field(default_factory=dict)
-    evaluation: Mapping[str, float] = field(default_factory=dict)
-
-    def curve(self, name: str) -> Curve:
-        """A metric's curve; an empty one where it was not measured."""
-        return self.curves.get(name, Curve())
-
-    @property
-    def loss(self) -> Curve:
-        return self.curve("train/loss")
-
-    @property
-    def validation(self) -> Curve:
-        return self.curve("val_sample/loss")
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps that were done."""
-        return self.loss.steps[-1] if self.loss else 0
-
-    @property
-    def planned(self) -> int:
-        """Optimiser steps that were asked for; fewer are done where the validation loss falls no further."""
-        return int(self.train.get("max_steps", self.steps))
-
-    @property
-    def tokens(self) -> int:
-        """Labels trained on."""
-        tokens = self.curve("tokens").last
-        return int(tokens) if math.isfinite(tokens) else 0
-
-    @property
-    def sequences_per_step(self) -> int:
-        return int(self.train.get("batch_size", 1)) * int(self.train.get("grad_accum", 1))
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over the training split; None if its length is unknown."""
-        if self.epoch is None or not self.epoch.sequences:
-            return None
-        return self.steps * self.sequences_per_step / self.epoch.sequences
-
-    @property
-    def step_seconds(self) -> float:
-        """Time of all steps, without evaluations, checkpoints and what was computed again."""
-        return math.fsum(self.curve("time/step_seconds").values)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Labels by the time of the steps whose time is known; NaN where none is."""
-        if not self.step_seconds:
-            return math.nan
-        known, done = set(self.curve("time/step_seconds").steps), self.curve("tokens")
-        counts = zip(done.steps, (after - before for before, after in pairwise((0.0, *done.values))), strict=True)
-        return math.fsum(count for step, count in counts if step in known) / self.step_seconds
-
-    @property
-    def last_start(self) -> Start | None:
-        return self.notes.starts[-1] if self.notes.starts else None
-
-    @property
-    def share(self) -> float | None:
-        """Of the machine's limit, over all steps; None where the limit or the time is not known."""
-        start, rate = self.last_start, self.tokens_per_second
-        if start is None or math.isnan(rate) or not start.limit:
-            return None
-        return rate * start.flops_per_token / start.limit
-
-
 # ---- reading
 
 
-def collect_training(
-    store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None
-) -> TrainingFigures:
+def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None) -> Row:
     """Read the figures of a training from its artefact and those it was made from.
 
     Args:
         training: the artefact.
         evaluation: figures on the whole evaluation set, where they are known.
+
+    Returns:
+        `key` and `digest` of the artefact; `model` and `train`, complete configurations; `curves` by metric, telemetry
+        among them; `parameters`; `flops_per_token` of training, by the rule 6 N + 12 L n_head head_dim T; `notes`
+        (starts, events, samples); `epoch`, the `sequences` that one reads, `tokens` (labels) in them, and training
+        `documents`; `tools` (versions and device); `modes` (of random numbers and kernels); `evaluation`.
 
     Raises:
         StoreError: if the training, or what it was made from, is gone.
@@ -185,7 +92,7 @@ def collect_training(
     if (folder / TELEMETRY_FILE).is_file():
         curves |= _curves(folder / TELEMETRY_FILE)
     network = ModelConfig.from_dict(manifest.settings["model"])
-    return TrainingFigures(
+    return Row(
         key=training.key,
         digest=training.digest,
         model=manifest.settings["model"],
@@ -198,6 +105,40 @@ def collect_training(
         tools=manifest.tools,
         modes=manifest.modes,
         evaluation=evaluation or {},
+    )
+
+
+def derived(found: Row) -> Row:
+    """Return what follows from the figures of a training.
+
+    Returns:
+        `loss` and `validation` (curves); `steps` that were done, and `planned` (fewer are done where the validation
+        loss falls no further); `tokens`, labels trained on; `sequences_per_step`; `epochs`, passes over the training
+        split; `step_seconds`, without evaluations, checkpoints and what was computed again; `tokens_per_second` of the
+        steps whose time is known; `start`, the last one; `mfu`, the share of the machine's limit. None, or NaN in place
+        of a number, stands for what is not known.
+    """
+    loss, seconds, done = (found.curves.get(name, Curve()) for name in ("train/loss", "time/step_seconds", "tokens"))
+    steps = loss.steps[-1] if loss else 0
+    per_step = int(found.train.get("batch_size", 1)) * int(found.train.get("grad_accum", 1))
+    step_seconds, speed = math.fsum(seconds.values), math.nan
+    if step_seconds:
+        known = set(seconds.steps)
+        counts = zip(done.steps, (after - before for before, after in pairwise((0.0, *done.values))), strict=True)
+        speed = math.fsum(count for step, count in counts if step in known) / step_seconds
+    start = found.notes.starts[-1] if found.notes.starts else None
+    return Row(
+        loss=loss,
+        validation=found.curves.get("val_sample/loss", Curve()),
+        steps=steps,
+        planned=int(found.train.get("max_steps", steps)),
+        tokens=int(done.last) if math.isfinite(done.last) else 0,
+        sequences_per_step=per_step,
+        epochs=steps * per_step / found.epoch.sequences if found.epoch and found.epoch.sequences else None,
+        step_seconds=step_seconds,
+        tokens_per_second=speed,
+        start=start,
+        mfu=speed * start.flops_per_token / start.limit if start and start.limit and speed == speed else None,
     )
 
 
@@ -235,47 +176,47 @@ def write(outcome: Outcome) -> Page | None:
     return outcome.draw_once("training", f"Training of the model of {run.corpus}", drawn_from, draw)
 
 
-def training_page(figures: TrainingFigures, corpus: str) -> list[str]:
+def training_page(found: Row, corpus: str) -> list[str]:
     """Return the page, and its summary in Markdown.
 
     Args:
+        found: what `collect_training` returns.
         corpus: its name.
     """
     marks = [
         Mark(event.step, cut(f"{event_name(event.kind)}: {event.message}", 120))
-        for event in figures.notes.events
+        for event in found.notes.events
         if event.step > 0
     ]
+    figures, curves = derived(found), found.curves
     losses = [*_smoothed("training", figures.loss), _series("validation", figures.validation)]
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
-    used = [_series(name, figures.curve(metric)) for name, metric in memory.items() if figures.curve(metric)]
-    rate = [_series("learning rate", figures.curve("lr"))]
-    norm = _smoothed("norm", figures.curve("grad_norm"))
-    speed = _smoothed("tokens/s", figures.curve("time/tokens_per_second"))
+    used = [_series(name, curves[metric]) for name, metric in memory.items() if metric in curves]
+    rate = [_series("learning rate", curves.get("lr", Curve()))]
+    norm = _smoothed("norm", curves.get("grad_norm", Curve()))
+    speed = _smoothed("tokens/s", curves.get("time/tokens_per_second", Curve()))
     samples: dict[str, list[Sample]] = {}
-    for sample in sorted(figures.notes.samples, key=lambda sample: sample.step):
+    for sample in sorted(found.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
     return draw_page(
         "training.html",
-        notices(figures),
+        notices(found),
         title=f"Corpus {corpus}: the training",
-        figures=figures,
         duration=duration,
-        loss_charts=[
+        charts=[
             line_figure("curve-loss", "Loss", "nats a token", losses, marks, size="wide"),
-            line_figure("curve-loss-log", "Loss, logarithmic", "nats a token", losses, marks, log=True, size="wide"),
-        ],
-        pace_charts=[
             line_figure("curve-lr", "Learning rate", "as the schedule sets it", rate, marks),
             line_figure("curve-gradient", "Gradient norm", "before clipping", norm, marks),
             line_figure("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
             line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
         ],
-        samples={prompt: _spread(found, _SAMPLES) for prompt, found in samples.items()},
-        events=sorted(figures.notes.events, key=lambda event: (event.step, event.at)),
+        samples={prompt: _spread(drawn, _SAMPLES) for prompt, drawn in samples.items()},
+        events=sorted(found.notes.events, key=lambda event: (event.step, event.at)),
         event_name=event_name,
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         written=lambda value: value if isinstance(value, str) else json.dumps(value),
+        **vars(found),
+        **vars(figures),
     )
 
 
@@ -290,8 +231,18 @@ def _smoothed(name: str, curve: Curve) -> list[Series]:
         return [raw]
     return [
         raw._replace(name=f"{name}, each step", pale=True),
-        smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
+        _smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
     ]
+
+
+def _smooth(series: Series, name: str, reach: int) -> Series:
+    """The exponential moving average of a series over roughly so many values, unbiased; gaps are passed over."""
+    keep, mean, weight, values = 1 - 2 / (max(1, reach) + 1), 0.0, 0.0, []
+    for value in series.values:
+        if math.isfinite(value):
+            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        values.append(mean / weight if weight else math.nan)
+    return Series(name, series.steps, values)
 
 
 def _spread(items: Sequence[Item], n: int) -> list[Item]:
@@ -309,6 +260,6 @@ def event_name(kind: str) -> str:
     return EVENTS.get(kind, legible(kind).replace("_", " "))
 
 
-def notices(figures: TrainingFigures) -> list[Notice]:
+def notices(found: Row) -> list[Notice]:
     """Return what to look at first, the gravest first."""
-    return notices_of("training_notices.html", figures=figures, event_name=event_name)
+    return notices_of("training_notices.html", event_name=event_name, **vars(found), **vars(derived(found)))

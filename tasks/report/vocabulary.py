@@ -20,7 +20,6 @@ from tasks.tokens.tokenizers import N_SPECIAL, Tokenizer
 FREQUENT, UNUSED = 40, 80  # entries that are listed
 RARE = 10  # occurrences below which a network sees an entry too seldom to learn it
 SHOWN = 48  # characters of an entry
-COVERED = (0.5, 0.9, 0.99)
 MOST_BYTES = 4096  # of an entry that are looked at
 _RUN = re.compile(r"([^0-9A-Fa-fx\\<>+U])\1{11,}")  # of one sign; not of what numbers of bytes are written with
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -65,12 +64,9 @@ class Spelling:
         return cut(_RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", seen), SHOWN)
 
     def token(self, index: int, count: int = 0) -> SimpleNamespace:
-        """Return one id with its `text`, the hexadecimal `code` of its first bytes, `n_bytes`, `count`, `special`."""
-        code = self.bytes_of(index)
-        hexed, special = code[:SHOWN].hex(" "), index in self._special
-        return SimpleNamespace(
-            index=index, text=self.text_of(index), code=hexed, n_bytes=len(code), count=count, special=special
-        )
+        """Return one id with its `text`, the hexadecimal `code` of its first bytes, `count`, `special`."""
+        code, special = self.bytes_of(index)[:SHOWN].hex(" "), index in self._special
+        return SimpleNamespace(index=index, text=self.text_of(index), code=code, count=count, special=special)
 
 
 def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:
@@ -111,7 +107,7 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
     Returns:
         `size`; `spelled`, ids that stand for text; `predicted` and `unknown`, occurrences of all ids and of the unknown
         one; the tokens `frequent` and `unused`; `n_unused`; `unused_merges`, share of the ids of more than a
-        byte that never occur; `rare`; `covering`, the number of most frequent ids that make up a share of all.
+        byte that never occur; `rare`.
     """
     spelling = Spelling(tokenizer)
     lengths = np.array([len(spelling.bytes_of(index)) for index in range(len(spelling))])
@@ -125,15 +121,13 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
         "frequent": by_count[: min(FREQUENT, np.count_nonzero(counts))],
         "unused": by_merge[:UNUSED],
     }
-    total, reached = int(counts.sum()), np.cumsum(counts[by_count])
     return SimpleNamespace(
         size=tokenizer.vocab_size,
         spelled=len(spelled),
-        predicted=total,
+        predicted=int(counts.sum()),
         unknown=int(counts[tokenizer.unk_id]) if tokenizer.unk_id is not None else 0,
         n_unused=len(unused),
         unused_merges=float(np.mean(counts[merged] == 0)) if len(merged) else 0.0,
         rare=int(np.count_nonzero((counts[spelled] > 0) & (counts[spelled] < RARE))),
-        covering=[(share, int(np.searchsorted(reached, share * total)) + 1) for share in COVERED if total],
         **{name: [spelling.token(int(index), int(counts[index])) for index in ids] for name, ids in lists.items()},
     )

@@ -7,18 +7,7 @@ import unicodedata
 from markupsafe import Markup, escape
 
 _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def size_of(n_bytes: float) -> str:
-    """Bytes in a unit that keeps the number short; powers of ten."""
-    if n_bytes < 1000:
-        return "1 byte" if n_bytes == 1 else f"{n_bytes:.0f} bytes"
-    place = 0
-    while n_bytes >= 999.5 and place < len(_UNITS) - 1:
-        n_bytes, place = n_bytes / 1000, place + 1
-    return f"{n_bytes:.3g} {_UNITS[place]}"
 
 
 def share(part: float, whole: float) -> str:
@@ -33,26 +22,15 @@ def share(part: float, whole: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
 
 
-def percent(value: float) -> str:
-    """A share to two places, for sums that must come out; what is not all is not written as all."""
-    if 0 < value < 0.00005:
-        return "< 0.01 %"
-    if 0.99995 <= value < 1:
-        return "> 99.99 %"
-    return f"{100 * value:.2f} %"
-
-
 def counted(n: int, noun: str) -> str:
     """A number of things."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def amount(value: float) -> str:
-    """A number in three digits."""
-    for step, letter in _STEPS:
-        if value >= step * 0.9995:
-            return f"{value / step:.3g}{letter}"
-    return f"{value:.3g}"
+def amount(value: float, places: int = 3) -> str:
+    """A number in so many digits, with a letter for thousands and more."""
+    step, letter = next(((step, letter) for step, letter in _STEPS if abs(value) >= step * 0.9995), (1.0, ""))
+    return f"{_short(value / step, places)}{letter}"
 
 
 def cut(text: str, length: int) -> str:
@@ -74,8 +52,12 @@ def integer(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A value in at most four digits, with a real minus sign."""
-    digits, letter, power = f"{value:.4g}".partition("e")
+    """A value in at most four digits."""
+    return _short(value, 4)
+
+
+def _short(value: float, places: int) -> str:
+    digits, letter, power = f"{value:.{places}g}".partition("e")
     return (f"{digits}e{int(power)}" if letter else digits).replace("-", "−")
 
 

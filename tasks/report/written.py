@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
+VERSION = 2  # raised when pages show the same figures in another way, so that they are drawn anew
+
 
 @dataclass(frozen=True)
 class Page:
@@ -81,7 +83,7 @@ class Outcome:
             beside: names of these files.
         """
         kept, files = self.folder / f"{name}.md", tuple(self.folder / item for item in (f"{name}.html", *beside))
-        mark = f"\n<!-- {sha256_json(drawn_from)} -->\n"
+        mark = f"\n<!-- {sha256_json([VERSION, drawn_from])} -->\n"
         summary = kept.read_text(encoding="utf-8") if kept.is_file() else ""
         if not summary.endswith(mark) or not all(file.is_file() for file in files):
             html, summary, *texts = draw()
@@ -92,18 +94,15 @@ class Outcome:
             write_file(kept, summary.encode())  # last: its mark says that all files are there
         return Page(name.partition("-")[0], title, summary.removesuffix(mark), files)
 
-    def draw_in_subprocess(self, function: Callable[..., list[str]], **arguments: Any) -> list[str]:
+    def draw_in_subprocess(self, function: Callable[..., list[str]]) -> list[str]:
         """Call a function over the whole corpus; of a large one in a subprocess, as its catalogue takes hundreds of MB.
 
         Args:
-            function: of a module; takes `store`, `cache` and `corpus`, which lead to the catalogue, the arguments, and
-                `progress`.
+            function: of a module; takes `store`, `cache` and `corpus`, which lead to the catalogue, and `progress`.
         """
         home, corpus = self.run.home, self.run.corpus
         listed = read_state(self.run.store, corpus).get("snapshot")
         size = manifest_of(self.run.store, listed[0]).counts["rows"] * TABLE_BYTES_PER_FILE if listed else 0
         where = {"store": home.store, "cache": str(home.cache), "corpus": corpus}
-        texts: list[str] = self.run.machine.subprocesses.call(
-            function, lambda done, total: None, size, **where, **arguments
-        )
+        texts: list[str] = self.run.machine.subprocesses.call(function, lambda done, total: None, size, **where)
         return texts

@@ -124,7 +124,7 @@ def test_every_label_of_a_diagram_fits_its_box(chromium: Any, tmp_path: Path) ->
 def test_labels_of_a_chart_do_not_cover_each_other(chromium: Any, tmp_path: Path, prompt: str) -> None:
     opened = open_page(chromium, tmp_path, prompt)
     covered = opened.page.evaluate(
-        """() => ['#plane-0', '#plane-1', '#norms', '#attention-map', '#mask', '#increments'].flatMap(name => {
+        """() => ['#plane-0', '#plane-1', '#attention-map', '#mask', '#increments'].flatMap(name => {
           const boxes = [...document.querySelectorAll(name + ' .token')].map(text =>
             [text.textContent, text.getBoundingClientRect()]);
           return boxes.flatMap(([word, a], index) => boxes.slice(index + 1).filter(([, b]) =>

@@ -9,8 +9,8 @@ from storage.manifest import ArtifactRef
 from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair
 from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice, Sums
 from tasks.lineage.contamination import Exposure
-from tasks.report.comparison import PairFigures, Side
-from tasks.report.evaluation import Completion, EvaluationFigures, Mark, Measured
+from tasks.report.comparison import Side
+from tasks.report.evaluation import Completion, Mark, Measured
 from tasks.report.queries import Row
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
@@ -64,7 +64,7 @@ def evaluation(bits: float = 2.0) -> Evaluation:
     return Evaluation(metrics, slices, bins, buckets)
 
 
-def rich() -> EvaluationFigures:
+def rich() -> Row:
     """An evaluation with everything beside it."""
     documents = [
         Row(
@@ -88,7 +88,7 @@ def rich() -> EvaluationFigures:
         Exposure("mostly seen", 0, 0, math.nan),
     ]
     text = f"and {HOSTILE * 2} the end\n\n\nof a long tail" + " again" * 40
-    return EvaluationFigures(
+    return Row(
         measured=Measured(f"version 4, champion {HOSTILE}", CHECKPOINT, EVALSET, REF),
         evaluation=evaluation(),
         best=documents[:2],
@@ -105,18 +105,22 @@ def rich() -> EvaluationFigures:
             "completions/memorised_chars": 0.2,
             "completions/longest_memorised": 14.0,
         },
+        pages=[],
     )  # fmt: skip
 
 
-def bare() -> EvaluationFigures:
+def bare() -> Row:
     """An evaluation of one short document, with nothing beside it."""
     found = evaluation()
     metrics = {name: value for name, value in found.metrics.items() if "ngram" not in name}
     alone = Evaluation({**metrics, "val/documents": 1.0}, [], [], [])
-    return EvaluationFigures(Measured("folder", CHECKPOINT, EVALSET, REF), alone)
+    return Row(
+        measured=Measured("folder", CHECKPOINT, EVALSET, REF), evaluation=alone, best=[], worst=[], rival=None,
+        exposures=[], completions=[], memorised={}, pages=[],
+    )  # fmt: skip
 
 
-def pair() -> PairFigures:
+def pair() -> Row:
     """Two models of which each is better somewhere, and a slice of one document."""
     labels = dict.fromkeys(DIMENSIONS, "pdf")
     clear, open_, single = (
@@ -134,4 +138,12 @@ def pair() -> PairFigures:
     begins = {item.doc_id: HOSTILE * 4 for item in documents}
     written = Completion(HOSTILE, f"and {HOSTILE}\nmore"), Completion(HOSTILE, "", error=f"the prompt is {HOSTILE}")
     sides = Side(f"champion {HOSTILE}", CHECKPOINT, REF), Side("previous", CHECKPOINT, replace(REF, key="12" * 32))
-    return PairFigures(*sides, EVALSET, found, begins, {documents[0].doc_id: f"a/{HOSTILE}"}, [written], [HOSTILE])
+    return Row(
+        a=sides[0], b=sides[1], evalset=EVALSET, comparison=found, begins=begins,
+        paths={documents[0].doc_id: f"a/{HOSTILE}"}, completions=[written], notes=[HOSTILE],
+    )  # fmt: skip
+
+
+def changed(figures: Row, **values: object) -> Row:
+    """The figures with others in place of some."""
+    return Row(**vars(figures) | values)

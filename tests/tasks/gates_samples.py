@@ -8,14 +8,14 @@ from evaluation_report_samples import CHECKPOINT, HOSTILE, pair
 
 from storage.registry import ModelVersion
 from tasks.evaluation.gates import GATES, Verdict
-from tasks.report.gates import GateFigures
+from tasks.report.queries import Row
 
 
 def version(number: str, tags: dict[str, str]) -> ModelVersion:
     return ModelVersion("sheepfold", number, "", CHECKPOINT, tags, ())
 
 
-def rich() -> GateFigures:
+def rich() -> Row:
     """A version that two gates hold back, beside a champion, after others."""
     verdicts = [Verdict(gate.name, "passed", 0.25, 0.5, f"{gate.title} {HOSTILE}") for gate in GATES]
     verdicts[4] = Verdict("bits_per_byte", "failed", math.inf, 0.0, "2.1 bits per byte are not fewer than 2.0")
@@ -27,10 +27,11 @@ def rich() -> GateFigures:
         version("2", {"sheepfold.gates": "passed"}),
         version("3", {**tags, "sheepfold.verdict": f"source {HOSTILE} is worse"}),
     ]
-    return GateFigures("3", verdicts, pair().comparison, versions, {"champion": "2", "challenger": "3"})
+    names = {"champion": "2", "challenger": "3"}
+    return Row(version="3", verdicts=verdicts, comparison=pair().comparison, versions=versions, names=names)
 
 
-def bare() -> GateFigures:
+def bare() -> Row:
     """The first version, with no champion to compare with and no name."""
     verdicts = [Verdict(gate.name, "skipped", None, None, "nothing is known") for gate in GATES]
-    return GateFigures("1", verdicts, None, [version("1", {})], {})
+    return Row(version="1", verdicts=verdicts, comparison=None, versions=[version("1", {})], names={})

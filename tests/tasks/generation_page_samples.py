@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tasks.report.completions import GenerationFigures, Piece
+from tasks.report.completions import Piece
 from tasks.report.queries import Row
 
 HOSTILE = "<img src=x onerror=hit=1> \u202e drawkcab \0 " + "unbroken" * 40
@@ -16,7 +16,7 @@ def shown(*values: object) -> Row:
     return Row(**dict(zip(names, values, strict=True)))
 
 
-def rich() -> GenerationFigures:
+def rich() -> Row:
     """Four completions, two errors."""
     words = [
         "",
@@ -70,14 +70,15 @@ def rich() -> GenerationFigures:
         shown("empty", 0, "", 0, (), "stop", 0, None),
     ]
     lengths = [len(pieces), 19, 12, 0, *range(1, 64), *[64] * 40]
-    return GenerationFigures(
+    return Row(
         prompts=105,
-        reasons=Counter({"length": 60, "stop": 43, "exhausted": 1, "context": 3}),
-        lengths=lengths,
+        endings=Counter({"length": 60, "stop": 43, "exhausted": 1, "context": 3}),
+        tokens=sum(lengths),
         logprob=-1.7 * sum(lengths),
         n_errors=2,
         errors=[("latin", "the prompt is not UTF-8: byte 0xe9 behind 3 characters"), (HOSTILE, HOSTILE)],
         shown=listed,
         settings={"temperature": 0.8, "stop": ["\n\n", HOSTILE], "seed": 0, "n_samples": 2},
+        key="",
         model="94ea45a49d99605ecafe551730a2a60fa961341200d7b6b2f25c7e6c66633c79",
     )

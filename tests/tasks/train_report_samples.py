@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from tasks.report.queries import Row
-from tasks.report.training import Curve, TrainingFigures
+from tasks.report.training import Curve
 from tasks.training.telemetry import Event, Notes, Sample, Start
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
@@ -44,7 +43,7 @@ def curves(steps: int) -> dict[str, Curve]:
     }
 
 
-def rich(steps: int = 600) -> TrainingFigures:
+def rich(steps: int = 600) -> Row:
     """A training in which much happened."""
     events = [
         Event(0, "kernel", "attention runs on scaled_dot_product_attention's flash kernel", 1.79e9),
@@ -60,7 +59,7 @@ def rich(steps: int = 600) -> TrainingFigures:
         for prompt in prompts
     ]
     starts = [Start(1.79e9, 8.5e7, 2.55e11, "measured: float32 products of 1024 by 1024 on 2 threads")] * 2
-    return TrainingFigures(
+    return Row(
         key="ab" * 32,
         digest="cd" * 32,
         model=MODEL,
@@ -78,22 +77,30 @@ def rich(steps: int = 600) -> TrainingFigures:
     )  # fmt: skip
 
 
-def bare() -> TrainingFigures:
+def changed(figures: Row, **values: Any) -> Row:
+    """The figures with others in place of some."""
+    return Row(**vars(figures) | values)
+
+
+def bare() -> Row:
     """What is known of a training that left nothing."""
-    return TrainingFigures("ab" * 32, "cd" * 32, {}, {})
+    return Row(
+        key="ab" * 32, digest="cd" * 32, model={}, train={}, curves={}, parameters=0, flops_per_token=0.0,
+        notes=Notes(), epoch=None, tools={}, modes={}, evaluation={},
+    )  # fmt: skip
 
 
-def one_step() -> TrainingFigures:
-    return replace(rich(1), notes=Notes(), epoch=None, evaluation={})
+def one_step() -> Row:
+    return changed(rich(1), notes=Notes(), epoch=None, evaluation={})
 
 
-def broken() -> TrainingFigures:
+def broken() -> Row:
     """Values that are no numbers, and none that fell."""
     odd = Curve([1, 2, 3, 4], [2.0, math.inf, math.nan, 2.5])
-    return replace(bare(), curves={"train/loss": odd, "val_sample/loss": odd, "grad_norm": odd, "tokens": odd})
+    return changed(bare(), curves={"train/loss": odd, "val_sample/loss": odd, "grad_norm": odd, "tokens": odd})
 
 
-def stopped_early() -> TrainingFigures:
+def stopped_early() -> Row:
     made = rich(300)
     risen = Curve([100, 200, 300], [3.0, 2.9, 3.2])
-    return replace(made, train={**made.train, "max_steps": 600}, curves={**made.curves, "val_sample/loss": risen})
+    return changed(made, train={**made.train, "max_steps": 600}, curves={**made.curves, "val_sample/loss": risen})

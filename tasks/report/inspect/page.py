@@ -6,19 +6,20 @@ import base64
 import json
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from torch import Tensor
 
 from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
+from tasks.report.charts import Point, Series, line_figure
 from tasks.report.inspect.architecture import control_elements, named, optimizer_name, sentence, title
 from tasks.report.inspect.inspection import Inspection, next_tokens, rounded
-from tasks.report.inspect.pictures import norms_chart, scatter
-from tasks.report.page import render
+from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
 
 COLUMNS = 4  # of each value that the tables show
@@ -26,7 +27,10 @@ DIMENSIONS = 32  # of a state that the map shows
 CANDIDATES = 12
 BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map
 SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
+_LETTER = 7.3  # width of a letter of a token's label, in pixels
 _ROWS = 12  # of a step's table; of longer prompts the first and the last are shown
+
+Rectangle = tuple[float, float, float, float]
 
 
 def write_page(inspection: Inspection, path: Path) -> Path:
@@ -71,13 +75,13 @@ def to_html(inspection: Inspection) -> str:
         bins=BINS,
         shades=SHADES,
         planes={
-            name: scatter(f"plane-{place}", f"Plane of the {name}", labels, plane.points.tolist(), plane.shares)
+            name: _scatter(f"plane-{place}", f"Plane of the {name}", labels, plane.points.tolist(), plane.shares)
             for place, (name, plane) in enumerate(inspection.planes.items())
         },
         chosen=[place for place, text in enumerate(labels) if text not in labels[:place]][:12],
         distances=inspection.distances.tolist(),
         norms=norms.tolist(),
-        norms_chart=norms_chart(labels, norms.tolist()),
+        lengths=_lengths(norms),
         state=states.tolist(),
         strongest=float(states.abs().max()) or 1.0,
         increments=increments.tolist(),
@@ -111,8 +115,16 @@ def page_data(inspection: Inspection) -> dict[str, Any]:
         "shades": SHADES,
         "next": _candidates(inspection),
         "states": rounded(states, 3),
-        "norms": rounded(found.hidden.norm(dim=-1), 4),
     }
+
+
+def _lengths(norms: Tensor) -> Markup:
+    """The lengths of all tokens' states (L + 1, T) through the layers."""
+    layers = range(len(norms))
+    ends = {"longest": norms.amax(1), "mean": norms.mean(1), "shortest": norms.amin(1)}
+    series = [Series(name, layers, values.tolist()) for name, values in ends.items()]
+    note = "of all tokens; h0, the embedding’s, stands at 0"
+    return line_figure("norms", "Length through the layers", note, series, over="blocks passed", size="tall")
 
 
 def figure(value: float) -> str:
@@ -181,3 +193,49 @@ def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
         name += f", {'feed-forward' if branch == 'ffn' else branch}" if branch else ""
         parts.setdefault(name, {})[gain.direction] = gain
     return parts
+
+
+def _scatter(
+    name: str, title: str, labels: Sequence[str], points: Sequence[Point], shares: tuple[float, float]
+) -> Markup:
+    """Return projected vectors, joined in token order; tokens at one place share a dot."""
+    width, height, pad = 450.0, 360.0, 44.0
+    low = [min(point[axis] for point in points) for axis in (0, 1)]
+    span = [max(point[axis] for point in points) - low[axis] for axis in (0, 1)]
+    scale = min((width - 2 * pad - 30) / (span[0] or 1), (height - 2 * pad) / (span[1] or 1))
+    offset = [(width - 30 - span[0] * scale) / 2, (height - span[1] * scale) / 2]
+    at = [(offset[0] + (x - low[0]) * scale, height - offset[1] - (y - low[1]) * scale) for x, y in points]
+    spots: dict[tuple[int, int], list[int]] = {}
+    for index, (x, y) in enumerate(at):
+        spots.setdefault((round(x), round(y)), []).append(index)
+    names = [_spot_name(labels, indices) for indices in spots.values()]
+    taken, words = [(x - 7.0, y - 7.0, x + 7.0, y + 7.0) for x, y in spots], []
+    for (x, y), text in zip(spots, names, strict=True):
+        found = _free_spot(x, y, _LETTER * len(text) + 4, taken, (width, height - 20))
+        if found is not None:
+            taken.append(found)
+            words.append((found[0] + 2, found[3] - 4, text))
+    steps = [(one, other) for one, other in pairwise(at) if math.dist(one, other) >= 12]
+    dots = [(x, y, len(indices)) for (x, y), indices in spots.items()]
+    said = f"{len(spots)} places in the plane of the two main directions, joined in token order: {', '.join(names)}."
+    return macro("charts.html", "scatter", name, title, said, steps, dots, words, shares)
+
+
+def _spot_name(labels: Sequence[str], indices: Sequence[int]) -> str:
+    places = ",".join(map(str, indices[:3])) + ("…" if len(indices) > 3 else "")
+    same = {labels[index] for index in indices}
+    return f"{cut(labels[indices[0]], 9)}{'+' if len(same) > 1 else ''} {places}"
+
+
+def _free_spot(x: float, y: float, width: float, taken: Sequence[Rectangle], room: Point) -> Rectangle | None:
+    """A place for a label beside a dot that covers nothing; None if there is none near."""
+    for distance in (8, 16, 26):
+        for dx, dy in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)):
+            left = x + dx * distance - (width if dx < 0 else width / 2 if dx == 0 else 0)
+            top = y + dy * distance - (15 if dy < 0 else 7.5 if dy == 0 else 0)
+            box = (left, top, left + width, top + 15)
+            if left < 24 or top < 2 or box[2] > room[0] or box[3] > room[1]:
+                continue
+            if not any(box[0] < r[2] and box[2] > r[0] and box[1] < r[3] and box[3] > r[1] for r in taken):
+                return box
+    return None

@@ -155,19 +155,6 @@
   }));
   chips.forEach((chip) => chip.addEventListener("click", () => showToken(Number(chip.dataset.token))));
 
-  // ---- lengths ----
-  const norms = one("#norms"), normStatus = one("#norms-status");
-  all(".track", norms).forEach((track) => {
-    track.addEventListener("pointerenter", () => {
-      norms.classList.add("dimmed");
-      track.classList.add("on");
-      const token = Number(track.dataset.token);
-      normStatus.textContent = `${named(token)}: ` +
-        data.norms.map((row, layer) => `h${layer} ${row[token].toPrecision(3)}`).join(", ");
-    });
-    track.addEventListener("pointerleave", () => { norms.classList.remove("dimmed"); track.classList.remove("on"); });
-  });
-
   showHead();
   paintHeads();
   showToken(n - 1);

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from corpus_report_samples import Sample, rich
 
-from tasks.report.charts import BarPlot
 from tasks.report.corpus import STATUSES, collect
 from tasks.report.queries import Row
 
@@ -17,7 +16,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Row:
     return collect(rich(tmp_path_factory.mktemp("rich")).catalog())
 
 
-def named(figures: Row, name: str) -> BarPlot:
+def named(figures: Row, name: str) -> Row:
     return next(data for data in figures.histograms if data.name == f"histogram-{name}")
 
 
@@ -85,11 +84,6 @@ def test_clusters_of_several_documents_come_largest_first_with_their_paths(figur
     assert (figures.total.in_clusters, figures.total.clusters) == (3, 1)
 
 
-def test_pairs_come_with_both_paths_the_most_similar_first(figures: Row) -> None:
-    assert [pair.similarity for pair in figures.pairs] == [0.95, 0.85]
-    assert {figures.pairs[1].path, figures.pairs[1].other} == {"scans/one.pdf", "bag.zip/in.txt"}
-
-
 def test_cuts_and_personal_data_say_what_was_done_with_them(figures: Row) -> None:
     assert [(cut.code, cut.spans, cut.documents, cut.chars) for cut in figures.cuts] == [("evaluation_set", 1, 1, 20)]
     found = [(item.kind, item.spans, item.documents, item.redacted) for item in figures.private]
@@ -103,21 +97,12 @@ def test_the_sides_of_the_split_add_up_to_what_is_kept(figures: Row) -> None:
     assert figures.total.kept == sum(side.documents for side in figures.sides)
 
 
-def test_tokens_are_estimated_by_a_rule_of_thumb_where_nothing_is_encoded(figures: Row) -> None:
-    assert figures.basis == "rule"
-    assert figures.sides[0].tokens == 25_050
-
-
-@pytest.mark.parametrize(("second", "basis", "expected"), [(50, "counted", 70), (None, "measured", 40)])
-def test_tokens_follow_the_corpus_s_tokeniser_where_there_is_one(
-    tmp_path: Path, second: int | None, basis: str, expected: int
-) -> None:
+def test_tokens_are_those_of_the_documents_that_are_encoded(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     sample.document("a", "a.txt", tokens=20)
-    sample.document("b", "b.txt", tokens=second)
-    found = collect(sample.catalog())
-    assert found.basis == basis
-    assert found.sides[0].tokens == expected
+    sample.document("b", "b.txt")
+    (side,) = collect(sample.catalog()).sides
+    assert (side.documents, side.encoded, side.tokens) == (2, 1, 20)
 
 
 def test_a_document_in_two_segments_counts_once_as_the_live_one_has_it(tmp_path: Path) -> None:

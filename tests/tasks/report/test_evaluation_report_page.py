@@ -7,19 +7,19 @@ import math
 from dataclasses import replace
 
 import pytest
-from evaluation_report_samples import bare, pair, rich
+from evaluation_report_samples import bare, changed, pair, rich
 from html_tags import Tags, assert_alone
 
 from tasks.evaluation.compare import Difference
 from tasks.report.comparison import pair_document, pair_page, pair_table
 from tasks.report.evaluation import (
     Completion,
-    EvaluationFigures,
     Mark,
     evaluation_page,
     notices,
 )
 from tasks.report.page import macro
+from tasks.report.queries import Row
 
 
 def words_of(page: str) -> str:
@@ -34,19 +34,19 @@ def interval(difference: Difference, reach: float) -> str:
     return macro("macros.html", "interval", difference, reach)
 
 
-def lead(figures: EvaluationFigures) -> str:
+def lead(figures: Row) -> str:
     """The first sentences of the page."""
     return evaluation_page(figures, "fold")[1].splitlines()[0]
 
 
-def changed(figures: EvaluationFigures, **metrics: float) -> EvaluationFigures:
+def measured(figures: Row, **metrics: float) -> Row:
     """The figures with some metrics of other values."""
-    found = {**figures.metrics, **{f"val/{name}": value for name, value in metrics.items()}}
-    return replace(figures, evaluation=replace(figures.evaluation, metrics=found))
+    found = {**figures.evaluation.metrics, **{f"val/{name}": value for name, value in metrics.items()}}
+    return changed(figures, evaluation=replace(figures.evaluation, metrics=found))
 
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
-def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: EvaluationFigures) -> None:
+def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: Row) -> None:
     page, summary = evaluation_page(figures, "fold")
     assert_alone(page)
     assert len(summary.splitlines()) <= 60
@@ -101,7 +101,7 @@ def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
     failed = Completion("p", "", [], "the prompt is too long")
     markup = written(failed)
     assert "Not continued: the prompt is too long." in markup and "No span" not in markup
-    compared = replace(pair(), completions=[(Completion("p", "text"), failed)])
+    compared = changed(pair(), completions=[(Completion("p", "text"), failed)])
     assert "- previous: (not continued: the prompt is too long)" in pair_table(compared)
     (found,) = pair_document(compared)["completions"]
     assert (found["a_error"], found["b_error"]) == (None, "the prompt is too long")
@@ -115,9 +115,9 @@ def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
     assert "It was trained on some of these documents" in [notice.title for notice in notices(seen)]
 
 
-def other_texts(**named: object) -> EvaluationFigures:
+def other_texts(**named: object) -> Row:
     """An evaluation on other documents than the frozen ones."""
-    return replace(rich(), measured=replace(rich().measured, **named))  # type: ignore[arg-type]
+    return changed(rich(), measured=replace(rich().measured, **named))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
 
 
 def test_what_makes_figures_doubtful_is_told() -> None:
-    weak = changed(rich(), bits_per_byte=4.5, documents=3.0, ece=0.3)
+    weak = measured(rich(), bits_per_byte=4.5, documents=3.0, ece=0.3)
     found = "\n".join(notice.title for notice in notices(weak))
-    for title in ("no better than the 5-gram model", "zstd -19 packs", "on 3 documents", "cannot give back 12 bytes"):
+    for title in ("no better than the 5-gram model", "zstd -19 packs", "on 3 documents", "cannot give back 12 Bytes"):
         assert title in found
     assert "50 % of the completions repeat thirteen words" in found
     assert notices(bare())[0].title == "It was measured on 1 document"

@@ -12,12 +12,13 @@ from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.promote import promote_model
 from tasks.evaluation.gates import GATES
-from tasks.report.gates import TITLES, GateFigures, gates_page, write
+from tasks.report.gates import TITLES, gates_page, write
+from tasks.report.queries import Row
 from tasks.report.written import Outcome
 
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])
-def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: GateFigures) -> None:
+def test_the_page_is_whole_fetches_nothing_and_runs_nothing(figures: Row) -> None:
     page, summary = gates_page(figures, "fold")
     assert_alone(page)
     assert len(summary.splitlines()) <= 60

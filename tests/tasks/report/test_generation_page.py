@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from browsing import Opened
 from generation_page_samples import HOSTILE, rich
 from html_tags import sections_of
 
-from tasks.report.completions import GenerationFigures, generation_page, text_pieces
+from tasks.report.completions import generation_page, text_pieces
 from tasks.report.queries import Row
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer
@@ -24,7 +23,8 @@ def test_every_token_is_shaded_by_how_likely_it_was() -> None:
 
 
 def test_the_page_says_how_a_completion_is_traced() -> None:
-    figures = replace(rich(), key="ab" * 32, shown=[Row(**vars(rich().shown[0]) | {"id": "p7", "sample": 2})])
+    shown = [Row(**vars(rich().shown[0]) | {"id": "p7", "sample": 2})]
+    figures = Row(**vars(rich()) | {"key": "ab" * 32, "shown": shown})
     assert "<code>sheepfold why abababababab/p7#2</code>" in generation_page(figures, "fold")[0]
 
 
@@ -37,7 +37,8 @@ def test_no_text_of_a_prompt_or_a_completion_takes_effect() -> None:
 
 
 def test_a_generation_of_nothing_has_a_page() -> None:
-    page, _ = generation_page(GenerationFigures(), "fold")
+    empty = {"prompts": 0, "endings": {}, "tokens": 0, "n_errors": 0, "errors": [], "shown": [], "settings": {}}
+    page, _ = generation_page(Row(**vars(rich()) | empty), "fold")
     assert "Nothing was continued." in page
     assert "None: every prompt was continued." in page
 

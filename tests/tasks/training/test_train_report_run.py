@@ -17,7 +17,8 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
-from tasks.report.training import TrainingFigures, collect_training, training_page, write
+from tasks.report.queries import Row
+from tasks.report.training import collect_training, derived, training_page, write
 from tasks.report.written import Outcome
 from tasks.training.telemetry import Notes, read_notes
 
@@ -27,7 +28,7 @@ N_STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def figures(tiny: Ran) -> TrainingFigures:
+def figures(tiny: Ran) -> Row:
     assert tiny.checkpoint is not None and tiny.metrics is not None
     return collect_training(tiny.run.store, tiny.checkpoint, tiny.metrics)
 
@@ -36,21 +37,21 @@ def notes_of(run: Run, checkpoint: ArtifactRef) -> Notes:
     return read_notes(run.store.folder(checkpoint))
 
 
-def test_every_step_has_its_time_its_speed_and_its_memory(figures: TrainingFigures) -> None:
+def test_every_step_has_its_time_its_speed_and_its_memory(figures: Row) -> None:
     for name in ("time/step_seconds", "time/tokens_per_second", "memory/resident_mb"):
-        assert list(figures.curve(name).steps) == list(range(1, N_STEPS + 1)), name
-        assert min(figures.curve(name).values) > 0
+        assert list(figures.curves[name].steps) == list(range(1, N_STEPS + 1)), name
+        assert min(figures.curves[name].values) > 0
 
 
-def test_figures_are_those_of_the_history_and_of_the_dataset(tiny: Ran, figures: TrainingFigures) -> None:
+def test_figures_are_those_of_the_history_and_of_the_dataset(tiny: Ran, figures: Row) -> None:
     rows = read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
-    assert figures.loss.values == [row["value"] for row in rows if row["metric"] == "train/loss"]
+    assert derived(figures).loss.values == [row["value"] for row in rows if row["metric"] == "train/loss"]
     record = json.loads((tiny.folder(tiny.prepared.dataset) / "dataset.json").read_text())
     assert figures.epoch is not None
     assert figures.epoch.sequences == record["splits"]["train"]["sequences"]
     assert figures.epoch.tokens == record["splits"]["train"]["labels"]
-    assert figures.epochs == pytest.approx(N_STEPS * 4 / figures.epoch.sequences)
-    assert figures.share is not None and 0 < figures.share < 1.5
+    assert derived(figures).epochs == pytest.approx(N_STEPS * 4 / figures.epoch.sequences)
+    assert 0 < derived(figures).mfu < 1.5
 
 
 def test_the_history_itself_holds_no_clock(tiny: Ran) -> None:
@@ -112,7 +113,7 @@ def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
         telemetry = collect_training(run.store, checkpoint)
     assert set(points.values()) == {1}
     assert {("memory/resident_mb", step) for step in (1, 4, 8, N_STEPS)} <= points.keys()  # of each start the first
-    assert len(telemetry.curve("time/step_seconds").steps) == N_STEPS
+    assert len(telemetry.curves["time/step_seconds"].steps) == N_STEPS
     assert [event.step for event in notes.events if event.kind == "resumed"] == [3, 7]
     assert len(notes.starts) == 3
     assert max(Counter((sample.step, sample.prompt) for sample in notes.samples).values()) == 1
@@ -177,5 +178,6 @@ def test_a_training_from_before_there_were_journals_has_a_page_too(
             manifest["files"] = [entry for entry in manifest["files"] if entry["name"] != name]
         (folder / "manifest.json").write_text(json.dumps(manifest))
         old = collect_training(run.store, checkpoint)
-    assert math.isnan(old.tokens_per_second) and old.share is None and old.steps == N_STEPS
+    found = derived(old)
+    assert math.isnan(found.tokens_per_second) and found.mfu is None and found.steps == N_STEPS
     assert "<!doctype html>" in training_page(old, "old")[0]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import ingest, prose, write
-from tiny_run import Ran, copy_of_store, home_at, run_whole
+from tiny_run import Ran, copy_of_store, home_at, run_prepare, run_whole, tiny_settings, write_texts
 
 from flows.stages import stage_facts
 from storage.catalog import read_state
@@ -237,6 +237,20 @@ def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[Store, State
     check = check_sequences(store, state)
     assert check.problems == []
     assert check.checked == len(read_rows(store.folder(state["dataset"][0]) / "sequences.parquet"))
+
+
+def test_sequences_have_no_problems_for_any_packing_and_mix(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "source")
+    code = "".join(f"value_{number} = {number} * other_{number}\n" for number in range(80))
+    write(source, {"code.py": code})
+    for settings in (
+        ["dataset.stride=16"],
+        ["dataset.packing=concat", "dataset.drop_last=true"],
+        ["dataset.packing=pack", "mix.by=kind", "mix.weights=code=0.5,text=0.5"],
+        ["dataset.packing=pack", "mix.by=kind", "mix.weights=code=0,text=1"],
+    ):
+        store = run_prepare(home_at(tmp_path / "home"), source, tiny_settings(*settings)).run.store
+        assert check_sequences(store, read_state(store, "default")).problems == [], settings
 
 
 @pytest.mark.parametrize(
