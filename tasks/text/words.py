@@ -10,10 +10,10 @@ table: characters that a later Unicode version adds are no words before it.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+T = TypeVar("T")
 Chosen = Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
 
 BATCH_CHARS = 1 << 17  # arrays of a batch stay in a core's cache; a longer text is read in pieces of this length
@@ -123,6 +124,28 @@ class Batch(NamedTuple):
     paragraphs: Hashes
     starts: I64
     lengths: I64
+
+
+def bundles(
+    items: Iterable[T], n_chars: Callable[[T], int], most_chars: int, most: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Yield consecutive items in lists of bounded size.
+
+    Args:
+        n_chars: Characters of an item.
+        most_chars: Characters at which a list ends.
+        most: Items at which it ends.
+    """
+    bundle: list[T] = []
+    chars = 0
+    for item in items:
+        bundle.append(item)
+        chars += n_chars(item)
+        if len(bundle) >= most or chars >= most_chars:
+            yield bundle
+            bundle, chars = [], 0
+    if bundle:
+        yield bundle
 
 
 def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iterator[Batch]:
