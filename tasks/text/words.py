@@ -166,8 +166,8 @@ def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iter
 
 def word_pieces(text: str) -> Iterator[tuple[U64, I64, I64]]:
     """Yield the words of a text of any length, piece by piece: hashes, first characters, and ends."""
-    for _, kinds, base in _code_points(_pieces(text)):
-        yield _read_words(kinds, base)
+    for *_, words in _read_pieces(_pieces(text)):
+        yield words
 
 
 def word_hashes(text: str) -> tuple[U64, I64, I64]:
@@ -202,31 +202,15 @@ def word_runs(words: Hashes, n: int) -> Hashes:
 
 def _windows(values: U64, n: int) -> U64:
     """Hash of `values[i : i + n]` for every i, as if zeros followed; part by part, so that buffers stay small."""
-    windows = np.empty(len(values), np.uint64)
+    windows = np.full(len(values), n, np.uint64)
+    padded = np.append(values, np.zeros(n - 1, np.uint64))
     for start in range(0, len(values), BATCH_CHARS):
         part = windows[start : start + BATCH_CHARS]
-        padded = np.zeros(len(part) + n - 1, np.uint64)
-        own = values[start : start + len(padded)]
-        padded[: len(own)] = own
-        part[:] = _full_windows(padded, n)
+        for place in range(start, start + n):
+            part *= np.uint64(_WORD_BASE)
+            part += padded[place : place + len(part)]
+        part[:] = _mix(part)
     return windows
-
-
-def _full_windows(values: U64, n: int) -> U64:
-    """Hash of `values[i : i + n]` for every i where there are n values: by doubling, in log n steps."""
-    size = len(values) - n + 1
-    result = np.full(size, n, np.uint64)
-    block, width, done = values, 1, 0
-    while True:
-        if n & width:
-            result *= np.uint64(pow(_WORD_BASE, width, 1 << 64))
-            result += block[done : done + size]
-            done += width
-        width *= 2
-        if width > n:
-            return _mix(result)
-        half = width // 2
-        block = block[:-half] * np.uint64(pow(_WORD_BASE, half, 1 << 64)) + block[half:]
 
 
 def _mix(values: U64) -> U64:
@@ -302,8 +286,7 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
     offsets = np.zeros(len(bounds), np.int64)
     nothing = np.zeros(0, np.int64)
     words, paragraphs = [], [(np.zeros(0, np.uint64), nothing, nothing)]
-    for codes, kinds, base in _code_points(pieces):
-        values, begins, _ = _read_words(kinds, base)
+    for codes, kinds, base, (values, begins, _) in _read_pieces(pieces):
         offsets += np.searchsorted(begins, bounds)  # how many begin before each text does
         words.append(values)
         if with_paragraphs:
@@ -315,20 +298,15 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
     return Batch(first, Hashes(whole, offsets), Hashes(hashes, places), own, ends - starts)
 
 
-def _code_points(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int]]:
-    """Code points of each piece, what the character table says of them, and where the piece begins."""
+def _read_pieces(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int, tuple[U64, I64, I64]]]:
+    """Yield of each piece its code points, what the character table says of them, where it begins, and its words."""
     base = 0
     for piece in pieces:
         codes = np.frombuffer(piece.encode("utf-32-le", "surrogatepass"), np.uint32)
-        yield codes, _character_table()[codes], base
+        kinds = _character_table()[codes]
+        begins, ends = _runs(kinds > _SPACE, kinds >= _ALONE)
+        yield codes, kinds, base, (span_hashes(kinds, begins, ends), begins + base, ends + base)
         base += len(piece)
-
-
-def _read_words(kinds: Codes, base: int) -> tuple[U64, I64, I64]:
-    inside = kinds > _SPACE
-    begins, ends = _runs(inside, kinds >= _ALONE)
-    values = span_hashes(kinds, begins, ends)
-    return values, begins + base, ends + base
 
 
 def _runs(inside: npt.NDArray[np.bool_], alone: npt.NDArray[np.bool_] | None = None) -> tuple[I64, I64]:
