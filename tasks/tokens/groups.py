@@ -206,8 +206,8 @@ def _check_names(setting: str, given: Iterable[str], groups: Iterable[str], *, c
         )
     if complete and there - named and OTHERS not in given:
         raise MixError(
-            f"{setting} says nothing of {listed(there - named)}; groups of mix.by are {listed(there)}: name each, or all "
-            f"others together as {OTHERS}=NUMBER"
+            f"{setting} says nothing of {listed(there - named)}; groups of mix.by are {listed(there)}: name each, or "
+            f"all others together as {OTHERS}=NUMBER"
         )
 
 
