@@ -101,11 +101,7 @@ class Tokenizer(ABC):
     @property
     def special_ids(self) -> tuple[int, ...]:
         """All ids that stand for no text, in ascending order."""
-        return (*range(N_SPECIAL), *self._reserved_ids)
-
-    @property
-    def _reserved_ids(self) -> range:
-        return range(self.used_ids, self.vocab_size)
+        return (*range(N_SPECIAL), *range(self.used_ids, self.vocab_size))
 
     @property
     def may_lose(self) -> bool:
@@ -428,7 +424,7 @@ class HfTokenizer(EngineTokenizer):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        return (*sorted(self._special), *self._reserved_ids)
+        return (*sorted(self._special), *range(self.used_ids, self.vocab_size))
 
     def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
         # many decoders drop the space before the first word of a text, which is not the first word here
