@@ -127,7 +127,7 @@ class Batch:
     solid: Ints
 
     def per_document(self, documents: Ints, weights: Ints | None = None) -> Ints:
-        """Count (or sum the weights of) things of each document, which are given by the numbers of theirs."""
+        """Count things per document, or sum their weights; `documents` is the number of the document of each."""
         return np.bincount(documents, weights, minlength=len(self.n_words))
 
 
