@@ -32,9 +32,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.text.groups import clusters, keep_best
 from tasks.text.minhash import U32, Block, read_minima, signatures
-from tasks.text.near import near_pairs
+from tasks.text.near import clusters, keep_best, near_pairs
 from tasks.text.words import I64
 
 GOAL_DOCUMENTS_PER_SECOND = 4_000

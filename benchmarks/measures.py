@@ -16,8 +16,8 @@ import duckdb
 import pyarrow as pa
 
 from storage.schemas import MEASURES
+from tasks.curate.measure import measure_documents
 from tasks.curate.policy import PolicySettings, refusal
-from tasks.text.measures import measure_documents
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus" / "documents"
 MANUALS = ("R-intro.pdf", "R-exts.pdf", "memman.pdf", "beameruserguide.pdf")

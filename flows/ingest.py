@@ -14,12 +14,12 @@ from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, NoSettings
 from tasks.curate.classifier import score, trained_classifier
-from tasks.curate.curate import CurationSettings, curate
+from tasks.curate.curate import CurationSettings, curate, cuts_of
 from tasks.curate.dedup import dedup, last_dedup
 from tasks.curate.evaluation_sets import forbidden_grams
 from tasks.curate.measure import measure
 from tasks.curate.normalise import normalise
-from tasks.curate.refine import RefineStageSettings, cuts_of, refine
+from tasks.curate.refine import RefineStageSettings, refine
 from tasks.ingest.corpus import (
     Segments,
     extract_files,

@@ -180,7 +180,7 @@ COMPLETIONS = _schema(
 )
 
 # What was measured on a document; shares are 0 to 1. All but `n_chars`, `licence` and `pii` (in characters of the text)
-# describe its first `measured_chars` characters. What each is, and whose definition: `tasks.text.measures`.
+# describe its first `measured_chars` characters. What each is, and whose definition: `tasks.curate.measure`.
 MEASURES = _schema(
     "measures",
     """

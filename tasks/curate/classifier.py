@@ -25,14 +25,14 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
+from tasks.curate.settings import listed_paths
 from tasks.readers.decode import decode
 from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, TEXT, Columns, Refused, Table, list_columns, read_rows
 from tasks.text.cleaning import normalise_text
-from tasks.text.groups import keep_best
 from tasks.text.minhash import signatures
-from tasks.text.near import near_pairs
+from tasks.text.near import keep_best, near_pairs
 from tasks.text.words import read_batches, word_runs
 
 if TYPE_CHECKING:
@@ -393,9 +393,9 @@ def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | 
     Raises:
         ExamplesError: if one is not there, or is nothing that can be read.
     """
-    if not examples.wanted:
+    sides = {"good": listed_paths(examples.good), "bad": listed_paths(examples.bad)}
+    if not sides["good"]:
         return None
-    sides = {"good": examples.good_paths, "bad": examples.bad_paths}
     ClassifierStageSettings.of(**sides)  # names a path that is not there
     added = {
         side: run.add(

@@ -8,11 +8,9 @@ noted for it. Memory is bounded by a setting, not by the number of documents.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -252,8 +250,10 @@ def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> dict[
     return {row["doc_id"]: row["segment"] for row in rows if split in ("", row["split"])}
 
 
-def by_table(store: Store, noted: Mapping[str, str], tables: RefSet, name: str) -> list[list[str]]:
-    """Return, for each artefact of a set, the documents that are read there.
+def kept_rows(
+    store: Store, noted: Mapping[str, str], tables: RefSet, name: str, columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of some documents, table by table.
 
     Args:
         noted: The segment noted for each document.
@@ -266,15 +266,8 @@ def by_table(store: Store, noted: Mapping[str, str], tables: RefSet, name: str) 
     with Corpus() as corpus:
         corpus.want(noted)
         corpus.locate(tables_of(store, tables), name, live=tables.live)
-        rows = corpus.sql("select part, doc_id from located order by all").fetchnumpy()
-    bounds = np.searchsorted(rows["part"], np.arange(len(tables.refs) + 1)).tolist()
-    return [rows["doc_id"][first:last].tolist() for first, last in pairwise(bounds)]
-
-
-def kept_rows(
-    store: Store, noted: Mapping[str, str], tables: RefSet, name: str, columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of documents, table by table; arguments and errors are those of `by_table`."""
-    for ref, wanted in zip(tables.refs, map(set, by_table(store, noted, tables, name)), strict=True):
+        part, doc_id = corpus.columns("select part, doc_id from located")
+    for number, ref in enumerate(tables.refs):
+        wanted = set(doc_id[part == number].tolist())
         if wanted:
             yield from (row for row in stream_rows(store.folder(ref) / name, columns) if row["doc_id"] in wanted)

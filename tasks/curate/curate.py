@@ -3,11 +3,20 @@
 Everything it reads was measured before, so that another threshold costs seconds. What it drops is in `dropped.parquet`
 with a reason, what it leaves out of a text in `cuts.parquet`. Documents are rows of a `Corpus` and never objects; only
 runs of thirteen words are compared outside of the database, segment by segment.
+
+The split is a pure function of texts: a document is in validation if the hash of every text in its cluster (all that
+equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation.
+Three exceptions are rare and on purpose: where every hash says validation, one cluster is trained on all the same;
+where all that was held out stands in training text, the cluster of the next hash is held out instead; and where
+near-duplicates come in such masses that not all pairs of them are compared, a cluster may fall apart again.
+
+The queries read two tables of a `Corpus`: `candidates`, the live documents, numbered by `RANK`; and `refused`, the
+numbers of those that are not used, with a code and a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,20 +46,27 @@ from storage.schemas import (
     SELECTION_FILE,
 )
 from storage.store import StoreError
-from storage.tables import unpacked_size
+from storage.tables import stream_rows, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.leaks import SHARES, SegmentSignatures, contained, evaluation_overlaps, repeated_paragraphs
 from tasks.curate.policy import PolicySettings, refusal
-from tasks.curate.redaction import cut
-from tasks.curate.selection import RANK, begin_selection, begin_split, hold_out, refuse_duplicates
+from tasks.curate.refine import Cuts, cut
 from tasks.curate.settings import CurateSettings
+from tasks.text.near import Pairs, keep_best
+from tasks.text.words import distinct
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
 GRAM_BYTES = 64  # of the memory of queries, for each run of thirteen words of validation that is held
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
+
+# Which of several like documents is kept, the first: typed before read by OCR, then the longest, then by id.
+RANK = "ocr_share, n_bytes desc, doc_id"
+
+# Place of a text in [0, 1), evenly spread and fixed for ever.
+_HASH_SHARE = "('0x' || left(sha256($salt || chr(0) || text_sha256), 16))::ubigint / 18446744073709551616::double"
 
 _CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64())])
 
@@ -219,6 +235,80 @@ def _refuse_shares(corpus: Corpus, shares: pa.Table, code: str, reason: str) -> 
     corpus.connection.unregister("shares")
 
 
+def begin_selection(corpus: Corpus) -> None:
+    """Make an empty table `refused`, and the view `in_use` of the candidates that are not in it."""
+    corpus.sql(
+        "create table refused (number bigint, code varchar, reason varchar); "
+        "create view in_use as from candidates anti join refused using (number)"
+    )
+
+
+def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
+    """Refuse all but the best of documents that equal each other, and those that nearly equal one that is kept.
+
+    Args:
+        near_pairs: Table in SQL, pairs of `doc_id` and `other_id` with their `similarity`; documents with the same text
+            count as one.
+        drop_near: Drop near-duplicates; exact ones are always dropped.
+    """
+    corpus.sql(
+        "insert into refused select in_use.number, 'duplicate_text', 'same text as document ' || kept.doc_id "
+        "from in_use join (select text_sha256, min(number) as best from in_use where cluster_size > 1 "
+        "group by text_sha256) using (text_sha256) "
+        "join candidates kept on kept.number = best where in_use.number > best"
+    )
+    if drop_near:
+        _refuse_near(corpus, near_pairs)
+
+
+def _refuse_near(corpus: Corpus, near_pairs: str) -> None:
+    corpus.sql(
+        "create table near as select least(ours.number, theirs.number) as first, greatest(ours.number, theirs.number) "
+        f"as second, similarity from {near_pairs} as pair join candidates one on one.doc_id = pair.doc_id "
+        "join candidates other on other.doc_id = pair.other_id join in_use ours on ours.text_sha256 = one.text_sha256 "
+        "join in_use theirs on theirs.text_sha256 = other.text_sha256"
+    )
+    first, second, similarity = corpus.columns("from near")
+    ends = distinct(np.concatenate([first, second]))
+    pairs = Pairs.sorted(np.searchsorted(ends, first), np.searchsorted(ends, second), similarity)
+    kept, stands_for = keep_best(len(ends), pairs, np.arange(len(ends)))
+    corpus.insert("stand_ins", pa.table({"number": ends[~kept], "keeper": ends[stands_for[~kept]]}))
+    corpus.sql(
+        "insert into refused select stand_ins.number, 'near_duplicate', 'nearly the same text as document ' || doc_id "
+        "|| format(' (Jaccard similarity {:.3f})', similarity) from stand_ins "
+        "join near on first = keeper and second = stand_ins.number join candidates on candidates.number = keeper"
+    )
+
+
+def begin_split(corpus: Corpus, settings: CurateSettings) -> None:
+    """Make the table `clusters` of those with a document in use, and an empty table `barred` of clusters."""
+    # a member that is not used decides all the same: else a threshold could move a cluster into validation
+    corpus.sql(
+        f"create table clusters as select cluster, max({_HASH_SHARE}) as share from candidates "
+        "left join refused using (number) group by cluster having bool_or(refused.number is null)",
+        {"salt": settings.salt},
+    )
+    corpus.sql("create table barred (cluster varchar)")
+
+
+def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
+    """Make the table `held_out` of the clusters in validation; the others, and all that are barred, are trained on.
+
+    If no cluster falls into validation, the one with the lowest hash is it; a single cluster is trained on.
+    """
+    corpus.sql(
+        "create or replace table held_out as select cluster from clusters anti join barred using (cluster) "
+        "where share < $share",
+        {"share": settings.validation_share},
+    )
+    corpus.sql(
+        "insert into held_out select cluster from clusters anti join barred using (cluster) "
+        "where not exists (from held_out) order by share, cluster limit 1; "
+        "delete from held_out where (select count(*) from held_out) = (select count(*) from clusters) "
+        "and cluster = (select cluster from clusters order by share desc, cluster desc limit 1)"
+    )
+
+
 def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings, grams_at_once: int) -> None:
     """Split the clusters, and refuse documents that stand on the other side.
 
@@ -317,3 +407,20 @@ def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:
         'documents; `sheepfold ingest SOURCE` and then `sheepfold sql "select * from quarantine"` list what became of '
         "those that are there"
     )
+
+
+def cuts_of(run: Run, curated: ArtifactRef, live: Sequence[Collection[str]]) -> list[Cuts]:
+    """Return the cuts of each segment; a plan that does not know them yet takes those of the last selection.
+
+    Args:
+        live: Live documents of each segment.
+    """
+    manifests = () if curated.made else run.store.manifests(curate.name)
+    known = [found for found in manifests if found.version == curate.version]
+    chosen = max(known, key=lambda found: found.created).ref if known else curated
+    if not chosen.made:
+        return [{} for _ in live]
+    cuts: Cuts = {}
+    for row in stream_rows(run.store.folder(chosen) / CUTS_FILE, ["doc_id", "start", "length"]):
+        cuts.setdefault(row["doc_id"], []).append((row["start"], row["length"]))
+    return [{doc_id: spans for doc_id, spans in cuts.items() if doc_id in own} if cuts else {} for own in live]

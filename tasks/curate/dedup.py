@@ -29,9 +29,8 @@ from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.settings import DedupSettings
-from tasks.text.groups import Pairs, clusters
 from tasks.text.minhash import U32, Block, read_minima
-from tasks.text.near import near_pairs
+from tasks.text.near import Pairs, clusters, near_pairs
 from tasks.text.words import I64, distinct
 
 if TYPE_CHECKING:

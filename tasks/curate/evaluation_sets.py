@@ -23,10 +23,9 @@ from tasks.core.stage import Work, stage
 from tasks.curate.settings import listed_paths
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
-from tasks.text.batch import bundles
 from tasks.text.cleaning import normalise_text
 from tasks.text.minhash import GRAM_WORDS
-from tasks.text.words import U64, distinct, read_batches, word_runs
+from tasks.text.words import U64, bundles, distinct, read_batches, word_runs
 
 if TYPE_CHECKING:
     from tasks.core.run import Run

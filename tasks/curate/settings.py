@@ -29,27 +29,12 @@ class ClassifierSettings:
     bad: str = option("", "Files or folders, one per line, with examples of unwanted text.")
 
     def __post_init__(self) -> None:
-        if bool(self.good_paths) != bool(self.bad_paths):
-            given, missing = ("good", "bad") if self.good_paths else ("bad", "good")
+        if bool(self.good.strip()) != bool(self.bad.strip()):
+            given, missing = ("good", "bad") if self.good.strip() else ("bad", "good")
             raise ValueError(
                 f"classifier.{given} is given, but classifier.{missing} is not: a classifier learns from examples of "
                 "both; give both or neither"
             )
-
-    @property
-    def wanted(self) -> bool:
-        """True if examples for a classifier are given."""
-        return bool(self.good_paths)
-
-    @property
-    def good_paths(self) -> list[Path]:
-        """Files and folders of the good examples."""
-        return listed_paths(self.good)
-
-    @property
-    def bad_paths(self) -> list[Path]:
-        """Files and folders of the bad examples."""
-        return listed_paths(self.bad)
 
 
 def listed_paths(lines: str) -> list[Path]:

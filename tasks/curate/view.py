@@ -1,19 +1,16 @@
 """The view `documents` of one segment after another, for what has to look at every document of a corpus.
 
 The catalogue has the same view over a whole corpus. Read as one it would join the texts of all documents in memory;
-here memory holds those of one segment, and rows come in the same order each time: by segment, then by document. A
-connection opens the files that it is given, and nothing else: what people write in SQL runs on it.
+here memory holds those of one segment, and rows come in the same order each time: by segment, then by document.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage import schemas
-from storage.catalog import literal_path, quoted
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, FILES_FILE, MEASURES_FILE, SCORES_FILE
 from storage.store import Store
-from tasks.curate.corpus import Corpus, tables_of
-
-if TYPE_CHECKING:
-    import duckdb
+from tasks.curate.corpus import Corpus, parquet, tables_of
 
 _TABLES = {
     "normalised": schemas.NORMALISED,
@@ -49,6 +42,7 @@ _COLUMNS = {
     **dict.fromkeys(("text", "n_bytes", "redactions", "cut_chars"), "refined"),
     **dict.fromkeys(("source", "path"), "files"),
 }
+_NAMES = {"classifier_score": "score"}  # in its table
 
 
 @dataclass(frozen=True)
@@ -56,12 +50,12 @@ class SegmentTables:
     """The tables of one segment.
 
     Attributes:
-        scored: None where no classifier looked at it.
+        scored: None where no classifier looked at it, as are all of no segment.
     """
 
-    normalised: Path
-    measured: Path
-    refined: Path
+    normalised: Path | None = None
+    measured: Path | None = None
+    refined: Path | None = None
     scored: Path | None = None
 
 
@@ -120,102 +114,53 @@ def paths_of(snapshot: Path) -> pa.Table:
 
 
 class DocumentView:
-    """The view `documents` of one segment at a time.
+    """The view `documents` of one segment at a time, with all its columns.
 
     Args:
         segments: Tables of each segment.
         kept: The kept documents of each.
-        paths: Source and path of every document; None leaves both null.
-        columns: Those that will be looked at, `doc_id` always; tables without any of them are not opened.
-        memory_bytes: What queries may hold; 0 leaves it to DuckDB.
-        spill: Folder for what they hold beyond that.
+        paths: Source and path of every document.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[SegmentTables],
-        kept: Sequence[pa.Table],
-        paths: pa.Table | None = None,
-        columns: Collection[str] = tuple(_COLUMNS),
-        memory_bytes: int = 0,
-        spill: Path | None = None,
-    ) -> None:
-        self._query, self._tables = _view(columns)
+    def __init__(self, segments: Sequence[SegmentTables], kept: Sequence[pa.Table], paths: pa.Table) -> None:
+        import duckdb
+
         self._segments = list(zip(segments, kept, strict=True))
-        opened = [path for item in segments for path in vars(item).values() if isinstance(path, Path)]
-        self.connection = _connect(opened, memory_bytes, spill)
+        self.connection = duckdb.connect(config={"threads": 1})
         # also when the work fails: an open connection with a table of ours makes DuckDB complain of leaks at the end
         weakref.finalize(self, self.connection.close)
-        self.connection.register("files", _PLACES.empty_table() if paths is None else paths)
+        self.connection.register("files", paths)
 
-    @staticmethod
-    def empty() -> pa.Table:
-        """The view without a row."""
-        with closing(empty_view()) as connection:
-            return connection.table("documents").to_arrow_table()
+    def empty(self) -> pa.Table:
+        """Return the view without a row."""
+        self._point_to(SegmentTables(), _KEPT.empty_table())
+        return self.connection.table("documents").to_arrow_table()
 
     def __iter__(self) -> Iterator[int]:
-        """Points the view to each segment that has kept documents; yields how many."""
+        """Point the view to each segment that has kept documents; yields how many."""
         for tables, kept in self._segments:
-            if not kept.num_rows:
-                continue
-            self.connection.register("kept", kept)
-            for name in self._tables:
-                _define(self.connection, name, getattr(tables, name))
-            self.connection.execute(self._query)
-            yield kept.num_rows
+            if kept.num_rows:
+                self._point_to(tables, kept)
+                yield kept.num_rows
+
+    def _point_to(self, tables: SegmentTables, kept: pa.Table) -> None:
+        self.connection.register("kept", kept)
+        for name, schema in _TABLES.items():
+            path = getattr(tables, name)
+            if path is None:
+                self.connection.register(f"no_{name}", schema.empty_table())
+            rows = f"no_{name}" if path is None else parquet(path)
+            self.connection.execute(f"create or replace view {name} as from {rows}")
+        self.connection.execute(_VIEW)
 
 
-def empty_view(memory_bytes: int = 0) -> duckdb.DuckDBPyConnection:
-    """A connection whose view `documents` has its columns and no rows; who asks for it closes it.
-
-    Args:
-        memory_bytes: What queries may hold; 0 leaves it to DuckDB.
-    """
-    connection = _connect([], memory_bytes)
-    connection.register("files", _PLACES.empty_table())
-    connection.register("kept", _KEPT.empty_table())
-    for name in _TABLES:
-        _define(connection, name, None)
-    connection.execute(_view(_COLUMNS)[0])
-    return connection
-
-
-def _view(columns: Collection[str]) -> tuple[str, list[str]]:
-    """The view with these columns, and the tables of a segment that it reads."""
-    wanted = {name: table for name, table in _COLUMNS.items() if name in columns}
-    listed = ["kept.doc_id"]
-    for name, table in wanted.items():
-        listed.append(f"scored.score as {name}" if table == "scored" else f"{table}.{name}")
-    used = set(wanted.values())
-    joins = [
-        f"{'left ' if name in ('scored', 'files') else ''}join {name} on {name}.doc_id = kept.doc_id"
-        for name in (*_TABLES, "files")
-        if name in used
-    ]
-    query = f"create or replace view documents as select {', '.join(listed)} from kept {' '.join(joins)}"
-    return query, [name for name in _TABLES if name in used]
-
-
-def _connect(paths: Sequence[Path], memory_bytes: int = 0, spill: Path | None = None) -> duckdb.DuckDBPyConnection:
-    """A connection that opens these files alone."""
-    import duckdb
-
-    connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": False, "threads": 1})
-    if memory_bytes:
-        connection.execute(f"set memory_limit = '{memory_bytes}B'")
-        connection.execute(f"set temp_directory = {quoted(str(spill) if spill else '')}")
-    connection.execute(f"set allowed_paths = [{', '.join(quoted(str(path)) for path in paths)}]")
-    connection.execute("set enable_external_access = false")
-    connection.execute("set TimeZone = 'UTC'")  # else a time as text is that of the machine's place
-    connection.execute("set lock_configuration = true")
-    return connection
-
-
-def _define(connection: duckdb.DuckDBPyConnection, name: str, path: Path | None) -> None:
-    """A view over one file, or over nothing."""
-    if path is None:
-        connection.register(f"no_{name}", _TABLES[name].empty_table())
-        connection.execute(f"create or replace view {name} as select * from no_{name}")
-    else:
-        connection.execute(f"create or replace view {name} as select * from read_parquet({quoted(literal_path(path))})")
+_VIEW = f"""
+create or replace view documents as
+select kept.doc_id, {", ".join(f"{table}.{_NAMES.get(name, name)} as {name}" for name, table in _COLUMNS.items())}
+from kept
+join normalised on normalised.doc_id = kept.doc_id
+join measured on measured.doc_id = kept.doc_id
+join refined on refined.doc_id = kept.doc_id
+left join scored on scored.doc_id = kept.doc_id
+left join files on files.doc_id = kept.doc_id
+"""

@@ -113,7 +113,15 @@ def normalise_text(text: str, kind: str, *, repair: bool = True) -> str:
 
 def _canonical(text: str, kind: str) -> str:
     rest = beyond_ascii(text)
-    text = _without_controls(_unix_line_ends(text), rest)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\f", "\n").replace("\x85", "\n")  # a form feed and NEL end lines, too
+    if _OTHER_CONTROLS.search(rest):
+        text = _OTHER_CONTROLS.sub("", text)
+    encoded = text.encode()
+    kept = encoded.translate(None, _ASCII_CONTROLS)  # these bytes are never part of a longer sequence
+    if len(kept) < len(encoded):
+        text = kept.decode()
     if kind != "code":
         if "\u00ad" in rest:
             text = _SOFT_BREAK.sub("", text)
@@ -124,7 +132,7 @@ def _canonical(text: str, kind: str) -> str:
     if _MAY_COMPOSE.search(rest):
         text = _compose(text)
     if any(spaces in text for spaces in _SPACES_AT_END) or text[-1:] in (" ", "\t", "\u00a0"):
-        text = _strip_line_ends(text)
+        text = "\n".join([line.rstrip(" \t\u00a0") for line in text.split("\n")])  # linear, as no pattern would be
     if kind in PRINT:
         text = join_hyphenation(text)
     if kind != "code" and "\n\n\n" in text:
@@ -132,36 +140,11 @@ def _canonical(text: str, kind: str) -> str:
     return "" if text.isspace() else text.strip("\n")
 
 
-def _unix_line_ends(text: str) -> str:
-    """Text whose lines end in a line feed alone; a form feed and NEL end lines too."""
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("\f", "\n").replace("\x85", "\n")
-
-
-def _without_controls(text: str, rest: str) -> str:
-    """Text without control characters, lone surrogates and code points that are no characters.
-
-    Args:
-        rest: what of the text is beyond ASCII.
-    """
-    if _OTHER_CONTROLS.search(rest):
-        text = _OTHER_CONTROLS.sub("", text)
-    encoded = text.encode()
-    kept = encoded.translate(None, _ASCII_CONTROLS)  # these bytes are never part of a longer sequence
-    return text if len(kept) == len(encoded) else kept.decode()
-
-
 def _compose(text: str) -> str:
     if unicodedata.is_normalized("NFC", text):
         return text
     lines = text.split("\n")  # no line end takes part in a composition
     return "\n".join(line if line.isascii() else unicodedata.normalize("NFC", line) for line in lines)
-
-
-def _strip_line_ends(text: str) -> str:
-    # linear, as no pattern for it would be
-    return "\n".join([line.rstrip(" \t\u00a0") for line in text.split("\n")])
 
 
 MIN_COVERAGE = 0.8  # share of the characters beyond ASCII; a repaired copy may have lost no-break spaces on its way

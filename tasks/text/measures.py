@@ -1,92 +1,197 @@
-"""Everything that is measured on documents, in one pass: what a policy decides by, without deciding anything.
+"""Measures that array operations take of many documents at once: characters, words, lines, paragraphs, repetition.
 
-A batch of documents is laid end to end as one array of code points, and words, hashes and counts come from array
-operations over all of them; what asks for certain words looks into each text by substring searches. A document's row
-does not depend on the batch it came in. Thresholds are the policy's, so that changing one measures nothing again.
+The texts are laid end to end with line feeds between them. Whatever is computed for a word, a line or a document
+depends on its own characters alone, never on where in the batch it lies, so a document's measures do not depend on its
+company. The class of a character decides what it counts as in every measure; the letters are the highest classes, so
+that the highest class in a word says whether it has a letter.
 
-Sources: Gopher (Rae et al. 2021, appendix A1.1) for marks and stop words, C4 (Raffel et al. 2020, section 2.2) for the
-phrases, Codex (Chen et al. 2021, section 3.1), The Stack and StarCoder (Kocetkov et al. 2022; Li et al. 2023, section
-3) for generated files, long lines and low alphanumeric shares.
+A line is what line feeds separate; shares are of the lines that hold a word. A paragraph is a run of such lines. Lines
+and paragraphs are alike if their words are: white space does not count. An n-gram can only recur where the (n-1)-grams
+at its two ends recur, so each length looks only at what the length before it left: in ordinary text most work is done
+at two words.
+
+Sources: the quality and repetition filters of Gopher (Rae et al. 2021, appendix A1.1 and table A1), the line rules of
+C4 (Raffel et al. 2020, section 2.2), and FineWeb's own filters (Penedo et al. 2024, section 3.4).
 """
 
 from __future__ import annotations
 
-import re
-import zlib
+import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from tasks.text.batch import (
-    DIGIT,
-    LETTER,
-    SPACE,
-    SYMBOL,
-    UNSPACED,
-    UPPER,
-    Batch,
-    Hashes,
-    highest_between,
-    make_batch,
-    share,
+from tasks.text.words import running_sums, span_hashes
+
+SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
+N_CLASSES = 8
+
+# letters of scripts that put no spaces between words; Hangul does
+_UNSPACED_RANGES = (
+    (0x0E00, 0x0E7F),  # Thai
+    (0x0E80, 0x0EFF),  # Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x3005, 0x3007),  # ideographic iteration marks and zero
+    (0x3041, 0x30FF),  # Hiragana, Katakana
+    (0x31F0, 0x31FF),  # Katakana extensions
+    (0x3400, 0x4DBF),  # ideographs
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),  # half-width Katakana
+    (0x20000, 0x3FFFF),
 )
-from tasks.text.language import UNDETERMINED, identify_language
-from tasks.text.licences import detect_licence
-from tasks.text.private_data import find_pii
-from tasks.text.repetition import line_measures, phrase_measures
+_LAST_ASSIGNED = 0x3FFFF  # above it there are no letters, digits or spaces: tags, selectors and private use
 
-MEASURED_CHARS = 2**22  # of one document; all but `n_chars`, `pii` and the licence describe these
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
-Row = dict[str, Any]
+TOP_LENGTHS = (2, 3, 4)
+LONGEST_NGRAM = 10  # those of five words and more are looked at for characters in repeated ones
+PHRASE_WORDS = 5
+MIN_WORDS_TO_JUDGE = 100  # short texts may well repeat themselves
+
+SHORT_LINE = 30  # characters at most, FineWeb
+FEW_WORDS = 5  # fewer than these, C4
+
+LINE_FEED, DOT, ELLIPSIS = 10, ord("."), ord("…")
+TERMINAL = ".!?…。！？｡؟।॥"
+QUOTES = "\"'”’»」』"
+BRACKETS = ")）"
+BULLETS = "•‣◦▪▫■□●○◆◇▶►–—-*·"
+_SURE_BULLETS = "•‣◦▪▫■□●○◆◇▶►"  # these mark an item without a space behind them, too
+
+_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
+
+Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Columns = dict[str, npt.NDArray[Any]]
 
 
-def measure_documents(rows: Sequence[Row]) -> list[Row]:
-    """Measure documents, all at once: memory follows the sum of their texts.
+@lru_cache(maxsize=1)
+def _class_table() -> npt.NDArray[np.uint8]:
+    """The class of every code point, as an array to index with them; built at the first use (a fifth of a second)."""
+    table = np.full(0x110000, OTHER, dtype=np.uint8)
+    for point in range(_LAST_ASSIGNED + 1):
+        char = chr(point)
+        if char.isspace():
+            table[point] = SPACE
+        elif char.isalpha():
+            table[point] = UPPER if char.isupper() else LETTER
+        elif char.isdigit():
+            table[point] = DIGIT
+        elif unicodedata.category(char)[0] == "M":
+            table[point] = MARK
+        elif unicodedata.category(char)[0] in "PS":
+            table[point] = SYMBOL
+    table[0xE0100:0xE01F0] = MARK  # variation selectors
+    for first, last in _UNSPACED_RANGES:
+        block = table[first : last + 1]
+        block[block >= LETTER] = UNSPACED
+    return table
 
-    Args:
-        rows: with `doc_id`, `kind` (`pdf`, `image`, `text` or `code`), `programming_language` and `text`; other columns
-            are ignored.
 
-    Returns:
-        One row for each, in order, with every column of `storage.schemas.MEASURES` but the digest.
+@dataclass(frozen=True)
+class Batch:
+    """Documents as arrays.
+
+    Attributes:
+        codes: code points of all texts, a line feed before, between and behind them.
+        classes: class of each code point.
+        text_bounds: where each text begins, and one more; a text ends one before the next one's begin.
+        class_counts: number of characters of each class, a row per document.
+        word_starts, word_ends: words are what white space separates; the end is one beyond.
+        word_lengths: characters of each word.
+        word_hashes: 64 bits for each word.
+        word_documents: number of the document each word belongs to.
+        word_bounds: number of the first word of each document, and one more.
+        n_words: number of words of each document.
+        solid: characters of each document that are not white space.
     """
-    texts = [row["text"][:MEASURED_CHARS] for row in rows]
-    batch = make_batch(texts)
-    columns = {**_characters(batch), **_words(batch), **line_measures(batch), **phrase_measures(batch)}
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [
-        _finish(row, text, dict(zip(columns, numbers, strict=True)))
-        for row, text, numbers in zip(rows, texts, values, strict=True)
+
+    codes: npt.NDArray[np.uint32]
+    classes: npt.NDArray[np.uint8]
+    text_bounds: Ints
+    class_counts: Ints
+    word_starts: Ints
+    word_ends: Ints
+    word_lengths: Ints
+    word_hashes: Hashes
+    word_documents: Ints
+    word_bounds: Ints
+    n_words: Ints
+    solid: Ints
+
+    def per_document(self, documents: Ints, weights: Ints | None = None) -> Ints:
+        """Count things per document, or sum their weights; `documents` is the number of the document of each."""
+        return np.bincount(documents, weights, minlength=len(self.n_words))
+
+
+def make_batch(texts: Sequence[str]) -> Batch:
+    """Lay texts end to end and find their words."""
+    joined = "\n".join(["", *texts, ""])
+    codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    classes = _class_table()[codes]
+    text_bounds = np.cumsum([1, *(len(text) + 1 for text in texts)], dtype=np.int64)
+    counts = [
+        np.bincount(classes[first : last - 1], minlength=N_CLASSES)
+        for first, last in zip(text_bounds[:-1].tolist(), text_bounds[1:].tolist(), strict=True)
     ]
+    class_counts = np.array(counts, dtype=np.int64).reshape(-1, N_CLASSES)
+    solid = classes != SPACE
+    edges = np.flatnonzero(solid[1:] != solid[:-1]) + 1
+    starts, ends = edges[::2], edges[1::2]
+    bounds = np.searchsorted(starts, text_bounds)
+    n_words = np.diff(bounds)
+    return Batch(
+        codes=codes,
+        classes=classes,
+        text_bounds=text_bounds,
+        class_counts=class_counts,
+        word_starts=starts,
+        word_ends=ends,
+        word_lengths=ends - starts,
+        word_hashes=span_hashes(codes, starts, ends),
+        word_documents=np.repeat(np.arange(len(texts)), n_words),
+        word_bounds=bounds,
+        n_words=n_words,
+        solid=class_counts.sum(axis=1) - class_counts[:, SPACE],
+    )
 
 
-def _finish(row: Row, text: str, measures: Row) -> Row:
-    whole = row["text"]
-    is_code = row["kind"] == "code"
-    solid = len(text) - measures.pop("n_spaces")
-    head, mean_line = text[:MARKER_CHARS].lower(), measures["mean_line_length"]
-    language, confidence = (UNDETERMINED, 0.0) if is_code else identify_language(text)
-    return {
-        "doc_id": row["doc_id"],
-        "kind": row["kind"],
-        "n_chars": len(whole),
-        "measured_chars": len(text),
-        **measures,
-        **_wording(text, measures["n_words"]),
-        "comment_share": comment_share(text, row["programming_language"]) if is_code else 0.0,
-        "blob_share": _blob_share(text, solid, measures["longest_word"], measures["digit_share"]),
-        "generated": is_code and any(marker in head for marker in MARKERS),
-        "minified": is_code and mean_line > MINIFIED_LINE and measures["space_share"] < MINIFIED_SPACE,
-        "language": language,
-        "language_confidence": confidence,
-        "licence": detect_licence(whole),
-        "pii": [span._asdict() for span in find_pii(whole)],
-    }
+def array_measures(texts: Sequence[str]) -> Columns:
+    """Return what array operations measure on some texts: a value for each, by the names of `storage.schemas.MEASURES`.
+
+    `n_spaces`, the number of characters that are white space, is no column there.
+    """
+    batch = make_batch(texts)
+    return {**_characters(batch), **_words(batch), **_lines(batch), **_phrases(batch)}
 
 
-def _characters(batch: Batch) -> dict[str, np.ndarray]:
+def share(part: npt.NDArray[Any], whole: npt.NDArray[Any], places: int = 4) -> npt.NDArray[np.float64]:
+    """Return `part / whole` to some places; 0 where there is no whole."""
+    return np.round(np.divide(part, whole, out=np.zeros(len(part)), where=np.asarray(whole) > 0), places)
+
+
+def _sums_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
+    """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    return np.diff(running_sums(values)[bounds])
+
+
+def _highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
+    """Return the maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    highest = np.zeros(len(bounds) - 1, dtype=np.int64)
+    filled = bounds[1:] > bounds[:-1]
+    if filled.any():
+        highest[filled] = np.maximum.reduceat(values, bounds[:-1][filled])
+    return highest
+
+
+def _characters(batch: Batch) -> Columns:
     """Shares of classes of characters; of those that are not white space, if nothing else is said."""
     counts = batch.class_counts
     letters = counts[:, LETTER] + counts[:, UPPER] + counts[:, UNSPACED]
@@ -103,149 +208,176 @@ def _characters(batch: Batch) -> dict[str, np.ndarray]:
     }
 
 
-def _words(batch: Batch) -> dict[str, np.ndarray]:
-    lettered = (
-        np.maximum.reduceat(batch.classes, batch.word_starts) >= LETTER if len(batch.word_starts) else np.array([])
-    )
-    n_words = batch.n_words
-    with_letter = np.bincount(batch.word_documents[lettered.astype(bool)], minlength=batch.n_documents)
-    mean = np.divide(batch.solid, n_words, out=np.zeros(batch.n_documents), where=n_words > 0)
+def _words(batch: Batch) -> Columns:
+    lettered = _highest_between(batch.classes, np.append(batch.word_starts, len(batch.classes))) >= LETTER
+    stop_words = make_batch([" ".join(STOP_WORDS)]).word_hashes
+    present = [batch.per_document(batch.word_documents[batch.word_hashes == word]) > 0 for word in stop_words]
     return {
-        "n_words": n_words,
-        "mean_word_length": np.round(mean, 3),
-        "longest_word": highest_between(batch.word_lengths, batch.word_bounds),
-        "alpha_word_share": share(with_letter, n_words),
-        "stop_words": _stop_words(batch),
+        "n_words": batch.n_words,
+        "mean_word_length": share(batch.solid, batch.n_words, 3),
+        "longest_word": _highest_between(batch.word_lengths, batch.word_bounds),
+        "alpha_word_share": share(batch.per_document(batch.word_documents[lettered]), batch.n_words),
+        "stop_words": np.sum(present, axis=0),  # different ones
     }
 
 
-def _stop_words(batch: Batch) -> np.ndarray:
-    """Number of different stop words of each document."""
-    present = [
-        np.bincount(batch.word_documents[batch.word_hashes == value], minlength=batch.n_documents) > 0
-        for value in _stop_word_hashes()
-    ]
-    return np.sum(present, axis=0)
+class Units(NamedTuple):
+    """Lines or paragraphs that hold words: the first word of each, one beyond the last, and the document."""
+
+    first: Ints
+    last: Ints
+    document: Ints
 
 
-@lru_cache(maxsize=1)
-def _stop_word_hashes() -> Hashes:
-    return make_batch([" ".join(STOP_WORDS)]).word_hashes
-
-
-# words and marks
-
-POLICY_PHRASES = (
-    "terms of use",
-    "terms of service",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
-)
-STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-COMPRESSED_CHARS = 8_192
-
-
-def _wording(text: str, n_words: int) -> Row:
-    lowered = text.lower()
-    cookies = "cookie" in lowered
-    ellipses = text.count("...") + text.count("…")
-    plain = text[:COMPRESSED_CHARS].encode("utf-8", "surrogatepass")
+def _lines(batch: Batch) -> Columns:
+    feeds = np.flatnonzero(batch.codes == LINE_FEED)
+    starts, ends = feeds[:-1] + 1, feeds[1:]
+    bounds = np.searchsorted(starts, batch.text_bounds)
+    words = np.searchsorted(batch.word_starts, np.append(starts, feeds[-1:] + 1))
+    filled = np.flatnonzero(np.diff(words))
+    lines = Units(words[filled], words[filled + 1], batch.word_documents[words[filled]])
+    # lines that follow one another without an empty one between them are a paragraph
+    opens = np.ones(len(filled), dtype=np.bool_)
+    opens[1:] = (np.diff(filled) > 1) | (lines.document[1:] != lines.document[:-1])
+    opening = np.flatnonzero(opens)
+    closing = np.append(opening[1:], len(filled))[: len(opening)] - 1
+    paragraphs = Units(lines.first[opening], lines.last[closing], lines.document[opening])
+    n_chars = np.diff(batch.text_bounds) - 1
+    written = np.diff(bounds) - (n_chars == 0)  # a text without characters has no lines
     return {
-        "hash_word_ratio": round(text.count("#") / n_words, 4) if n_words else 0.0,
-        "ellipsis_word_ratio": round(ellipses / n_words, 4) if n_words else 0.0,
-        "lorem_ipsum": lowered.count("lorem ipsum"),
-        "curly_brackets": text.count("{"),
-        "javascript": lowered.count("javascript"),
-        "policy_phrases": sum(lowered.count(phrase) for phrase in POLICY_PHRASES if cookies or "cookie" not in phrase),
-        # near 0 for one phrase over and over, also in scripts without spaces, where no count of phrases sees it; to two
-        # places, since libraries differ a little in how they compress
-        "compression_ratio": round(len(zlib.compress(plain, 1)) / len(plain), 2) if plain else 1.0,
+        "n_lines": written,
+        "n_paragraphs": batch.per_document(paragraphs.document),
+        "mean_line_length": share(n_chars - written + (n_chars > 0), written, 2),
+        "longest_line": _highest_between(ends - starts, bounds),
+        "list_ratio": share(np.maximum(written - 1, 0), batch.n_words),
+        **_shapes(batch, lines),
+        **_duplicates(batch, lines, "line"),
+        **_duplicates(batch, paragraphs, "paragraph"),
     }
 
 
-# source code, and texts that are no text: encoded blobs, generated and minified files
-
-MARKER_CHARS = 2_000  # in which a file says that a program wrote it
-MARKERS = (
-    "do not edit",
-    "don't edit",
-    "@generated",
-    "auto-generated",
-    "autogenerated",
-    "automatically generated",
-    "generated by",
-    "generated automatically",
-    "machine generated",
-    "machine-generated",
-)
-
-BLOB_CHARS = 64  # characters in a row at least
-BLOB_VARIETY = 8  # rules of equal signs and the like have fewer different characters
-BLOB_DIGITS = 0.04  # least share of digits; words that a PDF has lost the spaces between have fewer
-DIGITS_FOR_HEX = 0.2  # share of digits from which a search for hexadecimal words is worth it
-
-MINIFIED_LINE = 200  # characters of lines for machines to load rather than for people to read
-MINIFIED_SPACE = 0.08
-
-_BLOB = re.compile(r"[A-Za-z0-9+/]{64,}")
-_HEX_WORD = re.compile(r"(?<![0-9A-Za-z])(?:0[xX])?[0-9A-Fa-f]{2,64}(?![0-9A-Za-z])")
-
-_HASH = (
-    "Python Shell Ruby Perl R Julia Nim Nix Awk Tcl CMake PowerShell CoffeeScript Elixir Crystal Cython HCL Makefile"
-)
-_DASH = "SQL Haskell Lua Ada Elm VHDL Agda Lean Idris"
-_SEMICOLON = "Assembly|Common Lisp|Emacs Lisp|Scheme|Racket|Clojure|WebAssembly"
-_COMMENTS = {
-    **dict.fromkeys(_HASH.split(), r"#"),
-    **dict.fromkeys(_DASH.split(), r"--"),
-    **dict.fromkeys(_SEMICOLON.split("|"), r";"),
-    "Fortran": r"!",
-    "Erlang": r"%",
-    "TeX": r"%",
-    "LaTeX": r"%",
-    "MATLAB": r"%",
-    "Batch": r"(?:rem\b|REM\b|::)",
-    "Visual Basic": r"'",
-    "Vim script": r'"',
-    "OCaml": r"\(\*",
-    "COBOL": r"(?:\d{6})?\*",
-    "PHP": r"(?://|/\*|\*|#)",
-}
-_C_LIKE = r"(?://|/\*|\*(?=[\s/]|$))"
-_PATTERNS = {name: re.compile(rf"^[ \t]*{mark}", re.MULTILINE) for name, mark in _COMMENTS.items()}
-_C_PATTERN = re.compile(rf"^[ \t]*{_C_LIKE}", re.MULTILINE)
-_WRITTEN_LINE = re.compile(r"^[ \t]*[^\s]", re.MULTILINE)
+def _among(codes: np.ndarray, characters: str) -> Mask:
+    return np.isin(codes, np.array([ord(char) for char in characters], dtype=np.uint32))
 
 
-def comment_share(text: str, language: str | None) -> float:
-    """Return the share of the lines with something on them that begin as a comment; 0 without a language."""
-    if not language:
-        return 0.0
-    lines = len(_WRITTEN_LINE.findall(text))
-    comments = len(_PATTERNS.get(language, _C_PATTERN).findall(text))
-    return round(comments / lines, 4) if lines else 0.0
+def _shapes(batch: Batch, lines: Units) -> Columns:
+    """Shares of the lines by how they begin, end, and how long they are; and the number of sentences."""
+    codes = batch.codes
+    last, before = codes[batch.word_ends - 1], codes[batch.word_ends - 2]  # characters of each word
+    stop, quote, bracket = (_among(last, characters) for characters in (TERMINAL, QUOTES, BRACKETS))
+    after_stop = _among(before, TERMINAL)
+    sentence_ends = (stop | ((quote | bracket) & after_stop)) & (batch.word_lengths > 1)
+    closes_line = stop | quote | (bracket & after_stop)
+    end_word = lines.last - 1
+    start, end = batch.word_starts[lines.first], batch.word_ends[end_word]
+    # the code point three before the first one of a batch is asked for in vain: `end` is at least 2
+    dots = (codes[end - 1] == DOT) & (codes[end - 2] == DOT) & (codes[np.maximum(end - 3, 0)] == DOT)
+    alone = batch.word_lengths[lines.first] == 1
+    shapes = {
+        "bullet_line_share": (_among(codes[start], BULLETS) & alone) | _among(codes[start], _SURE_BULLETS),
+        "ellipsis_line_share": dots | (codes[end - 1] == ELLIPSIS),
+        "terminal_line_share": closes_line[end_word],
+        "few_words_line_share": lines.last - lines.first < FEW_WORDS,
+        "short_line_share": end - start <= SHORT_LINE,
+    }
+    n_lines = batch.per_document(lines.document)
+    shares: Columns = {name: share(batch.per_document(lines.document[mask]), n_lines) for name, mask in shapes.items()}
+    return {**shares, "n_sentences": _sums_between(sentence_ends, batch.word_bounds)}
 
 
-def _blob_share(text: str, solid: int, longest_word: int, digit_share: float) -> float:
-    """Share of the characters (white space apart) that are base64 or hexadecimal data.
+def _duplicates(batch: Batch, units: Units, name: str) -> Columns:
+    """Shares of units that occurred earlier in their document, by number and by characters of their words."""
+    hashes = span_hashes(batch.word_hashes, units.first, units.last)
+    repeats = _find_repeated(units.document, hashes, np.arange(len(hashes))).later(len(hashes))
+    sums = running_sums(batch.word_lengths)
+    characters = sums[units.last] - sums[units.first]
+    documents = units.document[repeats]
+    return {
+        f"duplicate_{name}_share": share(batch.per_document(documents), batch.per_document(units.document)),
+        f"duplicate_{name}_char_share": share(batch.per_document(documents, characters[repeats]), batch.solid),
+    }
 
-    These are runs of 64 base64 characters or more with digits and some variety in them, and hexadecimal words that mix
-    digits and letters or begin with `0x`.
+
+class Repeated(NamedTuple):
+    """Things that occur more than once in their document.
+
+    Attributes:
+        places: index of each such thing.
+        sizes: members of each group of things alike, two or more.
+        firsts: lowest index of each group.
     """
-    characters = 0
-    if longest_word >= BLOB_CHARS:
-        for found in _BLOB.finditer(text):
-            # its first part shows its variety; a run may be millions of characters long
-            sample = found[0][:1024]
-            if len(set(sample)) >= BLOB_VARIETY and sum(map(str.isdigit, sample)) >= BLOB_DIGITS * len(sample):
-                characters += len(found[0])
-    if digit_share >= DIGITS_FOR_HEX:
-        characters += sum(len(word) for word in _HEX_WORD.findall(text) if len(word) < BLOB_CHARS and _is_hex(word))
-    return min(1.0, round(characters / solid, 4)) if solid else 0.0
+
+    places: Ints
+    sizes: Ints
+    firsts: Ints
+
+    def later(self, n: int) -> Mask:
+        """Return a mask of `n` things: the second and later occurrences in each group."""
+        mask = np.zeros(n, dtype=np.bool_)
+        mask[self.places] = True
+        mask[self.firsts] = False
+        return mask
 
 
-def _is_hex(word: str) -> bool:
-    return word[:2] in ("0x", "0X") or not (word.isdigit() or word.isalpha())
+def _find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Repeated:
+    """Find equal things of a document that occur more than once.
+
+    Args:
+        documents: document of each thing.
+        hashes: hash of each thing.
+        places: index of each thing, to report.
+    """
+    keys = hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)  # alike only within a document
+    # what is alone in its bucket surely occurs once: in ordinary text that spares most things the sort
+    buckets = (keys >> np.uint64(8)).astype(np.int64) & ((4 << len(keys).bit_length()) - 1)
+    crowded = np.bincount(buckets)[buckets] > 1
+    keys, places = keys[crowded], places[crowded]
+    order = np.argsort(keys)
+    keys = keys[order]
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+    sizes = np.diff(starts, append=len(keys))
+    several = sizes > 1
+    kept = places[order][np.repeat(several, sizes)]
+    sizes = sizes[several]
+    firsts = np.minimum.reduceat(kept, np.cumsum(sizes) - sizes) if len(kept) else kept
+    return Repeated(kept, sizes, firsts)
+
+
+def _phrases(batch: Batch) -> Columns:
+    """Shares of the characters of words (white space apart) that lie in repeated n-grams of words.
+
+    `top_Ngram_char_share`: occurrences times length of the most frequent n-gram, the longest of those equally frequent;
+    0 if none recurs, at most 1. `duplicate_Ngram_char_share`: characters of the words in n-grams that occurred earlier
+    in the document. `distinct_share`: distinct ones among the 5-grams; 1 for texts of fewer than a hundred words.
+    """
+    n_all, documents, hashes = len(batch.word_hashes), batch.word_documents, batch.word_hashes
+    sums = running_sums(batch.word_lengths)
+    measures: Columns = {}
+    places = np.flatnonzero(documents[1:] == documents[:-1])
+    grams = hashes[places] * _MULTIPLIER + hashes[places + 1]
+    for n in range(2, LONGEST_NGRAM + 1):
+        found = _find_repeated(documents[places], grams, places)
+        if n in TOP_LENGTHS:
+            characters = sums[found.firsts + n] - sums[found.firsts]
+            best = np.zeros(len(batch.n_words), dtype=np.int64)
+            # one number that orders by frequency and then by length; a batch holds far fewer than 2**31 characters
+            np.maximum.at(best, documents[found.firsts], (found.sizes << 32) | characters)
+            top = (best >> 32) * (best & 0xFFFFFFFF)
+            measures[f"top_{n}gram_char_share"] = np.minimum(share(top, batch.solid), 1.0)
+        else:
+            repeats = found.later(n_all)
+            begun = running_sums(repeats)
+            covered = begun[1:] > begun[np.maximum(np.arange(n_all) - n + 1, 0)]  # words in an n-gram that is repeated
+            characters = _sums_between(np.where(covered, batch.word_lengths, 0), batch.word_bounds)
+            measures[f"duplicate_{n}gram_char_share"] = share(characters, batch.solid)
+            if n == PHRASE_WORDS:
+                phrases = np.maximum(batch.n_words - n + 1, 0)
+                distinct = share(phrases - _sums_between(repeats, batch.word_bounds), phrases)
+                measures["distinct_share"] = np.where(batch.n_words < MIN_WORDS_TO_JUDGE, 1.0, distinct)
+        recurring = np.zeros(n_all + 1, dtype=np.bool_)
+        recurring[found.places] = True
+        longer = recurring[places] & recurring[places + 1]
+        # the run that begins one word on is of the same document, so the longer run is too
+        places, grams = places[longer], grams[longer]
+        grams = grams * _MULTIPLIER + hashes[places + n] if len(places) else grams
+    return measures

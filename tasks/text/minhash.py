@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from tasks.text.words import (
     I64,
     U64,
-    Batch,
     Hashes,
     distinct,
     joined,
@@ -34,9 +32,15 @@ N_PERMUTATIONS = 120
 
 U32 = npt.NDArray[np.uint32]
 
-_SEED = 0x5EED
 _SLICE = 1 << 16  # shingles permuted at a time, so that buffers stay in the cache
 _NOTHING = np.uint32(0xFFFFFFFF)
+
+# what each permutation xors with and multiplies by (odd: a bijection of 32 bits), from splitmix64 with a fixed seed
+_STATES = (np.arange(1, 2 * N_PERMUTATIONS + 1, dtype=np.uint64) + np.uint64(0x5EED)) * np.uint64(0x9E3779B97F4A7C15)
+_STATES = (_STATES ^ (_STATES >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+_STATES = (_STATES ^ (_STATES >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+_XORED = (_STATES >> np.uint64(32)).astype(np.uint32)[:N_PERMUTATIONS]
+_FACTORS = (_STATES >> np.uint64(32)).astype(np.uint32)[N_PERMUTATIONS:] | np.uint32(1)
 
 
 class Block(NamedTuple):
@@ -150,7 +154,16 @@ def join_signatures(parts: Sequence[Signatures]) -> Signatures:
 
 def signatures(texts: Sequence[str]) -> Signatures:
     """Return the signatures of texts, the same for a text whatever stands beside it."""
-    return join_signatures([_sign(batch) for batch in read_batches(texts, with_paragraphs=True)])
+    parts = []
+    for batch in read_batches(texts, with_paragraphs=True):
+        shingles = _distinct(word_runs(batch.words, SHINGLE_WORDS))
+        minima, n_shingles = _minima(shingles), shingles.counts
+        del shingles  # before the grams: either has as many values as a document has words
+        grams = word_runs(batch.words, GRAM_WORDS)
+        found = batch.paragraphs
+        places = (batch.starts, batch.lengths)
+        parts.append(Signatures(minima, n_shingles, grams.values, grams.offsets, found.values, *places, found.offsets))
+    return join_signatures(parts)
 
 
 def shingle_sets(texts: Sequence[str]) -> Hashes:
@@ -161,18 +174,6 @@ def shingle_sets(texts: Sequence[str]) -> Hashes:
 def gram_hashes(texts: Sequence[str]) -> Hashes:
     """Return the 13-grams of each text, in order, as `Signatures.grams` holds them."""
     return joined([word_runs(batch.words, GRAM_WORDS) for batch in read_batches(texts)])
-
-
-def _sign(batch: Batch) -> Signatures:
-    shingles = _distinct(word_runs(batch.words, SHINGLE_WORDS))
-    minima, n_shingles = _minima(shingles), shingles.counts
-    del shingles  # before the grams: either has as many values as a document has words
-    grams = word_runs(batch.words, GRAM_WORDS)
-    paragraphs = batch.paragraphs
-    return Signatures(
-        minima, n_shingles, grams.values, grams.offsets,
-        paragraphs.values, batch.starts, batch.lengths, paragraphs.offsets,
-    )  # fmt: skip
 
 
 def _distinct(hashes: Hashes) -> Hashes:
@@ -191,16 +192,6 @@ def _distinct(hashes: Hashes) -> Hashes:
         values[done : done + len(part)] = part
         done += len(part)
     return Hashes(values[:done], running_sums(counts))
-
-
-@lru_cache(maxsize=1)
-def _permutations() -> tuple[U32, U32]:
-    """Return what each permutation xors with and multiplies by (odd: a bijection of 32 bits), from splitmix64."""
-    state = (np.arange(1, 2 * N_PERMUTATIONS + 1, dtype=np.uint64) + np.uint64(_SEED)) * np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    values = (state >> np.uint64(32)).astype(np.uint32)
-    return values[:N_PERMUTATIONS], values[N_PERMUTATIONS:] | np.uint32(1)
 
 
 def _minima(shingles: Hashes) -> U32:
@@ -222,11 +213,10 @@ def _minima(shingles: Hashes) -> U32:
 def _permuted_minima(hashes: U64, begins: I64) -> U32:
     """Minimum of each stretch that begins at `begins` (the last ends with the hashes) under each permutation."""
     values = (hashes >> np.uint64(32)).astype(np.uint32)
-    xored, factors = _permutations()
     permuted = np.empty_like(values)
     minima = np.empty((N_PERMUTATIONS, len(begins)), np.uint32)
     for place in range(N_PERMUTATIONS):
-        np.bitwise_xor(values, xored[place], out=permuted)
-        np.multiply(permuted, factors[place], out=permuted)
+        np.bitwise_xor(values, _XORED[place], out=permuted)
+        np.multiply(permuted, _FACTORS[place], out=permuted)
         np.minimum.reduceat(permuted, begins, out=minima[place])
     return minima.T

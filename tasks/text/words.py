@@ -10,10 +10,10 @@ table: characters that a later Unicode version adds are no words before it.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+T = TypeVar("T")
 Chosen = Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
 
 BATCH_CHARS = 1 << 17  # arrays of a batch stay in a core's cache; a longer text is read in pieces of this length
@@ -125,6 +126,28 @@ class Batch(NamedTuple):
     lengths: I64
 
 
+def bundles(
+    items: Iterable[T], n_chars: Callable[[T], int], most_chars: int, most: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Yield consecutive items in lists of bounded size.
+
+    Args:
+        n_chars: Characters of an item.
+        most_chars: Characters at which a list ends.
+        most: Items at which it ends.
+    """
+    bundle: list[T] = []
+    chars = 0
+    for item in items:
+        bundle.append(item)
+        chars += n_chars(item)
+        if len(bundle) >= most or chars >= most_chars:
+            yield bundle
+            bundle, chars = [], 0
+    if bundle:
+        yield bundle
+
+
 def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iterator[Batch]:
     """Yield the words (and paragraphs, if asked for) of texts in batches of bounded size; a long text is a batch alone.
 
@@ -143,8 +166,8 @@ def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iter
 
 def word_pieces(text: str) -> Iterator[tuple[U64, I64, I64]]:
     """Yield the words of a text of any length, piece by piece: hashes, first characters, and ends."""
-    for _, kinds, base in _code_points(_pieces(text)):
-        yield _read_words(kinds, base)
+    for *_, words in _read_pieces(_pieces(text)):
+        yield words
 
 
 def word_hashes(text: str) -> tuple[U64, I64, I64]:
@@ -179,31 +202,15 @@ def word_runs(words: Hashes, n: int) -> Hashes:
 
 def _windows(values: U64, n: int) -> U64:
     """Hash of `values[i : i + n]` for every i, as if zeros followed; part by part, so that buffers stay small."""
-    windows = np.empty(len(values), np.uint64)
+    windows = np.full(len(values), n, np.uint64)
+    padded = np.append(values, np.zeros(n - 1, np.uint64))
     for start in range(0, len(values), BATCH_CHARS):
         part = windows[start : start + BATCH_CHARS]
-        padded = np.zeros(len(part) + n - 1, np.uint64)
-        own = values[start : start + len(padded)]
-        padded[: len(own)] = own
-        part[:] = _full_windows(padded, n)
+        for place in range(start, start + n):
+            part *= np.uint64(_WORD_BASE)
+            part += padded[place : place + len(part)]
+        part[:] = _mix(part)
     return windows
-
-
-def _full_windows(values: U64, n: int) -> U64:
-    """Hash of `values[i : i + n]` for every i where there are n values: by doubling, in log n steps."""
-    size = len(values) - n + 1
-    result = np.full(size, n, np.uint64)
-    block, width, done = values, 1, 0
-    while True:
-        if n & width:
-            result *= np.uint64(pow(_WORD_BASE, width, 1 << 64))
-            result += block[done : done + size]
-            done += width
-        width *= 2
-        if width > n:
-            return _mix(result)
-        half = width // 2
-        block = block[:-half] * np.uint64(pow(_WORD_BASE, half, 1 << 64)) + block[half:]
 
 
 def _mix(values: U64) -> U64:
@@ -279,8 +286,7 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
     offsets = np.zeros(len(bounds), np.int64)
     nothing = np.zeros(0, np.int64)
     words, paragraphs = [], [(np.zeros(0, np.uint64), nothing, nothing)]
-    for codes, kinds, base in _code_points(pieces):
-        values, begins, _ = _read_words(kinds, base)
+    for codes, kinds, base, (values, begins, _) in _read_pieces(pieces):
         offsets += np.searchsorted(begins, bounds)  # how many begin before each text does
         words.append(values)
         if with_paragraphs:
@@ -292,20 +298,15 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
     return Batch(first, Hashes(whole, offsets), Hashes(hashes, places), own, ends - starts)
 
 
-def _code_points(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int]]:
-    """Code points of each piece, what the character table says of them, and where the piece begins."""
+def _read_pieces(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int, tuple[U64, I64, I64]]]:
+    """Yield of each piece its code points, what the character table says of them, where it begins, and its words."""
     base = 0
     for piece in pieces:
         codes = np.frombuffer(piece.encode("utf-32-le", "surrogatepass"), np.uint32)
-        yield codes, _character_table()[codes], base
+        kinds = _character_table()[codes]
+        begins, ends = _runs(kinds > _SPACE, kinds >= _ALONE)
+        yield codes, kinds, base, (span_hashes(kinds, begins, ends), begins + base, ends + base)
         base += len(piece)
-
-
-def _read_words(kinds: Codes, base: int) -> tuple[U64, I64, I64]:
-    inside = kinds > _SPACE
-    begins, ends = _runs(inside, kinds >= _ALONE)
-    values = span_hashes(kinds, begins, ends)
-    return values, begins + base, ends + base
 
 
 def _runs(inside: npt.NDArray[np.bool_], alone: npt.NDArray[np.bool_] | None = None) -> tuple[I64, I64]:

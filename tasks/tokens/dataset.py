@@ -42,7 +42,6 @@ from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
 from tasks.tokens.groups import plan_reads
 from tasks.tokens.packing import (
-    PACKINGS,
     Account,
     Pieces,
     account,
@@ -79,8 +78,6 @@ class DatasetIndexSettings:
     mix: MixSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.packing not in PACKINGS:
-            raise ValueError(f"packing is {self.packing!r}, expected {', '.join(PACKINGS)}")
         if self.seq_len < 1 or not 0 <= self.stride <= self.seq_len:
             raise ValueError(
                 f"chunks of length {self.seq_len} with stride {self.stride}: the length must be 1 or more, the stride "

@@ -211,10 +211,6 @@ def sample_of(texts: Sequence[bytes]) -> list[bytes]:
     stretches = []
     for number, row in enumerate(dict.fromkeys([*rows, longest])):
         first = len(texts[row]) // 2 if number % 2 and len(texts[row]) > SAMPLE_BYTES else 0
-        stretches.append(whole_characters(texts[row][first : first + SAMPLE_BYTES]))
+        # without the characters that the ends cut
+        stretches.append(texts[row][first : first + SAMPLE_BYTES].decode(errors="ignore").encode())
     return stretches
-
-
-def whole_characters(part: bytes) -> bytes:
-    """Return a part of a text as UTF-8 without the characters that its ends cut."""
-    return part.decode(errors="ignore").encode()

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from storage.digest import rows_digest
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, GROUPS, GROUPS_FILE
+from storage.schemas import DOCUMENTS_FILE, FILES_FILE, GROUPS, GROUPS_FILE, MEASURES, MEASURES_FILE, NORMALISED
 from tasks.core.stage import Work, stage
-from tasks.curate.view import DocumentView, kept_by_segment, paths_of, segment_tables
+from tasks.curate.corpus import Corpus, parquet, tables_of
 from tasks.tokens.settings import NO_GROUP, OTHERS, MixError, MixSettings, listed, parse_shares, shown
 
 if TYPE_CHECKING:
@@ -61,16 +61,22 @@ def groups(
     texts: RefSet,
 ) -> str:
     """Write the group of every training document."""
-    kept = kept_by_segment(work.store, curated, texts, DOCUMENTS_FILE, split="train")
-    paths = paths_of(work.folder(snapshot)) if settings.by in _OF_PATHS else None
-    column, value = ("path", _FOLDER) if settings.by == "folder" else (settings.by, settings.by)
-    view = DocumentView(segment_tables(work.store, measures, texts, RefSet.of([])), kept, paths, {column})
-    query = f"select doc_id, coalesce(nullif({value}, ''), '{NO_GROUP}') as \"group\" from documents"
-    found = [GROUPS.empty_table()]
-    for _ in view:
-        found.append(view.connection.sql(query).to_arrow_table().cast(GROUPS))
-        work.progress.update(len(found) - 1, len(kept), "segments")
-    table = pa.concat_tables(found).sort_by("doc_id").combine_chunks()
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want_kept(work.folder(curated), "train")
+        value, found = settings.by, "wanted"  # which has the licence
+        if settings.by in _OF_PATHS:
+            value = _FOLDER if settings.by == "folder" else "source"
+            files = parquet(work.folder(snapshot) / FILES_FILE)
+            found = f"wanted left join (from {files} where status = 'ok') as files using (doc_id)"
+        elif settings.by != "licence":
+            corpus.locate(tables_of(work.store, texts), DOCUMENTS_FILE, live=texts.live)
+            rows = corpus.rows_of([str(work.folder(ref)) for ref in measures.refs], MEASURES_FILE, MEASURES)
+            if settings.by == "programming_language":
+                read = [manifest_of(work.store, ref).input_refs("documents")[0] for ref in measures.refs]
+                rows = corpus.rows_of([str(work.folder(ref)) for ref in read], DOCUMENTS_FILE, NORMALISED)
+            found = f"located join {rows} as found using (part, doc_id)"
+        query = f"select doc_id, coalesce(nullif({value}, ''), '{NO_GROUP}') as \"group\" from {found} order by doc_id"
+        table = corpus.arrow(query).cast(GROUPS).combine_chunks()
     names = pc.unique(table.column("group")).to_pylist()
     if len(names) > MOST_GROUPS:
         examples = " and ".join(shown(name) for name in sorted(names)[:2])
@@ -193,16 +199,15 @@ def _passes(groups: Iterable[str], mix: MixSettings) -> dict[str, Fraction]:
 
 def _check_names(setting: str, given: Iterable[str], groups: Iterable[str], *, complete: bool) -> None:
     named, there = set(given) - {OTHERS}, set(groups)
-    all_of_them = listed(there)
     if named - there:
         raise MixError(
             f"{setting} names {listed(named - there)}, but no training document is of such a group; groups of mix.by "
-            f"are {all_of_them}"
+            f"are {listed(there)}"
         )
     if complete and there - named and OTHERS not in given:
         raise MixError(
-            f"{setting} says nothing of {listed(there - named)}; groups of mix.by are {all_of_them}: name each, or all "
-            f"others together as {OTHERS}=NUMBER"
+            f"{setting} says nothing of {listed(there - named)}; groups of mix.by are {listed(there)}: name each, or "
+            f"all others together as {OTHERS}=NUMBER"
         )
 
 

@@ -152,7 +152,7 @@ class MixSettings:
             )
         if len(asked) > 1:
             raise ValueError(f"mix.{asked[0]} and mix.{asked[1]} both say how often groups are read; give one of them")
-        for name in ("weights", "epochs"):
+        for name in {"weights", "epochs"}.intersection(asked):
             values = parse_shares(f"mix.{name}", getattr(self, name))
             if _reads_nothing(f"mix.{name}", values):
                 raise ValueError(f"mix.{name} is {shown(getattr(self, name))}: nothing would be read; give one above 0")

@@ -11,12 +11,10 @@ process of its own.
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, SHARD_FILE, TOKENS, TOKENS_FILE
 from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.core.stage import Work, stage
+from tasks.text.words import bundles
 from tasks.tokens.engines import Engine, EngineError, Engines, engine_errors, sample_of
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
@@ -144,142 +143,106 @@ def _encode_segment(
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    engine: Engine | None = None
-    reason = "there is no text"
-    rows: list[dict[str, Any]] = []
-    compared = 0
-    shard = _ShardWriter(out / SHARD_FILE, engines.tokenizer, settings)
-    with pq.ParquetFile(source) as file, closing(shard):
-        size = _text_size(file)
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number, columns=["doc_id", "text"])
-            names = table["doc_id"].to_pylist()
-            texts = [text.as_buffer().to_pybytes() for text in table["text"]]
-            del table
-            compared += sum(map(len, texts))
-            if engine is None:
-                (engine, reason), compared = engines.choose(texts, size, wanted), 0
-            elif compared >= COMPARE_BYTES:
-                engines.compare(engine, sample_of(texts))
-                compared = 0
-            documents = groupby(_encoded(engine, texts), key=itemgetter(0))
-            for name, (_, pieces) in zip(names, documents, strict=True):
-                rows.append({"doc_id": name, **shard.write((text, ids) for _, text, ids in pieces)})
-            progress(len(rows), file.metadata.num_rows)
+    engine, reason = engines.reference, "there is no text"
+
+    def documents() -> Iterator[tuple[str, Iterator[tuple[bytes, np.ndarray]]]]:
+        nonlocal engine, reason
+        done = compared = 0
+        with pq.ParquetFile(source) as file:
+            for number in range(file.num_row_groups):
+                table = file.read_row_group(number, columns=["doc_id", "text"])
+                names = table["doc_id"].to_pylist()
+                texts = [text.as_buffer().to_pybytes() for text in table["text"]]
+                del table
+                compared += sum(map(len, texts))
+                if number == 0:
+                    (engine, reason), compared = engines.choose(texts, unpacked_size(source), wanted), 0
+                elif compared >= COMPARE_BYTES:
+                    engines.compare(engine, sample_of(texts))
+                    compared = 0
+                pieces = groupby(_encoded(engine, texts), key=itemgetter(0))
+                for name, (_, own) in zip(names, pieces, strict=True):
+                    yield name, ((text, ids) for _, text, ids in own)
+                done += len(names)
+                progress(done, file.metadata.num_rows)
+
+    rows, counts = _write_shard(out / SHARD_FILE, engines.tokenizer, settings, documents())
     # All of it is read when one document of the corpus comes or goes: large row groups are read sooner. Dictionaries
     # would save nothing, as no name and no digest comes twice.
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
     pq.write_table(pa.Table.from_pylist(rows, schema=TOKENS), out / TOKENS_FILE, ROW_GROUP_ROWS, **options)
-    np.save(out / SHARD_COUNTS_FILE, shard.counts, allow_pickle=False)
+    np.save(out / SHARD_COUNTS_FILE, counts, allow_pickle=False)
     return {
         "rows": len(rows),
-        "tokens": shard.length,
+        "tokens": sum(row["length"] for row in rows),
         "lost_bytes": sum(row["lost_bytes"] for row in rows),
         "digest": rows_digest((row["doc_id"], row["digest"]) for row in rows),
-        "engine": (engine or engines.reference).name,
+        "engine": engine.name,
         "engine_reason": reason,
     }
 
 
-def _text_size(file: pq.ParquetFile) -> int:
-    """Return about how many bytes the texts of a table have, by what it says of itself."""
-    place = file.schema_arrow.names.index("text")
-    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-    return sum(int(group.column(place).total_uncompressed_size) for group in groups)
-
-
 def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, bytes, np.ndarray]]:
     """Yield the pieces of texts, each with the number of its text and its ids."""
-    for batch in _batches(engine.tokenizer, texts):
+    pieces = ((number, piece) for number, text in enumerate(texts) for piece in engine.tokenizer.pieces(text))
+    for batch in bundles(pieces, lambda item: len(item[1]), BATCH_BYTES):
         with engine_errors("it failed"):
             found = engine.encode([piece for _, piece in batch])
         for (number, piece), ids in zip(batch, found, strict=True):
             yield number, piece, ids
 
 
-def _batches(tokenizer: Tokenizer, texts: Sequence[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    batch: list[tuple[int, bytes]] = []
-    size = 0
-    for number, text in enumerate(texts):
-        for piece in tokenizer.pieces(text):
-            if batch and size + len(piece) > BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-            batch.append((number, piece))
-            size += len(piece)
-    if batch:
-        yield batch
+def _write_shard(
+    path: Path,
+    tokenizer: Tokenizer,
+    settings: TokeniseSettings,
+    documents: Iterable[tuple[str, Iterable[tuple[bytes, np.ndarray]]]],
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Write a flat array of ids as they come; how many there are is put into its head at the end.
 
+    Args:
+        documents: name of each, and its pieces of text with their ids.
 
-class _ShardWriter:
-    """Writes a flat array of ids as they come; how many there are is put into its head at the end.
+    Returns:
+        The rows of `TOKENS`, and how often each id occurs, (vocab_size,) int64.
 
-    Attributes:
-        length: ids written so far.
-        counts: (vocab_size,) int64, how often each was; complete when the file is closed.
+    Raises:
+        EngineError: for an id that the tokeniser does not have.
     """
-
-    def __init__(self, path: Path, tokenizer: Tokenizer, settings: TokeniseSettings) -> None:
-        self.length = 0
-        self.counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-        self._tokenizer = tokenizer
-        self._before, self._behind = (np.array(ids, dtype=np.int64) for ids in settings.frame(tokenizer))
-        self._dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
-        self._uncounted: list[np.ndarray] = []
-        self._n_uncounted = 0
-        self._file = path.open("wb")
-        self._file.write(self._head())
-
-    def _head(self) -> bytes:
-        """Return NumPy's header, which is of one size whatever the length."""
-        head = io.BytesIO()
-        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
-        np.lib.format.write_array_header_1_0(head, described)
-        return head.getvalue()
-
-    def write(self, pieces: Iterable[tuple[bytes, np.ndarray]]) -> dict[str, Any]:
-        """Append a document of pieces of text with their ids; returns its row of `TOKENS`, without a name.
-
-        Raises:
-            EngineError: for an id that the tokeniser does not have.
-        """
-        offset, n_bytes, lost_bytes, digest = self.length, 0, 0, hashlib.sha256()
-        digest.update(self._append(self._before))
-        for text, ids in pieces:
-            digest.update(self._append(ids))
-            n_bytes += len(text)
-            if self._tokenizer.may_lose:
-                lost_bytes += self._tokenizer.lost_bytes(text.decode(), ids)
-        digest.update(self._append(self._behind))
-        return {
-            "offset": offset,
-            "length": self.length - offset,
-            "n_bytes": n_bytes,
-            "lost_bytes": lost_bytes,
-            "digest": digest.hexdigest(),
-        }
-
-    def _append(self, ids: np.ndarray) -> memoryview:
-        largest = int(ids.max(initial=0))
-        if largest >= len(self.counts):
-            raise EngineError(f"id {largest} is outside the vocabulary of {len(self.counts)}")
-        block = ids.astype(self._dtype)
-        self._file.write(block.data)
-        self.length += len(block)
-        self._uncounted.append(block)
-        self._n_uncounted += len(block)
-        if self._n_uncounted >= COUNTED_AT_ONCE:
-            self._count()
-        return block.data
-
-    def _count(self) -> None:
-        if self._uncounted:
-            self.counts += np.bincount(np.concatenate(self._uncounted), minlength=len(self.counts))
-        self._uncounted, self._n_uncounted = [], 0
-
-    def close(self) -> None:
-        """Complete the file."""
-        self._count()
-        self._file.seek(0)
-        self._file.write(self._head())
-        self._file.close()
+    before, behind = (np.array(ids, dtype=np.int64) for ids in settings.frame(tokenizer))
+    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
+    head = {"descr": dtype.str, "fortran_order": False}
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    rows: list[dict[str, Any]] = []
+    length = 0
+    with path.open("w+b") as file:
+        np.lib.format.write_array_header_1_0(file, {**head, "shape": (0,)})  # of one size whatever the shape
+        for doc_id, pieces in documents:
+            offset, n_bytes, lost_bytes, digest = length, 0, 0, hashlib.sha256()
+            for text, ids in chain([(b"", before)], pieces, [(b"", behind)]):
+                largest = int(ids.max(initial=0))
+                if largest >= len(counts):
+                    raise EngineError(f"id {largest} is outside the vocabulary of {len(counts)}")
+                block = ids.astype(dtype)
+                file.write(block.data)
+                digest.update(block.data)
+                length += len(block)
+                n_bytes += len(text)
+                if text and tokenizer.may_lose:
+                    lost_bytes += tokenizer.lost_bytes(text.decode(), ids)
+            rows.append(
+                {
+                    "doc_id": doc_id,
+                    "offset": offset,
+                    "length": length - offset,
+                    "n_bytes": n_bytes,
+                    "lost_bytes": lost_bytes,
+                    "digest": digest.hexdigest(),
+                }
+            )
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, {**head, "shape": (length,)})
+        file.flush()
+        while len(some := np.fromfile(file, dtype, COUNTED_AT_ONCE)):
+            counts += np.bincount(some, minlength=len(counts))
+    return rows, counts

@@ -24,9 +24,10 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
+from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
-from tasks.tokens.engines import EngineError, engine_errors, whole_characters
+from tasks.tokens.engines import EngineError, engine_errors
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.hf_spec import byte_spellings, cut_text
 from tasks.tokens.tokenizers import (
@@ -377,26 +378,15 @@ def fit_documents(
     """
     texts: dict[int, bytes] = {}
     for folder, rows in chosen.items():
-        texts.update(_read(Path(folder) / DOCUMENTS_FILE, rows))
+        found = read_places(Path(folder) / DOCUMENTS_FILE, "text", [row for row, *_ in rows])
+        texts.update((turn, found.pop(row).encode()[:most]) for row, turn, most in rows)
         progress(len(texts), sum(map(len, chosen.values())))
-    ordered = [texts.pop(turn) for turn in sorted(texts)]
+    # without a character that the limit cuts
+    ordered = [texts.pop(turn).decode(errors="ignore").encode() for turn in sorted(texts)]
     fitted = fit_tokenizer(ordered, settings, n_bytes)
     fitted.tokenizer.save(out / TOKENIZER_FILE)
     choice = _record(fitted.tokenizer, fitted.why)
     return {"choice": choice, "tools": fitted.tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
-
-
-def _read(path: Path, rows: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, bytes]]:
-    """Yield turn and text of some rows of a table, as far as is asked for; row groups without one are not read."""
-    first = 0
-    with pq.ParquetFile(path) as file:
-        for number in range(file.num_row_groups):
-            end = first + file.metadata.row_group(number).num_rows
-            here = [item for item in rows if first <= item[0] < end]
-            texts = file.read_row_group(number, columns=["text"])["text"] if here else []
-            for row, turn, most in here:
-                yield turn, whole_characters(texts[row - first].as_buffer().to_pybytes()[:most])
-            first = end
 
 
 def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:

@@ -101,11 +101,7 @@ class Tokenizer(ABC):
     @property
     def special_ids(self) -> tuple[int, ...]:
         """All ids that stand for no text, in ascending order."""
-        return (*range(N_SPECIAL), *self._reserved_ids)
-
-    @property
-    def _reserved_ids(self) -> range:
-        return range(self.used_ids, self.vocab_size)
+        return (*range(N_SPECIAL), *range(self.used_ids, self.vocab_size))
 
     @property
     def may_lose(self) -> bool:
@@ -156,51 +152,24 @@ def most_frequent(counts: Mapping[str, int], room: int | None) -> list[str]:
     return sorted(sorted(counts, key=lambda item: (-counts[item], item))[:room])
 
 
-class TableTokenizer(Tokenizer):
-    """One id per character by a look-up table over all code points: encoding is a single NumPy index.
-
-    Args:
-        characters: those with an id of their own; all others become unk.
-        ids: their ids.
-    """
-
-    may_lose = True
-
-    def __init__(self, characters: str, ids: np.ndarray, reserved: int = 0) -> None:
-        super().__init__(reserved)
-        self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(int(ids.max(initial=UNK)) + 1))
-        self._table[_code_points(characters)] = ids
-        self._characters = dict(zip(ids.tolist(), characters, strict=True))
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._table[_code_points(text)].astype(np.int64) for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self._characters.get(int(index), "") for index in ids)
-
-    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
-
-
-def _code_points(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-
-
-class CharTokenizer(TableTokenizer):
-    """One id per character of the training text; other characters become unk.
+class CharTokenizer(Tokenizer):
+    """One id per character of the training text, by a look-up table over all code points; other characters become unk.
 
     Args:
         alphabet: the characters in the order of their ids, which start at 4.
     """
 
     kind = "char"
+    may_lose = True
 
     def __init__(self, alphabet: str, reserved: int = 0) -> None:
+        super().__init__(reserved)
         if len(set(alphabet)) != len(alphabet):
             raise ValueError("the alphabet names a character twice")
         self.alphabet = alphabet
         self.used_ids = N_SPECIAL + len(alphabet)
-        super().__init__(alphabet, np.arange(N_SPECIAL, self.used_ids), reserved)
+        self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(self.used_ids))
+        self._table[_code_points(alphabet)] = np.arange(N_SPECIAL, self.used_ids)
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
@@ -220,22 +189,34 @@ class CharTokenizer(TableTokenizer):
             counts.update(text)
         return cls("".join(most_frequent(counts, room if vocab_size else None)), reserved)
 
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._table[_code_points(text)].astype(np.int64) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = (index for index in map(int, ids) if N_SPECIAL <= index < self.used_ids)
+        return "".join(self.alphabet[index - N_SPECIAL] for index in known)
+
+    def lost_bytes(self, text: str, ids: np.ndarray) -> int:
+        return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
+
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "alphabet": self.alphabet}
 
 
-class AsciiTokenizer(TableTokenizer):
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+class AsciiTokenizer(CharTokenizer):
     """The ASCII code of a character is its id; nothing is fitted, so ids are the same in every project.
 
     Characters beyond ASCII become unk, and so do the control characters 0 to 3, whose ids are the special tokens'.
     """
 
     kind = "ascii"
-    used_ids = 128
 
     def __init__(self, reserved: int = 0) -> None:
-        codes = np.arange(N_SPECIAL, self.used_ids)
-        super().__init__("".join(map(chr, codes.tolist())), codes, reserved)
+        super().__init__("".join(map(chr, range(N_SPECIAL, 128))), reserved)
 
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind}
@@ -443,7 +424,7 @@ class HfTokenizer(EngineTokenizer):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        return (*sorted(self._special), *self._reserved_ids)
+        return (*sorted(self._special), *range(self.used_ids, self.vocab_size))
 
     def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
         # many decoders drop the space before the first word of a text, which is not the first word here
@@ -509,18 +490,19 @@ def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
 
 
 def _tokenizer_of(record: dict[str, Any]) -> Tokenizer:
-    kind, reserved = record.get("kind"), record.get("reserved", 0)
-    if kind == CharTokenizer.kind:
-        return CharTokenizer(record["alphabet"], reserved)
-    if kind == AsciiTokenizer.kind:
-        return AsciiTokenizer(reserved)
-    if kind == ByteTokenizer.kind:
-        return ByteTokenizer(reserved)
-    if kind == WordTokenizer.kind:
-        return WordTokenizer(record["vocabulary"], reserved)
-    if kind == BpeTokenizer.kind:
-        return BpeTokenizer(json.dumps(record["spec"], ensure_ascii=False), reserved)
-    if kind == HfTokenizer.kind:
-        named = {name: record[name] for name in ("pad_id", "unk_id", "bos_id", "eos_id")}
-        return HfTokenizer(json.dumps(record["spec"], ensure_ascii=False), **named, reserved=reserved)
+    reserved = record.get("reserved", 0)
+    match kind := record.get("kind"):
+        case CharTokenizer.kind:
+            return CharTokenizer(record["alphabet"], reserved)
+        case AsciiTokenizer.kind:
+            return AsciiTokenizer(reserved)
+        case ByteTokenizer.kind:
+            return ByteTokenizer(reserved)
+        case WordTokenizer.kind:
+            return WordTokenizer(record["vocabulary"], reserved)
+        case BpeTokenizer.kind:
+            return BpeTokenizer(json.dumps(record["spec"], ensure_ascii=False), reserved)
+        case HfTokenizer.kind:
+            named = {name: record[name] for name in ("pad_id", "unk_id", "bos_id", "eos_id")}
+            return HfTokenizer(json.dumps(record["spec"], ensure_ascii=False), **named, reserved=reserved)
     raise ValueError(f"tokenizer kind is {kind!r}, expected char, ascii, bytes, word, bpe or hf")

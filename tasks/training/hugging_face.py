@@ -29,7 +29,6 @@ from tasks.tokens.tokenizers import (
     N_SPECIAL,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
-    AsciiTokenizer,
     BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
@@ -197,8 +196,6 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of a tokenizer.json that gives the same ids and texts as the tokeniser."""
     if isinstance(tokenizer, CharTokenizer):
         return _character_spec({char: index for index, char in enumerate(tokenizer.alphabet, N_SPECIAL)})
-    if isinstance(tokenizer, AsciiTokenizer):
-        return _character_spec({chr(index): index for index in range(N_SPECIAL, tokenizer.used_ids)})
     if isinstance(tokenizer, ByteTokenizer):
         return _byte_spec()
     if isinstance(tokenizer, BpeTokenizer | HfTokenizer):

@@ -12,7 +12,7 @@ from tiny_run import hash_share
 
 from storage.schemas import NEAR_PAIRS
 from tasks.curate.corpus import Corpus
-from tasks.curate.selection import RANK, begin_selection, begin_split, hold_out, refuse_duplicates
+from tasks.curate.curate import RANK, begin_selection, begin_split, hold_out, refuse_duplicates
 from tasks.curate.settings import CurateSettings
 
 SETTINGS = CurateSettings(validation_share=0.2)

@@ -12,8 +12,8 @@ import pytest
 
 from storage.schemas import MEASURES
 from tasks.core.settings import SettingsError, load_settings
+from tasks.curate.measure import measure_documents
 from tasks.curate.policy import PRESETS, RULES, PolicySettings, refusal
-from tasks.text.measures import measure_documents
 
 WORDS = ["shepherd", "meadow", "wool", "dog", "lamb", "river", "hill", "grass", "winter", "cloud", "stone", "fence"]
 WORDS += ["market", "morning", "road", "bread", "tree", "bell", "night", "rain"]

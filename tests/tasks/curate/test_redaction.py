@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.curate.redaction import cut, redact
+from tasks.curate.refine import cut, redact
 from tasks.text.private_data import find_pii
 
 LETTER = (

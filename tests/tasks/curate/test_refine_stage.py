@@ -14,8 +14,7 @@ from tiny_run import run_prepare, tiny_settings
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.curate.redaction import STAND_INS, cut
-from tasks.curate.refine import refine_text
+from tasks.curate.refine import STAND_INS, cut, refine_text
 from tasks.tokens.tokenizers import load_tokenizer
 from tasks.upkeep.verify import check_split, check_tokens
 

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pytest
 from dedup_samples import all_pairs, edited, plain_words, planted, prose
 
-from tasks.text.groups import Pairs, clusters, keep_best
 from tasks.text.minhash import Block, read_minima, signatures
-from tasks.text.near import NearPairs, near_pairs
+from tasks.text.near import NearPairs, Pairs, clusters, keep_best, near_pairs
 from tasks.text.words import I64
 
 SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)

@@ -366,11 +366,6 @@ def test_a_stride_that_would_skip_ids_is_refused(seq_len: int, stride: int) -> N
         DatasetIndexSettings(seq_len, stride=stride)
 
 
-def test_an_unknown_packing_is_refused() -> None:
-    with pytest.raises(ValueError, match="packing is 'sort', expected chunk, concat, pack"):
-        DatasetIndexSettings(T, "sort")
-
-
 # documents in several shards
 
 

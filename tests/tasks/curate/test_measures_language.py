@@ -6,9 +6,8 @@ import socket
 
 import pytest
 
-from tasks.text import language
-from tasks.text.language import identify_language
-from tasks.text.measures import measure_documents
+from tasks.curate import measure
+from tasks.curate.measure import identify_language, measure_documents
 
 TEXTS = {
     "en": "The sheep went up the hill in the morning and came down again when the rain had begun to fall.",
@@ -65,5 +64,5 @@ def test_code_has_no_language() -> None:
 
 def test_the_model_is_loaded_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", lambda *_: pytest.fail("a connection was asked for"))
-    language._detector.cache_clear()
+    measure._detector.cache_clear()
     assert identify_language(TEXTS["fr"])[0] == "fr"

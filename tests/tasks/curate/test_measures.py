@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from slow_measures import slow_measures
 
-from tasks.text.measures import MEASURED_CHARS, measure_documents
+from tasks.curate.measure import MEASURED_CHARS, measure_documents
 
 PROSE = """The first lines of a text are its head. They say what it is about, and for whom.
 

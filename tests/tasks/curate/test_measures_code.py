@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.text.measures import comment_share, measure_documents
+from tasks.curate.measure import comment_share, measure_documents
 
 DATA = b"".join(hashlib.sha256(bytes([n])).digest() for n in range(60))
 
