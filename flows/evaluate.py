@@ -22,9 +22,10 @@ from tasks.core.stage import Call, NoSettings
 from tasks.evaluation.compare import Drift, champion_figures, drift_between, other_figures
 from tasks.evaluation.evaluate import EvaluateSettings
 from tasks.evaluation.evaluate import evaluate as evaluate_stage
+from tasks.evaluation.fresh import fresh_documents
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents, read_metrics
-from tasks.evaluation.texts import evaluation_texts, fresh_documents, texts_name
+from tasks.evaluation.texts import evaluation_texts, texts_name
 from tasks.lineage.contamination import contamination
 from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
 from tasks.lineage.memorised import MemorisedSettings, memorised
