@@ -161,13 +161,6 @@ SLICES = _schema(
 # What each gate says of a model: passed, failed or skipped.
 VERDICTS = _schema("verdicts", "gate verdict number:float64? limit:float64? sentence")
 
-# How often the likeliest token is the right one, by the probability that it was given: in [begin, end), the last bin
-# with 1. `confidence` is the sum of these probabilities.
-CALIBRATION = _schema("calibration", "begin:float64 end:float64 tokens:int64 hits:int64 confidence:float64")
-
-# Loss by how many tokens of context there were: `begin` to `end` of them, both included.
-POSITIONS = _schema("positions", "begin:int64 end:int64 tokens:int64 top1:int64 nll_nats:float64")
-
 # One row for every generated continuation.
 # `logprobs`, `ids`, `top_ids` and `top_logprobs` have an entry for each token; `fields` holds the other columns of the
 # prompt's record as JSON, and `error` why a prompt was not continued.

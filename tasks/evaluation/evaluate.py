@@ -26,10 +26,8 @@ from tasks.evaluation.tables import (
     BASELINES,
     DIMENSIONS,
     TABLES,
-    CalibrationBin,
     Evaluated,
     Evaluation,
-    PositionBucket,
     length_class,
     write_evaluation,
 )
@@ -59,7 +57,7 @@ class EvaluateSettings:
 
 @stage(
     "evaluate",
-    version=4,
+    version=5,
     modules=("model.checkpoint",),
     tables=TABLES,
     keep_with=("checkpoint", "evalset"),
@@ -100,16 +98,10 @@ def evaluate(
         },
         sums=document_sums(bundle, encoded, scores, counts, rival),
     )
-    calibration = _calibration(scores)
-    metrics = {
-        **figures(documents),
-        "val/ece": calibration[1],
-        "val/zstd19_bits_per_byte": zstd_bits_per_byte(rows["text"]),
-    }
+    metrics = {**figures(documents), "val/zstd19_bits_per_byte": zstd_bits_per_byte(rows["text"])}
     if rival is not None:
         metrics |= {"val/ngram_order": float(len(rival.orders)), "val/ngram_tokens": float(rival.tokens)}
-    found = Evaluation(metrics, documents.slices(), calibration[0], position_buckets(scores))
-    write_evaluation(work.out, found, documents)
+    write_evaluation(work.out, Evaluation(metrics, documents.slices()), documents)
     work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
     nll = documents.sums["nll_nats"].tolist()
     return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
@@ -199,42 +191,6 @@ def figures(documents: Evaluated) -> dict[str, float]:
         if name != "uniform":
             found[f"val/below_{name}"] = 1 - total.bits_per_byte / bits
     return found
-
-
-def _calibration(scores: TokenScores) -> tuple[list[CalibrationBin], float]:
-    """Return the bins, and the expected calibration error."""
-    from model.metrics import Calibration
-
-    predicted = scores.predicted
-    found = Calibration.of(scores.confidence[predicted], scores.rivals[predicted] < 1)
-    n = len(found.tokens)
-    columns = zip(found.tokens.tolist(), found.hits.tolist(), found.confidence.tolist(), strict=True)
-    bins = [CalibrationBin(place / n, (place + 1) / n, *values) for place, values in enumerate(columns)]
-    return bins, found.expected_error
-
-
-def position_buckets(scores: TokenScores) -> list[PositionBucket]:
-    """Return the loss by tokens of context, in buckets that grow with it: two for every doubling."""
-    predicted = scores.predicted
-    context = scores.context[predicted]
-    longest = int(context.max(initial=1))
-    ends = bucket_ends(longest)
-    bucket = np.searchsorted(ends, context)
-    tokens = np.bincount(bucket, minlength=len(ends))
-    top1 = np.bincount(bucket[scores.rivals[predicted] < 1], minlength=len(ends))
-    nll = np.bincount(bucket, weights=scores.nll[predicted], minlength=len(ends))
-    begins = [1, *(end + 1 for end in ends[:-1])]
-    columns = zip(begins, ends, tokens.tolist(), top1.tolist(), nll.tolist(), strict=True)
-    return [PositionBucket(*values) for values in columns]
-
-
-def bucket_ends(longest: int) -> list[int]:
-    """Return the last number of each bucket of 1 to `longest`: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
-    ends, end = [1, 2, 3], 4
-    while ends[-1] < longest:
-        ends += [end, end * 3 // 2]
-        end *= 2
-    return [*(end for end in ends if end < longest), longest]
 
 
 def zstd_bits_per_byte(texts: list[str]) -> float:

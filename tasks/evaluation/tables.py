@@ -6,8 +6,6 @@ the same rule, and no mean is taken of means.
 metrics.parquet      the figures, baselines among them
 documents.parquet    sums of each document
 slices.parquet       the same by kind, language, source, method and length, with figures and baselines
-calibration.parquet  how often the likeliest token is right, by how likely it was held
-positions.parquet    loss by how much context there was
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import pyarrow.parquet as pq
 
 from model.metrics import bits_per_byte, perplexity
 from storage.manifest import ArtifactRef
-from storage.schemas import CALIBRATION, DOCUMENTS_FILE, EVALUATED, METRICS, POSITIONS, SLICES
+from storage.schemas import DOCUMENTS_FILE, EVALUATED, METRICS, SLICES
 from storage.store import Store
 from storage.tables import read_rows, write_columns, write_table
 
@@ -128,15 +126,7 @@ def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 METRICS_FILE = "metrics.parquet"
 SLICES_FILE = "slices.parquet"
-CALIBRATION_FILE = "calibration.parquet"
-POSITIONS_FILE = "positions.parquet"
-TABLES = {
-    METRICS_FILE: METRICS,
-    DOCUMENTS_FILE: EVALUATED,
-    SLICES_FILE: SLICES,
-    CALIBRATION_FILE: CALIBRATION,
-    POSITIONS_FILE: POSITIONS,
-}
+TABLES = {METRICS_FILE: METRICS, DOCUMENTS_FILE: EVALUATED, SLICES_FILE: SLICES}
 
 DIMENSIONS = ("kind", "language", "source", "method", "length")
 LENGTHS = ((2**10, "< 1 KiB"), (2**12, "1-4 KiB"), (2**14, "4-16 KiB"), (2**16, "16-64 KiB"))
@@ -197,47 +187,11 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class CalibrationBin:
-    """Tokens whose likeliest rival was held for so likely.
-
-    Attributes:
-        begin, end: probabilities of the bin.
-        tokens: how many predictions fall into it.
-        hits: how many of them were right.
-        confidence: the sum of their probabilities.
-    """
-
-    begin: float
-    end: float
-    tokens: int
-    hits: int
-    confidence: float
-
-
-@dataclass(frozen=True)
-class PositionBucket:
-    """Tokens that were predicted from `begin` to `end` tokens of context, both included."""
-
-    begin: int
-    end: int
-    tokens: int
-    top1: int
-    nll_nats: float
-
-    @property
-    def loss(self) -> float:
-        """Nats per token; NaN where there are none."""
-        return self.nll_nats / self.tokens if self.tokens else math.nan
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """An evaluation as it is shown."""
 
     metrics: dict[str, float]
     slices: list[Slice]
-    calibration: list[CalibrationBin]
-    positions: list[PositionBucket]
 
 
 def length_class(n_bytes: int) -> str:
@@ -256,8 +210,6 @@ def read_evaluation(store: Store, ref: ArtifactRef) -> Evaluation:
     return Evaluation(
         metrics=read_metrics(store, ref),
         slices=[Slice(row["dimension"], row["value"], Sums.of(row)) for row in read_rows(folder / SLICES_FILE)],
-        calibration=[CalibrationBin(**row) for row in read_rows(folder / CALIBRATION_FILE)],
-        positions=[PositionBucket(**row) for row in read_rows(folder / POSITIONS_FILE)],
     )
 
 
@@ -287,5 +239,3 @@ def write_evaluation(folder: Path, found: Evaluation, documents: Evaluated) -> N
             for item in found.slices
         ],
     )
-    write_table(folder / CALIBRATION_FILE, CALIBRATION, map(asdict, found.calibration))
-    write_table(folder / POSITIONS_FILE, POSITIONS, map(asdict, found.positions))

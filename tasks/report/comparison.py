@@ -24,8 +24,8 @@ from tasks.report.evaluation import (
 from tasks.report.page import render
 from tasks.report.wording import amount, decimals, integer
 
-NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
-FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
+NAMES = {"top1": "top-1", "top5": "top-5"}
+FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
 
 

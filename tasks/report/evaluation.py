@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from markupsafe import Markup
 
 from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
@@ -22,10 +21,8 @@ from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from tasks.evaluation.compare import all_nats, compare_evaluations
 from tasks.evaluation.tables import (
-    CalibrationBin,
     Evaluated,
     Evaluation,
-    PositionBucket,
     baselines_of,
     read_documents,
     read_evaluation,
@@ -33,10 +30,9 @@ from tasks.evaluation.tables import (
 )
 from tasks.lineage.contamination import Exposure, by_exposure, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
-from tasks.report.charts import BarPlot, Layer, Series, bar_figure, line_figure
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
-from tasks.report.wording import counted, cut, cut_middle
+from tasks.report.wording import cut, cut_middle
 from tasks.report.written import Outcome, Page
 
 TITLES = {
@@ -314,46 +310,10 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
         title=f"Corpus {corpus}: the evaluation",
         figures=figures,
         models=models,
-        charts=[*_calibration(figures.evaluation.calibration), _positions(figures.evaluation.positions)],
         titles=TITLES,
         baselines=named,
         beginning=beginning,
     )
-
-
-def _calibration(bins: Sequence[CalibrationBin]) -> list[Markup]:
-    """Return the calibration: accuracy of the likeliest token by its confidence, and the number of tokens."""
-    rates = [(item.hits / item.tokens, item.confidence / item.tokens) if item.tokens else (0.0, 0.0) for item in bins]
-    layers = [  # on the diagonal it is as right as it is sure
-        Layer("right", "tone-ink", [min(hit, sure) for hit, sure in rates]),
-        Layer("surer than right", "tone-pale-contrary", [max(0.0, sure - hit) for hit, sure in rates]),
-        Layer("more right than sure", "tone-mix", [max(0.0, hit - sure) for hit, sure in rates]),
-    ]
-    hints = [
-        f"{item.begin:.2f} to {item.end:.2f}: right in {hit:.1%}, held for {sure:.1%}, {counted(item.tokens, 'token')}"
-        for item, (hit, sure) in zip(bins, rates, strict=True)
-    ]
-    note = "how often the likeliest token was right, by how likely it was held"
-    edges = [*(item.begin for item in bins), 1.0]
-    shown: dict[str, Any] = {"over": "probability of the likeliest token", "size": "tall", "legend": True}
-    reliability = BarPlot("reliability", "Reliability", note, edges, layers, hints=hints, diagonal=True, **shown)
-    counts = [
-        Layer("right", "tone-ink", [item.hits for item in bins]),
-        Layer("wrong", "tone-mix", [item.tokens - item.hits for item in bins]),
-    ]
-    note = "tokens by the probability of the likeliest"
-    confidence = BarPlot("confidence", "How sure it is", note, edges, counts, **shown)
-    return [bar_figure(reliability), bar_figure(confidence)]
-
-
-def _positions(buckets: Sequence[PositionBucket]) -> Markup:
-    """A dot for each bucket; they grow with the context, so that each doubling takes as much room."""
-    seen = [item for item in buckets if item.tokens]
-    series = Series("loss", range(len(seen)), [item.loss for item in seen])
-    title, note = "Loss by position in the context", "nats a token, by how many tokens stood before it"
-    names = [f"{item.begin:,}" for item in seen]
-    over = "tokens of context, from"
-    return line_figure("positions", title, note, [series], names=names, over=over, size="tall")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:

@@ -56,7 +56,7 @@ def test_the_page_of_two_models_is_whole_fetches_nothing_and_runs_nothing() -> N
     page = pair_page(pair(), "fold")
     assert_alone(page)
     figures = page[page.index('aria-label="Figures"') :].partition("</table>")[0]
-    for words in ("perplexity", "calibration error", "2.0000", "2.3000", "−0.3000"):
+    for words in ("perplexity", "2.0000", "2.3000", "−0.3000"):
         assert words in figures
 
 
@@ -145,7 +145,7 @@ def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
 
 
 def test_what_makes_figures_doubtful_is_told() -> None:
-    weak = changed(rich(), bits_per_byte=4.5, documents=3.0, ece=0.3)
+    weak = changed(rich(), bits_per_byte=4.5, documents=3.0)
     found = "\n".join(notice.title for notice in notices(weak))
     for title in ("no better than the 5-gram model", "zstd -19 packs", "on 3 documents", "cannot give back 12 bytes"):
         assert title in found
