@@ -149,13 +149,10 @@ class Comparison:
     documents: list[DocumentPair]
 
 
-def compare_evaluations(
-    store: Store, a: ArtifactRef, b: ArtifactRef, seed: int = 0, resamples: int = RESAMPLES, most: int = MOST_CHANGED
-) -> Comparison:
+def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int = MOST_CHANGED) -> Comparison:
     """Compare two evaluations of the same documents.
 
     Args:
-        seed, resamples: seed and draws of the bootstrap.
         most: largest number of documents to list.
 
     Raises:
@@ -169,7 +166,7 @@ def compare_evaluations(
     n_bytes = left.sums["bytes"]
 
     def difference(chosen: np.ndarray) -> Difference:
-        return paired_bootstrap(a_nats[chosen], b_nats[chosen], n_bytes[chosen], seed, resamples)
+        return paired_bootstrap(a_nats[chosen], b_nats[chosen], n_bytes[chosen])
 
     slices = []
     for dimension in DIMENSIONS:
@@ -268,15 +265,15 @@ class Drift:
         return {**found, "drift/bits_per_byte": self.fresh, "drift/documents": float(self.difference.documents)}
 
 
-def drift_between(fresh: Evaluated, own: Evaluated, seed: int = 0, resamples: int = RESAMPLES) -> Drift:
+def drift_between(fresh: Evaluated, own: Evaluated, resamples: int = RESAMPLES) -> Drift:
     """Return how a model's bits per byte on fresh documents differ from those on its evaluation set.
 
     The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
 
     Args:
-        seed, resamples: seed and draws of the bootstrap.
+        resamples: draws of the bootstrap.
     """
-    generator = np.random.Generator(np.random.PCG64(seed))
+    generator = np.random.Generator(np.random.PCG64(0))
     both = []
     for documents in (fresh, own):
         bits, n_bytes = all_nats(documents) / math.log(2), documents.sums["bytes"].astype(np.float64)
