@@ -139,9 +139,9 @@ HISTORY = _schema("history", "step:int64 metric value:float64")
 METRICS = _schema("metrics", "metric value:float64")
 
 # Sums over the predicted tokens of documents, which add up to those of any set of them. `charged_nats` is what first
-# tokens cost that nothing predicts; top1 and top5 count tokens; of the baselines there is the nll of the same tokens.
+# tokens cost that nothing predicts; top1 counts tokens; of the baselines there is the nll of the same tokens.
 _SUMS = """
-    tokens:int64 bytes:int64 characters:int64 lost_bytes:int64 top1:int64 top5:int64
+    tokens:int64 bytes:int64 lost_bytes:int64 top1:int64
     nll_nats:float64 charged_nats:float64 uniform_nats:float64 unigram_nats:float64 ngram_nats:float64?
 """
 
@@ -152,9 +152,8 @@ EVALUATED = _schema("evaluated", f"doc_id kind language source method length {_S
 SLICES = _schema(
     "slices",
     f"""
-    dimension value documents:int64 {_SUMS} loss:float64? perplexity:float64? top1_share:float64? top5_share:float64?
-    bits_per_byte:float64? bits_per_character:float64? uniform_bits_per_byte:float64? unigram_bits_per_byte:float64?
-    ngram_bits_per_byte:float64?
+    dimension value documents:int64 {_SUMS} loss:float64? perplexity:float64? top1_share:float64? bits_per_byte:float64?
+    uniform_bits_per_byte:float64? unigram_bits_per_byte:float64? ngram_bits_per_byte:float64?
     """,
 )
 

@@ -195,7 +195,7 @@ def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int 
 
 def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the champion's figures under names that stand beside a challenger's own."""
-    chosen = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "top1", "top5")
+    chosen = ("loss", "perplexity", "bits_per_byte", "top1")
     return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
 

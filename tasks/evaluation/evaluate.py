@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 4_096  # larger batches are no faster on a CPU
 TOKENS_AT_ONCE_GPU = 32_768
 ZSTD_LEVEL = 19
-COUNTED = ("tokens", "bytes", "characters", "lost_bytes", "documents")
+COUNTED = ("tokens", "bytes", "lost_bytes", "documents")
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,12 @@ def document_sums(
         return np.bincount(owner, weights=values, minlength=n)
 
     tokens = np.bincount(owner, minlength=n)
-    rivals = scores.rivals[predicted]
     unigram = unigram_log_probabilities(counts)
     found = {
         "tokens": tokens,
         "bytes": encoded.n_bytes,
-        "characters": encoded.n_chars,
         "lost_bytes": encoded.lost_bytes,
-        "top1": np.bincount(owner[rivals < 1], minlength=n),
-        "top5": np.bincount(owner[rivals < 5], minlength=n),
+        "top1": np.bincount(owner[scores.rivals[predicted] < 1], minlength=n),
         "nll_nats": total(scores.nll[predicted]),
         "charged_nats": charged_nats(bundle, encoded),
         "uniform_nats": tokens * math.log(bundle.tokenizer.vocab_size),
@@ -178,9 +175,7 @@ def figures(documents: Evaluated) -> dict[str, float]:
     total = documents.total()
     found = {
         **{f"val/{name}": getattr(total, name) for name in ("loss", "perplexity", "bits_per_byte")},
-        "val/bits_per_character": total.bits_per_character,
         "val/top1": total.top1_share,
-        "val/top5": total.top5_share,
         **{f"val/{name}": float(getattr(total, name)) for name in COUNTED},
     }
     for name in BASELINES:
@@ -208,7 +203,7 @@ class EncodedDocuments:
     Attributes:
         ids: one flat array, documents one after the other (bos, ids, eos, as far as training had them).
         lengths: (n,) ids of each document.
-        n_bytes, n_chars: (n,) UTF-8 bytes and characters of each text.
+        n_bytes: (n,) UTF-8 bytes of each text.
         lost_bytes: (n,) bytes that the tokeniser cannot give back.
         given: (n,) bool, True for documents whose first id is text: nothing predicts it.
     """
@@ -216,7 +211,6 @@ class EncodedDocuments:
     ids: np.ndarray
     lengths: np.ndarray
     n_bytes: np.ndarray
-    n_chars: np.ndarray
     lost_bytes: np.ndarray
     given: np.ndarray
 
@@ -244,7 +238,6 @@ def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
         ids=np.concatenate(pieces),
         lengths=np.array([len(piece) for piece in pieces[1:]], dtype=np.int64),
         n_bytes=np.array([len(text.encode()) for text in texts], dtype=np.int64),
-        n_chars=np.array([len(text) for text in texts], dtype=np.int64),
         lost_bytes=np.array(lost, dtype=np.int64),
         given=np.array(given, dtype=bool),
     )

@@ -36,9 +36,9 @@ class Sums:
     Attributes:
         documents: how many documents.
         tokens: predicted tokens.
-        bytes, characters: of the documents' texts; bytes in UTF-8.
+        bytes: UTF-8 bytes of the documents' texts.
         lost_bytes: bytes that the tokeniser cannot give back.
-        top1, top5: tokens than which no other token, or at most four others, were at least as likely.
+        top1: tokens than which no other token was at least as likely.
         nll_nats: negative log-likelihood of the tokens, in nats.
         charged_nats: what first tokens cost that nothing predicts: as much as if all tokens were equally likely.
         uniform_nats: the same tokens where all are equally likely.
@@ -49,10 +49,8 @@ class Sums:
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
-    characters: int = 0
     lost_bytes: int = 0
     top1: int = 0
-    top5: int = 0
     nll_nats: float = 0.0
     charged_nats: float = 0.0
     uniform_nats: float = 0.0
@@ -80,19 +78,9 @@ class Sums:
         return self._bits_per_byte(self.nll_nats)
 
     @property
-    def bits_per_character(self) -> float:
-        """The same bits per character."""
-        return self.bits_per_byte * self.bytes / self.characters if self.characters else math.nan
-
-    @property
     def top1_share(self) -> float:
         """Share of tokens that were the likeliest one."""
         return self.top1 / self.tokens if self.tokens else math.nan
-
-    @property
-    def top5_share(self) -> float:
-        """Share of tokens that were among the five likeliest."""
-        return self.top5 / self.tokens if self.tokens else math.nan
 
     def baseline_loss(self, name: str) -> float | None:
         """Return the nats per token of one of `BASELINES`; None if it was not measured."""
@@ -115,7 +103,7 @@ class Sums:
 
 
 SUMS = tuple(field.name for field in fields(Sums))
-FIGURES = ("loss", "perplexity", "top1_share", "top5_share", "bits_per_byte", "bits_per_character")
+FIGURES = ("loss", "perplexity", "top1_share", "bits_per_byte")
 
 
 def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
