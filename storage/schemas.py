@@ -146,7 +146,7 @@ _SUMS = """
 """
 
 # One row for every evaluation document.
-EVALUATED = _schema("evaluated", f"doc_id kind language source method length {_SUMS}")
+EVALUATED = _schema("evaluated", f"doc_id kind language source method {_SUMS}")
 
 # An evaluation by slice: those of each dimension divide the same documents.
 SLICES = _schema(

@@ -28,7 +28,6 @@ from tasks.evaluation.tables import (
     TABLES,
     Evaluated,
     Evaluation,
-    length_class,
     write_evaluation,
 )
 from tasks.tokens.packing import chunk_pieces
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 TOKENS_AT_ONCE = 4_096  # larger batches are no faster on a CPU
 TOKENS_AT_ONCE_GPU = 32_768
-ZSTD_LEVEL = 19
 COUNTED = ("tokens", "bytes", "lost_bytes", "documents")
 
 
@@ -74,7 +72,7 @@ def evaluate(
     work.seed(0)
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.machine.device)
-    rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS[:-1], "text"])
+    rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS, "text"])
     encoded = encode_documents(bundle, rows["text"])
     if not (encoded.lengths > 1).any():
         raise UserError(
@@ -92,13 +90,10 @@ def evaluate(
     rival = KneserNey.load(work.folder(ngram)) if ngram is not None else None
     documents = Evaluated(
         doc_id=rows["doc_id"],
-        labels={
-            **{name: rows[name] for name in DIMENSIONS[:-1]},
-            "length": [length_class(n_bytes) for n_bytes in encoded.n_bytes.tolist()],
-        },
+        labels={name: rows[name] for name in DIMENSIONS},
         sums=document_sums(bundle, encoded, scores, counts, rival),
     )
-    metrics = {**figures(documents), "val/zstd19_bits_per_byte": zstd_bits_per_byte(rows["text"])}
+    metrics = figures(documents)
     if rival is not None:
         metrics |= {"val/ngram_order": float(len(rival.orders)), "val/ngram_tokens": float(rival.tokens)}
     write_evaluation(work.out, Evaluation(metrics, documents.slices()), documents)
@@ -186,14 +181,6 @@ def figures(documents: Evaluated) -> dict[str, float]:
         if name != "uniform":
             found[f"val/below_{name}"] = 1 - total.bits_per_byte / bits
     return found
-
-
-def zstd_bits_per_byte(texts: list[str]) -> float:
-    """Return the bits per byte of the concatenated texts under zstd -19."""
-    import zstandard
-
-    data = "".join(texts).encode()
-    return 8 * len(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)) / len(data)
 
 
 @dataclass(frozen=True)

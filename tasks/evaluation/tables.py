@@ -5,7 +5,7 @@ the same rule, and no mean is taken of means.
 
 metrics.parquet      the figures, baselines among them
 documents.parquet    sums of each document
-slices.parquet       the same by kind, language, source, method and length, with figures and baselines
+slices.parquet       the same by kind, language, source and method, with figures and baselines
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ METRICS_FILE = "metrics.parquet"
 SLICES_FILE = "slices.parquet"
 TABLES = {METRICS_FILE: METRICS, DOCUMENTS_FILE: EVALUATED, SLICES_FILE: SLICES}
 
-DIMENSIONS = ("kind", "language", "source", "method", "length")
-LENGTHS = ((2**10, "< 1 KiB"), (2**12, "1-4 KiB"), (2**14, "4-16 KiB"), (2**16, "16-64 KiB"))
-LONGEST = ">= 64 KiB"
+DIMENSIONS = ("kind", "language", "source", "method")
 OF_DOCUMENTS = tuple(name for name in SUMS if name != "documents")
 
 
@@ -166,7 +164,7 @@ class Slice:
 
     Attributes:
         dimension: one of `DIMENSIONS`.
-        value: such as `pdf`, `en`, `letters/old`, `ocr`, `1-4 KiB`.
+        value: such as `pdf`, `en`, `letters/old`, `ocr`.
     """
 
     dimension: str
@@ -180,11 +178,6 @@ class Evaluation:
 
     metrics: dict[str, float]
     slices: list[Slice]
-
-
-def length_class(n_bytes: int) -> str:
-    """Return the class of a text by its UTF-8 bytes."""
-    return next((name for limit, name in LENGTHS if n_bytes < limit), LONGEST)
 
 
 def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:

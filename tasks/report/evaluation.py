@@ -40,7 +40,6 @@ TITLES = {
     "language": "By language",
     "source": "By source folder",
     "method": "By extraction method",
-    "length": "By length",
 }
 LINKED = {"corpus.html", "dataset.html", "training.html", "generation.html"}
 MOST_DOCUMENTS = 8  # of the best, and of the worst
@@ -49,7 +48,6 @@ PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is co
 BEGINNING = 160  # characters of a document's text
 PATH = 80
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
-ZSTD = "val/zstd19_bits_per_byte"
 _KEY = 8  # characters of an evaluation's key in the name of a page
 _SOURCES = 3  # that are named of one span
 
@@ -303,7 +301,6 @@ def evaluation_page(figures: EvaluationFigures, corpus: str) -> list[str]:
     if rival is not None:
         models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
     models += [(name, found[f"val/{of}_loss"], found[f"val/{of}_bits_per_byte"]) for name, of in named]
-    models += [("zstd -19", math.nan, found[ZSTD])] if ZSTD in found else []
     return draw_page(
         "evaluation.html",
         notices(figures),

@@ -69,7 +69,7 @@ def evaluation(store: Store, key: str, nll: dict[str, float], on: str = "set", s
     """An evaluation of three documents of 8 bytes, one of which is code, with this nll in bits."""
     names = sorted(nll)
     n = len(names)
-    labels = {name: ["text"] * n for name in ("kind", "language", "source", "method", "length")}
+    labels = {name: ["text"] * n for name in ("kind", "language", "source", "method")}
     labels["kind"] = ["code" if name == "c" else "text" for name in names]
     whole = {name: np.full(n, value) for name, value in (("tokens", 4), ("bytes", 8), ("top1", 1))}
     zero = {"lost_bytes": np.zeros(n, np.int64)}

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import zstandard
 from safetensors.torch import load_file, save_file
 from tiny_run import Ran, direct_run, home_at
 
@@ -131,7 +130,6 @@ def test_the_batch_size_changes_no_figure(
 
 def test_the_order_of_documents_changes_no_figure(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
     found, _ = measured(tiny, tmp_path, texts[::-1])
-    del found.metrics["val/zstd19_bits_per_byte"]
     assert found.metrics == pytest.approx(shared(tiny, found), rel=1e-6)
 
 
@@ -156,13 +154,6 @@ def test_the_unigram_baseline_is_the_smoothed_share_of_each_id(tiny: Ran, bundle
     assert tiny.metrics["val/below_unigram"] == pytest.approx(
         1 - tiny.metrics["val/bits_per_byte"] / tiny.metrics["val/unigram_bits_per_byte"]
     )
-
-
-def test_the_compressor_reads_all_texts_as_one_and_nothing_else(tiny: Ran, texts: list[str]) -> None:
-    assert tiny.metrics is not None
-    data = "".join(texts).encode()
-    size = len(zstandard.ZstdCompressor(level=19).compress(data))
-    assert tiny.metrics["val/zstd19_bits_per_byte"] == pytest.approx(8 * size / len(data))
 
 
 def test_accuracy_follows_from_all_probabilities(tiny: Ran, bundle: Bundle, tmp_path: Path, texts: list[str]) -> None:
