@@ -199,16 +199,14 @@ def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
 
-def other_figures(metrics: Mapping[str, float], stage: str, stride: int | None, read: bool) -> dict[str, float]:
+def other_figures(metrics: Mapping[str, float], stage: str, read: bool) -> dict[str, float]:
     """Rename figures that do not belong at the end of a training's curve.
 
     Args:
         stage: Stage of the documents that were measured on.
-        stride: Stride that was asked for, if one was.
         read: The model was trained on some of the documents, so that they flatter it.
     """
     place = f"read-{stage}" if read else stage
-    place = f"{place}/stride-{stride}" if stride else place
     return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 

@@ -205,7 +205,6 @@ def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> Art
     return keep_texts(run, TextsSettings.of(texts), texts=texts)
 
 
-def texts_name(on: str | None, stride: int | None) -> str:
-    """Return the name of the documents that `evaluation_texts` returns, and how they were read."""
-    name = f"the {on} split" if on in SPLITS else Path(on).resolve().name if on else "the evaluation set"
-    return f"{name}, read in strides of {stride}" if stride else name
+def texts_name(on: str | None) -> str:
+    """Return the name of the documents that `evaluation_texts` returns."""
+    return f"the {on} split" if on in SPLITS else Path(on).resolve().name if on else "the evaluation set"
