@@ -191,11 +191,11 @@ def continue_prompt(
     from storage.manifest import Manifest
     from storage.store import MANIFEST_NAME
     from tasks.core.machine import Machine
-    from tasks.generation.completions import BATCH_SIZES, Prompt, complete_prompts, encodable
+    from tasks.generation.completions import BATCH_SIZES, complete_prompts, one_prompt
     from tasks.training.bundle import Bundle
 
     settings = options.load().generate
-    asked = Prompt("0", encodable("PROMPT", prompt))
+    asked = one_prompt(prompt, options.template or "")
     folder = model_folder(options.home or "", options.model, options.corpus)
     with Machine(deterministic=settings.deterministic) as machine:
         machine.seed(settings.seed)
@@ -218,7 +218,7 @@ def _continue_file(options: Any) -> dict[str, Any]:
     from tasks.generation.completions import given_id
     from tasks.generation.prompts import read_prompts
 
-    read_prompts(absolute(options.prompts))  # a broken file is refused before anything starts
+    read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
     completions = run_flow("flows.generate:generate", options)["completions"]
     rows = [{**row, "id": given_id(row)} for row in read_rows(Path(completions))]
     return {"rows": rows, "completions": completions, "page": str(_reports(options) / "generation.html")}

@@ -30,7 +30,7 @@ def generate(options: Any) -> dict[str, Any]:
     settings, workers = options.load(), options.workers or 1
     with open_run(options.model_copy(update={"workers": workers})) as run:
         run.machine.deterministic = settings.generate.deterministic
-        asked = read_prompts(Path(options.prompts).expanduser().resolve())
+        asked = read_prompts(Path(options.prompts).expanduser().resolve(), options.template or "")
         checkpoint = checkpoint_of(run, options.model)
         made = continue_prompts(run, settings, checkpoint, asked, workers)
         run.remember(generate=made)

@@ -173,6 +173,7 @@ class EvaluateOptions(CorpusOptions):
 
 class _GenerateOptions(SettingsOptions):
     prompts: str | None = Field(None, description="File of prompts: text (one per line), JSONL, CSV or Parquet.")
+    template: str | None = Field(None, description="Template of a prompt: text with {column} in it.")
     model: Model = "champion"
     workers: int | None = Field(None, description="Shards of a file computed at once (default: 1).", ge=1)
 

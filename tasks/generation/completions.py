@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +40,70 @@ class PromptsError(UserError):
     """A prompts file that cannot be used."""
 
 
+class TemplateError(UserError):
+    """A template that cannot be used, or that asks for a column that is not there."""
+
+
+Template = list[tuple[str, str | None]]  # pieces of text and the column behind each; None where none is
+
+
+def parse_template(text: str) -> Template:
+    """Return a template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+
+    Raises:
+        TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
+    """
+    try:
+        found = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise TemplateError(
+            f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+            "a column, and {{ or }} for a brace"
+        ) from error
+    for _, name, form, conversion in found:
+        if name is not None and (not name or form or conversion):
+            shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
+            raise TemplateError(
+                f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                "between braces, and {{ or }} for a brace"
+            )
+    return [(literal, name) for literal, name, _, _ in found]
+
+
+def fill_template(template: Template, record: Mapping[str, Any], place: str) -> str:
+    """Return the prompt of a record.
+
+    Args:
+        place: names the record for people.
+
+    Raises:
+        TemplateError: if the record lacks a column, or has no value in one.
+    """
+    columns, known = [name for _, name in template if name is not None], list(record)
+    for name in columns:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {{{close[0]}}}?" if close else "write {{ and }} for braces of the text"
+            listed = ", ".join(map(repr, known)) or "none"
+            raise TemplateError(f"{place}: the template names the column {name!r}; columns are {listed}; {hint}")
+    for name in columns:
+        if record[name] is None:
+            raise TemplateError(f"{place}: the column {name!r} of the template has no value here")
+    return "".join(text + ("" if name is None else str(record[name])) for text, name in template)
+
+
+def one_prompt(text: str, template: str = "") -> Prompt:
+    """Return the prompt of a command line.
+
+    Raises:
+        PromptsError: if it is not UTF-8.
+        TemplateError: if the template is none, or names another column than `prompt`.
+    """
+    if template:
+        text = fill_template(parse_template(template), {"prompt": text}, "PROMPT")
+    return Prompt("0", encodable("PROMPT", text))
+
+
 def encodable(place: str, text: str) -> str:
     """Return the text if UTF-8 can hold it; bytes of a command line that are not UTF-8 arrive as lone surrogates.
 
@@ -65,6 +131,10 @@ def given_id(row: Mapping[str, Any]) -> Any:
     carried = json.loads(row["fields"]) if row["fields"] else {}
     value = carried.get(ID_COLUMN)
     return row[ID_COLUMN] if value is None else value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
 def complete_prompts(

@@ -21,9 +21,17 @@ from storage.digest import sha256_json
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
-from tasks.generation.completions import ID_COLUMN, Prompt, PromptsError
+from tasks.generation.completions import (
+    ID_COLUMN,
+    Prompt,
+    PromptsError,
+    Template,
+    TemplateError,
+    fill_template,
+    parse_template,
+)
 from tasks.readers.records import ExtractionProblem
-from tasks.readers.rows import SUFFIXES, Row, Table, read_rows
+from tasks.readers.rows import SUFFIXES, Row, Table, encoding_fault, read_rows
 
 if TYPE_CHECKING:
     from storage.manifest import ArtifactRef
@@ -88,20 +96,25 @@ def cut_prompts(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[l
     return shards
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     """Read a prompts file.
 
     Text holds one prompt per line; JSON Lines one object per line, CSV (TSV) one record per row under a header and
     Parquet one row per prompt, with a column `prompt` (or `text`) and, if there is one, `id`. All other columns are
     carried along.
 
+    Args:
+        template: puts the prompt together from columns, see `parse_template`.
+
     Raises:
         PromptsError: if the file cannot be read, or not one of its records is a prompt.
+        TemplateError: if the template is none, or names a column that is not there.
     """
     if not path.is_file():
         raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
+    made = parse_template(template) if template else None
     try:
-        prompts = [_prompt(row, index, path) for index, row in enumerate(_rows(path))]
+        prompts = [_prompt(row, index, path, made) for index, row in enumerate(_rows(path))]
     except ExtractionProblem as problem:
         raise PromptsError(f"{path} cannot be read: {problem.reason}") from problem
     if not prompts:
@@ -143,19 +156,26 @@ def _rows(path: Path) -> Iterator[Row]:
                 yield Row(f"line {number}", number, {"prompt": line.removesuffix("\n")})
 
 
-def _prompt(row: Row, index: int, path: Path) -> Prompt:
+def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prompt:
     """Return the prompt of a record, with an error if it cannot be one."""
     given = row.values.get(ID_COLUMN)
     # an id of another type is carried along, see `given_id`
     carried = {key: value for key, value in row.values.items() if key != ID_COLUMN or not isinstance(given, str | None)}
     column = next((name for name in PROMPT_COLUMNS if row.values.get(name) is not None), PROMPT_COLUMNS[0])
     text = fault = ""
-    if isinstance(row.values.get(column), str):
-        text = carried.pop(column)
     try:
-        row.text(column, empty=True)
-    except ExtractionProblem as problem:
-        fault = str(problem)
+        if template is None:
+            if isinstance(row.values.get(column), str):
+                text = carried.pop(column)
+            row.text(column, empty=True)
+        elif row.problem is not None:
+            raise row.problem
+        else:
+            text = fill_template(template, row.values, row.place)
+            fault = encoding_fault(text)
+            fault = f"{row.place}: the prompt {fault}" if fault else ""
+    except (ExtractionProblem, TemplateError) as error:
+        fault = str(error)
     # nobody knows the id of a record that cannot be read: its place is no other record's
     name = row.place if row.problem is not None else str(index if given is None else given)
     fields = _storable(json.dumps(_plain(carried), ensure_ascii=False, default=str)) if carried else None

@@ -100,7 +100,7 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     (folder / "letters").mkdir()
     shutil.copyfile(prose[12], folder / "letters" / prose[12].name)
     questions = {
-        "prompts.csv": "prompt\nWhat is a sheepfold?\n",
+        "questions.csv": "question\nWhat is a sheepfold?\n",
         "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
     }
     for name, text in questions.items():

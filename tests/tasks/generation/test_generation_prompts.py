@@ -17,6 +17,7 @@ from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
 from flows.generate import continue_prompts
 from model import ModelConfig, Transformer, save_weights
+from storage.errors import UserError
 from storage.home import Home
 from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
@@ -182,6 +183,45 @@ def test_columns_that_json_does_not_know_travel_as_text_or_nothing(tmp_path: Pat
     pq.write_table(table, tmp_path / "prompts.parquet")
     (prompt,) = read_prompts(tmp_path / "prompts.parquet")
     assert json.loads(prompt.fields or "") == {"day": "2026-05-01", "share": None, "tags": ["x", "y"]}
+
+
+def test_a_template_puts_columns_together_and_all_of_them_travel_along(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.csv", "id,question,style\n7,Who?,short\n8,Why?,long\n")
+    first, second = read_prompts(path, "Q: {question} {{{style}}}\nA:")
+    assert [first.prompt, second.prompt] == ["Q: Who? {short}\nA:", "Q: Why? {long}\nA:"]
+    assert (first.id, json.loads(first.fields or "")) == ("7", {"question": "Who?", "style": "short"})
+
+
+def test_a_record_without_a_value_for_the_template_has_an_error_of_its_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"question": ["Who?", None]}), tmp_path / "prompts.parquet")
+    good, bad = read_prompts(tmp_path / "prompts.parquet", "{question}")
+    reason = "prompts.parquet, row 2: the column 'question' of the template has no value here"
+    assert (good.error, bad.error) == (None, reason)
+
+
+def test_a_record_that_lacks_a_column_of_the_template_has_an_error_of_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path / "prompts.jsonl", '{"question": "Who?"}\n{"questoin": "Why?"}')
+    good, bad = read_prompts(path, "{question}")
+    assert good == Prompt("0", "Who?", '{"question": "Who?"}')
+    assert "prompts.jsonl, line 2: the template names the column 'question'" in (bad.error or "")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{questoin}", r"line 2: the template names the column 'questoin'; .*'question'.* did you mean \{question\}\?"),
+        ("{answer}", r"names the column 'answer'; columns are 'id', 'question'; write \{\{ and \}\}"),
+        ("Q: {question", r"a brace that opens or closes nothing"),
+        ("Q: question}", r"a brace that opens or closes nothing"),
+        ("{}", r"holds \{\}; expected the name of a column"),
+        ("{question!r:>4}", r"holds \{question!r:>4\}; expected the name of a column"),
+        ("{question.x}", r"names the column 'question.x'"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_refused(tmp_path: Path, template: str, message: str) -> None:
+    path = written(tmp_path / "prompts.csv", "id,question\n7,Who?\n")
+    with pytest.raises(UserError, match=message):
+        read_prompts(path, template)
 
 
 def test_prompts_are_cut_from_the_beginning_so_that_more_of_them_leave_the_first_shards_alone() -> None:

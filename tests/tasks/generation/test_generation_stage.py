@@ -173,7 +173,7 @@ def test_a_bad_setting_is_refused_by_its_name(bundle: Bundle, setting: dict[str,
 
 DYING = """
 import os, signal, sys
-from tasks.generation import complete as module
+from tasks.generation import generate as module
 whole, n_calls = module.complete_shard, 0
 def dying(*args, **named):
     global n_calls
@@ -249,11 +249,11 @@ def test_one_worker_and_four_write_the_same(tmp_path: Path, model: Path, prompts
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 def test_columns_of_a_record_travel_to_its_completion(tmp_path: Path, model: Path, prompts_file: Path) -> None:
-    command = ["generate", "--prompts", str(prompts_file), "--model", str(model)]
+    command = ["generate", "--prompts", str(prompts_file), "--template", "{n}: {prompt}", "--model", str(model)]
     made = answer(tmp_path / "home", *command, "--max-new-tokens", "2")
     row = read_rows(Path(made["completions"]))[7]
-    assert row["prompt"] == "the fold the fold the fold 7"
-    assert json.loads(row["fields"]) == {"n": 7}
+    assert row["prompt"] == "7: the fold the fold the fold 7"
+    assert json.loads(row["fields"]) == {"prompt": "the fold the fold the fold 7", "n": 7}
     assert Path(made["page"]).read_text().count('class="completion"') == 30
 
 
