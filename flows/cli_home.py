@@ -56,7 +56,7 @@ def why(
         str, typer.Argument(help="Model, artefact key, document id, path, or completion (KEY/ID, or KEY/ID#SAMPLE).")
     ] = "",
     text: Annotated[str, typer.Option(help="Instead: a text, to find its spans in the corpus's training text.")] = "",
-    min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.")] = 8,
+    min_words: Annotated[int, typer.Option(help="Shortest span of a text that is shown, in words.", min=8)] = 8,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,

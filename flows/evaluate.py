@@ -22,9 +22,10 @@ from tasks.core.stage import Call, NoSettings
 from tasks.evaluation.compare import Drift, champion_figures, drift_between, other_figures
 from tasks.evaluation.evaluate import EvaluateSettings
 from tasks.evaluation.evaluate import evaluate as evaluate_stage
+from tasks.evaluation.fresh import fresh_documents
 from tasks.evaluation.ngram import NgramSettings, dataset_of, ngram
 from tasks.evaluation.tables import read_documents, read_metrics
-from tasks.evaluation.texts import evaluation_texts, fresh_documents, texts_name
+from tasks.evaluation.texts import evaluation_texts, texts_name
 from tasks.lineage.contamination import contamination
 from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
 from tasks.lineage.memorised import MemorisedSettings, memorised
@@ -44,20 +45,18 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dict[str, Any]:
-    model, stride = options.model, options.stride
-    version = version_of(run, checkpoint)
-    judged = judged_by(run.store, run.corpus, version)
-    settings = replace(judged, stride=stride or judged.stride)
+    model, version = options.model, version_of(run, checkpoint)
+    settings = judged_by(run.store, run.corpus, version)
     evalset = evaluation_texts(run, options.on, options.column)
     evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
     read = trained_on(run.store, checkpoint, evalset)
-    usual = not (options.on or stride or read)  # other figures stand beside the usual ones, never in their place
+    usual = not (options.on or read)  # other figures stand beside the usual ones, never in their place
     if usual:
         remember_evaluation(run, checkpoint, evaluation)
     made = sample(run, Settings(), checkpoint, evalset)
     measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings)
     if not usual:
-        measured = replace(measured, texts=texts_name(options.on, stride), read=read)
+        measured = replace(measured, texts=texts_name(options.on), read=read)
     if read:
         run.note(f"{model} was trained on some of these documents, so its figures flatter it")
     if read and options.drift:
@@ -66,7 +65,7 @@ def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dic
     if drifted is not None:
         leave("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
     if version is not None:
-        logged = metrics if usual else other_figures(metrics, evalset.stage, stride, read)
+        logged = metrics if usual else other_figures(metrics, evalset.stage, read)
         act(run, "track", partial(log_evaluation, run, version, evalset, logged), [evaluation])
         if drifted is not None:
             figures = drifted[0].figures()

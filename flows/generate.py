@@ -14,9 +14,10 @@ from storage.manifest import ArtifactRef, RefSet
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, NoSettings
+from tasks.generation.complete import complete
 from tasks.generation.completions import Prompt
-from tasks.generation.generate import complete, joined
 from tasks.generation.generate import generate as join_completions
+from tasks.generation.generate import joined
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of
 

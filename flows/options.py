@@ -163,14 +163,11 @@ class EvaluateOptions(CorpusOptions):
     drift: bool | None = Field(None, description="Measure it on documents that came after its training, too.")
     on: Texts = None
     column: Column = None
-    stride: int | None = Field(
-        None, description="Tokens from one window to the next; 0 is as it was judged (default: 0).", ge=0
-    )
 
     @model_validator(mode="after")
     def _one_measurement(self) -> Self:
-        if self.drift and (self.on or self.stride):
-            raise UserError("--drift is measured against the usual evaluation: leave out --on and --stride, or --drift")
+        if self.drift and self.on:
+            raise UserError("--drift is measured against the usual evaluation: leave out --on or --drift")
         return self
 
 

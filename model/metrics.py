@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CALIBRATION_BINS = 15
-
 
 @dataclass(frozen=True)
 class NllSum:
@@ -73,43 +71,3 @@ def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
     """
     smoothed = np.asarray(counts, dtype=np.float64) + 1.0
     return np.asarray(np.log(smoothed / smoothed.sum()))
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How often the likeliest token is the right one, by the probability that it was given.
-
-    Attributes:
-        tokens: (n,) int64, predictions in each of n bins of equal width over [0, 1].
-        hits: (n,) int64, those that were right.
-        confidence: (n,) float64, sum of their probabilities.
-    """
-
-    tokens: np.ndarray
-    hits: np.ndarray
-    confidence: np.ndarray
-
-    @classmethod
-    def of(cls, confidence: np.ndarray, hit: np.ndarray, n_bins: int = CALIBRATION_BINS) -> Calibration:
-        """From the probability of each likeliest token, and whether it was the right one.
-
-        Args:
-            confidence: (N,) probabilities; a bin has its lower end, the last one both.
-            hit: (N,) bool.
-        """
-        exact = np.asarray(confidence, dtype=np.float64)
-        place = np.minimum((exact * n_bins).astype(np.int64), n_bins - 1)
-        return cls(
-            tokens=np.bincount(place, minlength=n_bins),
-            hits=np.bincount(place[np.asarray(hit, dtype=bool)], minlength=n_bins),
-            confidence=np.bincount(place, weights=exact, minlength=n_bins),
-        )
-
-    @property
-    def expected_error(self) -> float:
-        """Expected calibration error (Guo et al. 2017, equation 3): mean distance of confidence and accuracy.
-
-        Bins weigh as much as they have predictions; NaN without any.
-        """
-        total = int(self.tokens.sum())
-        return float(np.abs(self.hits - self.confidence).sum()) / total if total else math.nan

@@ -32,13 +32,11 @@ class TokenScores:
         nll: (N,) float32, negative log-likelihood in nats; 0 where the token was not predicted.
         rivals: (N,) int32, other tokens that were at least as likely: below 1 the token was the likeliest one, below 5
             among the five likeliest. Ties count against the network, or one that knows nothing would always be right.
-        confidence: (N,) float32, probability of the likeliest token.
         context: (N,) int32, tokens that the prediction was made from; 0 where there was none.
     """
 
     nll: np.ndarray
     rivals: np.ndarray
-    confidence: np.ndarray
     context: np.ndarray
 
     @property
@@ -72,9 +70,7 @@ def score_windows(
         device: where the model is.
         on_batch: told windows done and windows in all.
     """
-    found = TokenScores(
-        *(np.zeros(len(ids), dtype=kind) for kind in (np.float32, np.int32, np.float32, np.int32)),
-    )
+    found = TokenScores(*(np.zeros(len(ids), dtype=kind) for kind in (np.float32, np.int32, np.int32)))
     used = np.flatnonzero(length > first)
     width = int(length[used].max(initial=2)) - 1
     source = SpanSource([ids], np.zeros_like(start[used]), start[used], length[used], seq_len=width, pad_id=0)
@@ -90,9 +86,9 @@ def score_windows(
                 row, column = np.nonzero(labels != IGNORE)
                 where = start[used][chosen][row] + column + 1
                 features = model.features(torch.from_numpy(inputs).to(device))
-                nll, rivals, confidence = token_scores(model, features, torch.from_numpy(labels).to(device))
-                found.nll[where], found.confidence[where] = nll.cpu().numpy(), confidence.cpu().numpy()
-                found.rivals[where], found.context[where] = rivals.cpu().numpy(), column + 1
+                nll, rivals = token_scores(model, features, torch.from_numpy(labels).to(device))
+                found.nll[where], found.rivals[where] = nll.cpu().numpy(), rivals.cpu().numpy()
+                found.context[where] = column + 1
                 done += len(chosen)
                 if on_batch is not None:
                     on_batch(done, len(used))
@@ -112,15 +108,15 @@ def batches_by_length(lengths: np.ndarray, tokens_at_once: int) -> list[np.ndarr
     return batches
 
 
-def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nll, rivals and confidence (see `TokenScores`) of each label that is not -100, row after row.
+def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Nll and rivals (see `TokenScores`) of each label that is not -100, row after row.
 
     Args:
         features: (B, T, D) what the head reads.
         labels: (B, T) token ids; -100 is left out, and no logits are computed for it.
 
     Returns:
-        (n,) float32, int32 and float32.
+        (n,) float32 and int32.
     """
     vocab_size = model.config.vocab_size  # the rows behind it are padding
     weight = model.head_weight[:vocab_size]
@@ -128,7 +124,7 @@ def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[
     valid = (labels.flatten() != IGNORE).nonzero()[:, 0]
     chosen, targets = features.flatten(0, -2)[valid], labels.flatten()[valid]
     n_block = max(1, (_BLOCK_ELEMENTS if features.device.type == "cpu" else _BLOCK_ELEMENTS_GPU) // vocab_size)
-    nll, confidence = (torch.empty(len(valid), device=features.device) for _ in range(2))
+    nll = torch.empty(len(valid), device=features.device)
     rivals = torch.empty(len(valid), dtype=torch.int32, device=features.device)
     for begin in range(0, len(valid), n_block):
         rows = slice(begin, begin + n_block)
@@ -138,10 +134,8 @@ def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[
         above = torch.ge(logits, wanted, out=torch.empty_like(logits))
         rivals[rows] = above.sum(dim=1).to(torch.int32) - 1
         highest = logits.amax(dim=1, keepdim=True)
-        denominator = logits.sub_(highest).exp_().sum(dim=1)
-        nll[rows] = denominator.log() - (wanted - highest)[:, 0]
-        confidence[rows] = 1 / denominator
-    return nll, rivals, confidence
+        nll[rows] = logits.sub_(highest).exp_().sum(dim=1).log() - (wanted - highest)[:, 0]
+    return nll, rivals
 
 
 @torch.inference_mode()  # in which products are the fast ones; without gradients alone they are not

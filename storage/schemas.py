@@ -139,34 +139,26 @@ HISTORY = _schema("history", "step:int64 metric value:float64")
 METRICS = _schema("metrics", "metric value:float64")
 
 # Sums over the predicted tokens of documents, which add up to those of any set of them. `charged_nats` is what first
-# tokens cost that nothing predicts; top1 and top5 count tokens; of the baselines there is the nll of the same tokens.
+# tokens cost that nothing predicts; top1 counts tokens; of the baselines there is the nll of the same tokens.
 _SUMS = """
-    tokens:int64 bytes:int64 characters:int64 lost_bytes:int64 top1:int64 top5:int64
+    tokens:int64 bytes:int64 lost_bytes:int64 top1:int64
     nll_nats:float64 charged_nats:float64 uniform_nats:float64 unigram_nats:float64 ngram_nats:float64?
 """
 
 # One row for every evaluation document.
-EVALUATED = _schema("evaluated", f"doc_id kind language source method length {_SUMS}")
+EVALUATED = _schema("evaluated", f"doc_id kind language source method {_SUMS}")
 
 # An evaluation by slice: those of each dimension divide the same documents.
 SLICES = _schema(
     "slices",
     f"""
-    dimension value documents:int64 {_SUMS} loss:float64? perplexity:float64? top1_share:float64? top5_share:float64?
-    bits_per_byte:float64? bits_per_character:float64? uniform_bits_per_byte:float64? unigram_bits_per_byte:float64?
-    ngram_bits_per_byte:float64?
+    dimension value documents:int64 {_SUMS} loss:float64? perplexity:float64? top1_share:float64? bits_per_byte:float64?
+    uniform_bits_per_byte:float64? unigram_bits_per_byte:float64? ngram_bits_per_byte:float64?
     """,
 )
 
 # What each gate says of a model: passed, failed or skipped.
 VERDICTS = _schema("verdicts", "gate verdict number:float64? limit:float64? sentence")
-
-# How often the likeliest token is the right one, by the probability that it was given: in [begin, end), the last bin
-# with 1. `confidence` is the sum of these probabilities.
-CALIBRATION = _schema("calibration", "begin:float64 end:float64 tokens:int64 hits:int64 confidence:float64")
-
-# Loss by how many tokens of context there were: `begin` to `end` of them, both included.
-POSITIONS = _schema("positions", "begin:int64 end:int64 tokens:int64 top1:int64 nll_nats:float64")
 
 # One row for every generated continuation.
 # `logprobs`, `ids`, `top_ids` and `top_logprobs` have an entry for each token; `fields` holds the other columns of the

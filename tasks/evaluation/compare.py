@@ -149,13 +149,10 @@ class Comparison:
     documents: list[DocumentPair]
 
 
-def compare_evaluations(
-    store: Store, a: ArtifactRef, b: ArtifactRef, seed: int = 0, resamples: int = RESAMPLES, most: int = MOST_CHANGED
-) -> Comparison:
+def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int = MOST_CHANGED) -> Comparison:
     """Compare two evaluations of the same documents.
 
     Args:
-        seed, resamples: seed and draws of the bootstrap.
         most: largest number of documents to list.
 
     Raises:
@@ -169,7 +166,7 @@ def compare_evaluations(
     n_bytes = left.sums["bytes"]
 
     def difference(chosen: np.ndarray) -> Difference:
-        return paired_bootstrap(a_nats[chosen], b_nats[chosen], n_bytes[chosen], seed, resamples)
+        return paired_bootstrap(a_nats[chosen], b_nats[chosen], n_bytes[chosen])
 
     slices = []
     for dimension in DIMENSIONS:
@@ -198,20 +195,18 @@ def compare_evaluations(
 
 def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the champion's figures under names that stand beside a challenger's own."""
-    chosen = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "top1", "top5")
+    chosen = ("loss", "perplexity", "bits_per_byte", "top1")
     return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
 
-def other_figures(metrics: Mapping[str, float], stage: str, stride: int | None, read: bool) -> dict[str, float]:
+def other_figures(metrics: Mapping[str, float], stage: str, read: bool) -> dict[str, float]:
     """Rename figures that do not belong at the end of a training's curve.
 
     Args:
         stage: Stage of the documents that were measured on.
-        stride: Stride that was asked for, if one was.
         read: The model was trained on some of the documents, so that they flatter it.
     """
     place = f"read-{stage}" if read else stage
-    place = f"{place}/stride-{stride}" if stride else place
     return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 
@@ -268,15 +263,15 @@ class Drift:
         return {**found, "drift/bits_per_byte": self.fresh, "drift/documents": float(self.difference.documents)}
 
 
-def drift_between(fresh: Evaluated, own: Evaluated, seed: int = 0, resamples: int = RESAMPLES) -> Drift:
+def drift_between(fresh: Evaluated, own: Evaluated, resamples: int = RESAMPLES) -> Drift:
     """Return how a model's bits per byte on fresh documents differ from those on its evaluation set.
 
     The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
 
     Args:
-        seed, resamples: seed and draws of the bootstrap.
+        resamples: draws of the bootstrap.
     """
-    generator = np.random.Generator(np.random.PCG64(seed))
+    generator = np.random.Generator(np.random.PCG64(0))
     both = []
     for documents in (fresh, own):
         bits, n_bytes = all_nats(documents) / math.log(2), documents.sums["bytes"].astype(np.float64)

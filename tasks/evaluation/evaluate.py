@@ -26,11 +26,8 @@ from tasks.evaluation.tables import (
     BASELINES,
     DIMENSIONS,
     TABLES,
-    CalibrationBin,
     Evaluated,
     Evaluation,
-    PositionBucket,
-    length_class,
     write_evaluation,
 )
 from tasks.tokens.packing import chunk_pieces
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
 
 TOKENS_AT_ONCE = 4_096  # larger batches are no faster on a CPU
 TOKENS_AT_ONCE_GPU = 32_768
-ZSTD_LEVEL = 19
-COUNTED = ("tokens", "bytes", "characters", "lost_bytes", "documents")
+COUNTED = ("tokens", "bytes", "lost_bytes", "documents")
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class EvaluateSettings:
 
 @stage(
     "evaluate",
-    version=4,
+    version=5,
     modules=("model.checkpoint",),
     tables=TABLES,
     keep_with=("checkpoint", "evalset"),
@@ -76,7 +72,7 @@ def evaluate(
     work.seed(0)
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.machine.device)
-    rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS[:-1], "text"])
+    rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS, "text"])
     encoded = encode_documents(bundle, rows["text"])
     if not (encoded.lengths > 1).any():
         raise UserError(
@@ -94,22 +90,13 @@ def evaluate(
     rival = KneserNey.load(work.folder(ngram)) if ngram is not None else None
     documents = Evaluated(
         doc_id=rows["doc_id"],
-        labels={
-            **{name: rows[name] for name in DIMENSIONS[:-1]},
-            "length": [length_class(n_bytes) for n_bytes in encoded.n_bytes.tolist()],
-        },
+        labels={name: rows[name] for name in DIMENSIONS},
         sums=document_sums(bundle, encoded, scores, counts, rival),
     )
-    calibration = _calibration(scores)
-    metrics = {
-        **figures(documents),
-        "val/ece": calibration[1],
-        "val/zstd19_bits_per_byte": zstd_bits_per_byte(rows["text"]),
-    }
+    metrics = figures(documents)
     if rival is not None:
         metrics |= {"val/ngram_order": float(len(rival.orders)), "val/ngram_tokens": float(rival.tokens)}
-    found = Evaluation(metrics, documents.slices(), calibration[0], position_buckets(scores))
-    write_evaluation(work.out, found, documents)
+    write_evaluation(work.out, Evaluation(metrics, documents.slices()), documents)
     work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
     nll = documents.sums["nll_nats"].tolist()
     return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
@@ -162,15 +149,12 @@ def document_sums(
         return np.bincount(owner, weights=values, minlength=n)
 
     tokens = np.bincount(owner, minlength=n)
-    rivals = scores.rivals[predicted]
     unigram = unigram_log_probabilities(counts)
     found = {
         "tokens": tokens,
         "bytes": encoded.n_bytes,
-        "characters": encoded.n_chars,
         "lost_bytes": encoded.lost_bytes,
-        "top1": np.bincount(owner[rivals < 1], minlength=n),
-        "top5": np.bincount(owner[rivals < 5], minlength=n),
+        "top1": np.bincount(owner[scores.rivals[predicted] < 1], minlength=n),
         "nll_nats": total(scores.nll[predicted]),
         "charged_nats": charged_nats(bundle, encoded),
         "uniform_nats": tokens * math.log(bundle.tokenizer.vocab_size),
@@ -186,9 +170,7 @@ def figures(documents: Evaluated) -> dict[str, float]:
     total = documents.total()
     found = {
         **{f"val/{name}": getattr(total, name) for name in ("loss", "perplexity", "bits_per_byte")},
-        "val/bits_per_character": total.bits_per_character,
         "val/top1": total.top1_share,
-        "val/top5": total.top5_share,
         **{f"val/{name}": float(getattr(total, name)) for name in COUNTED},
     }
     for name in BASELINES:
@@ -201,50 +183,6 @@ def figures(documents: Evaluated) -> dict[str, float]:
     return found
 
 
-def _calibration(scores: TokenScores) -> tuple[list[CalibrationBin], float]:
-    """Return the bins, and the expected calibration error."""
-    from model.metrics import Calibration
-
-    predicted = scores.predicted
-    found = Calibration.of(scores.confidence[predicted], scores.rivals[predicted] < 1)
-    n = len(found.tokens)
-    columns = zip(found.tokens.tolist(), found.hits.tolist(), found.confidence.tolist(), strict=True)
-    bins = [CalibrationBin(place / n, (place + 1) / n, *values) for place, values in enumerate(columns)]
-    return bins, found.expected_error
-
-
-def position_buckets(scores: TokenScores) -> list[PositionBucket]:
-    """Return the loss by tokens of context, in buckets that grow with it: two for every doubling."""
-    predicted = scores.predicted
-    context = scores.context[predicted]
-    longest = int(context.max(initial=1))
-    ends = bucket_ends(longest)
-    bucket = np.searchsorted(ends, context)
-    tokens = np.bincount(bucket, minlength=len(ends))
-    top1 = np.bincount(bucket[scores.rivals[predicted] < 1], minlength=len(ends))
-    nll = np.bincount(bucket, weights=scores.nll[predicted], minlength=len(ends))
-    begins = [1, *(end + 1 for end in ends[:-1])]
-    columns = zip(begins, ends, tokens.tolist(), top1.tolist(), nll.tolist(), strict=True)
-    return [PositionBucket(*values) for values in columns]
-
-
-def bucket_ends(longest: int) -> list[int]:
-    """Return the last number of each bucket of 1 to `longest`: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on."""
-    ends, end = [1, 2, 3], 4
-    while ends[-1] < longest:
-        ends += [end, end * 3 // 2]
-        end *= 2
-    return [*(end for end in ends if end < longest), longest]
-
-
-def zstd_bits_per_byte(texts: list[str]) -> float:
-    """Return the bits per byte of the concatenated texts under zstd -19."""
-    import zstandard
-
-    data = "".join(texts).encode()
-    return 8 * len(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)) / len(data)
-
-
 @dataclass(frozen=True)
 class EncodedDocuments:
     """Evaluation documents in a model's ids.
@@ -252,7 +190,7 @@ class EncodedDocuments:
     Attributes:
         ids: one flat array, documents one after the other (bos, ids, eos, as far as training had them).
         lengths: (n,) ids of each document.
-        n_bytes, n_chars: (n,) UTF-8 bytes and characters of each text.
+        n_bytes: (n,) UTF-8 bytes of each text.
         lost_bytes: (n,) bytes that the tokeniser cannot give back.
         given: (n,) bool, True for documents whose first id is text: nothing predicts it.
     """
@@ -260,7 +198,6 @@ class EncodedDocuments:
     ids: np.ndarray
     lengths: np.ndarray
     n_bytes: np.ndarray
-    n_chars: np.ndarray
     lost_bytes: np.ndarray
     given: np.ndarray
 
@@ -288,7 +225,6 @@ def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
         ids=np.concatenate(pieces),
         lengths=np.array([len(piece) for piece in pieces[1:]], dtype=np.int64),
         n_bytes=np.array([len(text.encode()) for text in texts], dtype=np.int64),
-        n_chars=np.array([len(text) for text in texts], dtype=np.int64),
         lost_bytes=np.array(lost, dtype=np.int64),
         given=np.array(given, dtype=bool),
     )

@@ -304,21 +304,20 @@ def judge(facts: Facts, settings: GateSettings) -> list[Verdict]:
 
 
 def _rejected(facts: Facts, settings: GateSettings) -> Found:
-    found, limit = facts.corpus, settings.max_rejected_share
-    if not found.files:
-        return None, "no files are known of the corpus"
-    share = found.rejected / found.files
-    words = f"{found.rejected:,} of {found.files:,} files were refused or failed"
-    return share, f"{words} ({share:.1%}, at most {limit:.1%})"
+    found = facts.corpus
+    return _share(found.rejected, found.files, "files", "were refused or failed", settings.max_rejected_share)
 
 
 def _repeated(facts: Facts, settings: GateSettings) -> Found:
-    found, limit = facts.corpus, settings.max_duplicate_share
-    if not found.documents:
-        return None, "no documents are known of the corpus"
-    share = found.repeated / found.documents
-    words = f"{found.repeated:,} of {found.documents:,} documents repeat others"
-    return share, f"{words} ({share:.1%}, at most {limit:.1%})"
+    found = facts.corpus
+    return _share(found.repeated, found.documents, "documents", "repeat others", settings.max_duplicate_share)
+
+
+def _share(part: int, whole: int, of: str, what: str, limit: float) -> Found:
+    if not whole:
+        return None, f"no {of} are known of the corpus"
+    share = part / whole
+    return share, f"{part:,} of {whole:,} {of} {what} ({share:.1%}, at most {limit:.1%})"
 
 
 def _ocr(facts: Facts, settings: GateSettings) -> Found:

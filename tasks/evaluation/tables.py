@@ -5,9 +5,7 @@ the same rule, and no mean is taken of means.
 
 metrics.parquet      the figures, baselines among them
 documents.parquet    sums of each document
-slices.parquet       the same by kind, language, source, method and length, with figures and baselines
-calibration.parquet  how often the likeliest token is right, by how likely it was held
-positions.parquet    loss by how much context there was
+slices.parquet       the same by kind, language, source and method, with figures and baselines
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import pyarrow.parquet as pq
 
 from model.metrics import bits_per_byte, perplexity
 from storage.manifest import ArtifactRef
-from storage.schemas import CALIBRATION, DOCUMENTS_FILE, EVALUATED, METRICS, POSITIONS, SLICES
+from storage.schemas import DOCUMENTS_FILE, EVALUATED, METRICS, SLICES
 from storage.store import Store
 from storage.tables import read_rows, write_columns, write_table
 
@@ -38,9 +36,9 @@ class Sums:
     Attributes:
         documents: how many documents.
         tokens: predicted tokens.
-        bytes, characters: of the documents' texts; bytes in UTF-8.
+        bytes: UTF-8 bytes of the documents' texts.
         lost_bytes: bytes that the tokeniser cannot give back.
-        top1, top5: tokens than which no other token, or at most four others, were at least as likely.
+        top1: tokens than which no other token was at least as likely.
         nll_nats: negative log-likelihood of the tokens, in nats.
         charged_nats: what first tokens cost that nothing predicts: as much as if all tokens were equally likely.
         uniform_nats: the same tokens where all are equally likely.
@@ -51,10 +49,8 @@ class Sums:
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
-    characters: int = 0
     lost_bytes: int = 0
     top1: int = 0
-    top5: int = 0
     nll_nats: float = 0.0
     charged_nats: float = 0.0
     uniform_nats: float = 0.0
@@ -82,19 +78,9 @@ class Sums:
         return self._bits_per_byte(self.nll_nats)
 
     @property
-    def bits_per_character(self) -> float:
-        """The same bits per character."""
-        return self.bits_per_byte * self.bytes / self.characters if self.characters else math.nan
-
-    @property
     def top1_share(self) -> float:
         """Share of tokens that were the likeliest one."""
         return self.top1 / self.tokens if self.tokens else math.nan
-
-    @property
-    def top5_share(self) -> float:
-        """Share of tokens that were among the five likeliest."""
-        return self.top5 / self.tokens if self.tokens else math.nan
 
     def baseline_loss(self, name: str) -> float | None:
         """Return the nats per token of one of `BASELINES`; None if it was not measured."""
@@ -117,7 +103,7 @@ class Sums:
 
 
 SUMS = tuple(field.name for field in fields(Sums))
-FIGURES = ("loss", "perplexity", "top1_share", "top5_share", "bits_per_byte", "bits_per_character")
+FIGURES = ("loss", "perplexity", "top1_share", "bits_per_byte")
 
 
 def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -128,19 +114,9 @@ def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 METRICS_FILE = "metrics.parquet"
 SLICES_FILE = "slices.parquet"
-CALIBRATION_FILE = "calibration.parquet"
-POSITIONS_FILE = "positions.parquet"
-TABLES = {
-    METRICS_FILE: METRICS,
-    DOCUMENTS_FILE: EVALUATED,
-    SLICES_FILE: SLICES,
-    CALIBRATION_FILE: CALIBRATION,
-    POSITIONS_FILE: POSITIONS,
-}
+TABLES = {METRICS_FILE: METRICS, DOCUMENTS_FILE: EVALUATED, SLICES_FILE: SLICES}
 
-DIMENSIONS = ("kind", "language", "source", "method", "length")
-LENGTHS = ((2**10, "< 1 KiB"), (2**12, "1-4 KiB"), (2**14, "4-16 KiB"), (2**16, "16-64 KiB"))
-LONGEST = ">= 64 KiB"
+DIMENSIONS = ("kind", "language", "source", "method")
 OF_DOCUMENTS = tuple(name for name in SUMS if name != "documents")
 
 
@@ -188,7 +164,7 @@ class Slice:
 
     Attributes:
         dimension: one of `DIMENSIONS`.
-        value: such as `pdf`, `en`, `letters/old`, `ocr`, `1-4 KiB`.
+        value: such as `pdf`, `en`, `letters/old`, `ocr`.
     """
 
     dimension: str
@@ -197,52 +173,11 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class CalibrationBin:
-    """Tokens whose likeliest rival was held for so likely.
-
-    Attributes:
-        begin, end: probabilities of the bin.
-        tokens: how many predictions fall into it.
-        hits: how many of them were right.
-        confidence: the sum of their probabilities.
-    """
-
-    begin: float
-    end: float
-    tokens: int
-    hits: int
-    confidence: float
-
-
-@dataclass(frozen=True)
-class PositionBucket:
-    """Tokens that were predicted from `begin` to `end` tokens of context, both included."""
-
-    begin: int
-    end: int
-    tokens: int
-    top1: int
-    nll_nats: float
-
-    @property
-    def loss(self) -> float:
-        """Nats per token; NaN where there are none."""
-        return self.nll_nats / self.tokens if self.tokens else math.nan
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """An evaluation as it is shown."""
 
     metrics: dict[str, float]
     slices: list[Slice]
-    calibration: list[CalibrationBin]
-    positions: list[PositionBucket]
-
-
-def length_class(n_bytes: int) -> str:
-    """Return the class of a text by its UTF-8 bytes."""
-    return next((name for limit, name in LENGTHS if n_bytes < limit), LONGEST)
 
 
 def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:
@@ -256,8 +191,6 @@ def read_evaluation(store: Store, ref: ArtifactRef) -> Evaluation:
     return Evaluation(
         metrics=read_metrics(store, ref),
         slices=[Slice(row["dimension"], row["value"], Sums.of(row)) for row in read_rows(folder / SLICES_FILE)],
-        calibration=[CalibrationBin(**row) for row in read_rows(folder / CALIBRATION_FILE)],
-        positions=[PositionBucket(**row) for row in read_rows(folder / POSITIONS_FILE)],
     )
 
 
@@ -287,5 +220,3 @@ def write_evaluation(folder: Path, found: Evaluation, documents: Evaluated) -> N
             for item in found.slices
         ],
     )
-    write_table(folder / CALIBRATION_FILE, CALIBRATION, map(asdict, found.calibration))
-    write_table(folder / POSITIONS_FILE, POSITIONS, map(asdict, found.positions))

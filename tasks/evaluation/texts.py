@@ -1,30 +1,26 @@
-"""Sets of documents to measure a model on, beside the frozen evaluation set: the stages `split`, `texts` and `fresh`.
+"""The stage `texts`: files of the user, kept as they are (nothing is cleaned or cut) to measure models on.
 
-Each has the layout of an evaluation set, so that everything that reads one reads all. `split` copies one side of the
-corpus, `texts` keeps files of the user as they are (nothing is cleaned or cut), and `fresh` copies the documents that
-came to the corpus after a model was trained and that resemble nothing it read, which show its drift.
+The result has the layout of an evaluation set, so that everything that reads one reads this, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.catalog import read_state, waits_for_run
+from storage.catalog import read_state
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
-from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
-from storage.store import Store
-from storage.tables import read_columns, write_table
-from tasks.core.stage import NoSettings, Work, stage
-from tasks.curate.corpus import Corpus, kept_documents
-from tasks.curate.evalset import copy_documents, frozen_evalset
+from storage.manifest import ArtifactRef
+from storage.schemas import DOCUMENTS_FILE, EVALSET
+from storage.tables import write_table
+from tasks.core.stage import Work, stage
+from tasks.curate.evalset import frozen_evalset
+from tasks.evaluation.split import SPLITS, SplitSettings, copy_split, split_inputs
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import (
     LINES,
@@ -42,132 +38,11 @@ from tasks.readers.rows import (
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
-SPLITS = ("train", "validation")
 COLUMN = "text"
 UNDETERMINED = "und"
 
 _NAMES = ("doc_id", "id")
 _LABELS = ("kind", "language", "source", "method")
-
-
-# ---- documents of the corpus
-
-
-@dataclass(frozen=True)
-class SplitSettings:
-    """Side of a corpus."""
-
-    split: str
-
-
-@stage("split", version=1)
-def copy_split(
-    work: Work,
-    settings: SplitSettings,
-    *,
-    snapshot: ArtifactRef,
-    curated: ArtifactRef,
-    documents: RefSet,
-    measures: RefSet,
-) -> str:
-    """Copy the documents of one side of a corpus into a set to measure models on."""
-    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
-        corpus.want_kept(work.folder(curated), settings.split)
-        digest = copy_documents(work, corpus, snapshot, documents, measures)
-    if not work.counts["rows"]:
-        raise UserError(f"the corpus has no {settings.split} documents")
-    return digest
-
-
-@stage("fresh", version=1)
-def fresh(
-    work: Work,
-    settings: NoSettings,
-    *,
-    snapshot: ArtifactRef,
-    curated: ArtifactRef,
-    known: RefSet,
-    documents: RefSet,
-    measures: RefSet,
-) -> str:
-    """Copy the documents that came since some earlier selections into a set to measure a model on."""
-    wanted = came_since(work.store, curated, known)
-    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
-        corpus.want(wanted)
-        return copy_documents(work, corpus, snapshot, documents, measures)
-
-
-def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
-    """Return the selections of documents that a model, and those that it continues, were trained with."""
-    found: list[ArtifactRef] = []
-    waiting = [checkpoint]
-    while waiting:
-        inputs = manifest_of(store, waiting.pop())
-        if "dataset" not in inputs.inputs:
-            continue  # trained elsewhere
-        (cut,) = inputs.input_refs("dataset")
-        found += manifest_of(store, cut).input_refs("curated")
-        waiting += inputs.input_refs("base") if "base" in inputs.inputs else []
-    return RefSet.of(sorted(set(found)))
-
-
-def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, str]:
-    """Return the documents in use, by id, that were in no earlier selection and resemble none that was."""
-    before: set[str] = set()
-    for ref in known.refs:
-        before.update(read_columns(store.folder(ref) / SELECTION_FILE, ["doc_id"])["doc_id"])
-    rows = read_columns(store.folder(curated) / SELECTION_FILE, ["doc_id", "cluster"])
-    cluster_of = dict(zip(rows["doc_id"], rows["cluster"], strict=True))
-    read = {cluster for doc_id, cluster in cluster_of.items() if doc_id in before}
-    kept = kept_documents(store, curated)
-    return {doc_id: place for doc_id, place in kept.items() if doc_id not in before and cluster_of[doc_id] not in read}
-
-
-def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
-    """Return the documents that came after a model was trained; None, with a note, where none did or none are known.
-
-    Raises:
-        UserError: the corpus was never ingested.
-    """
-    if waits := waits_for_run(run.store, run.corpus):
-        run.note(f"{waits}; nothing is known of this model's drift before it")
-        return None
-    inputs = split_inputs(read_state(run.store, run.corpus))
-    known = known_selections(run.store, checkpoint)
-    if not known.refs:
-        run.note("it is not known which documents this model read, so nothing is known of its drift")
-        return None
-    curated = inputs["curated"]
-    assert isinstance(curated, ArtifactRef)
-    if not came_since(run.store, curated, known):
-        run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
-        return None
-    return fresh(run, NoSettings(), known=known, **inputs)
-
-
-def split_inputs(state: Mapping[str, list[ArtifactRef]]) -> dict[str, ArtifactRef | RefSet]:
-    """Return the inputs of `copy_split` from the artefacts of a corpus's last run.
-
-    Args:
-        state: see `storage.catalog.read_state`.
-
-    Raises:
-        UserError: the corpus was never ingested, or not since documents were forgotten.
-    """
-    if not all(state.get(name) for name in ("snapshot", "curate", "refine", "measure")):
-        raise UserError(
-            "the corpus has no documents yet, or some were forgotten since its last run: run `sheepfold ingest SOURCE` "
-            "or `run` first"
-        )
-    return {
-        "snapshot": state["snapshot"][0],
-        "curated": state["curate"][0],
-        "documents": RefSet.of(state["refine"]),
-        "measures": RefSet.of(state["measure"]),
-    }
-
-
-# ---- files of the user
 
 
 class TextsError(UserError):
@@ -330,7 +205,6 @@ def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> Art
     return keep_texts(run, TextsSettings.of(texts), texts=texts)
 
 
-def texts_name(on: str | None, stride: int | None) -> str:
-    """Return the name of the documents that `evaluation_texts` returns, and how they were read."""
-    name = f"the {on} split" if on in SPLITS else Path(on).resolve().name if on else "the evaluation set"
-    return f"{name}, read in strides of {stride}" if stride else name
+def texts_name(on: str | None) -> str:
+    """Return the name of the documents that `evaluation_texts` returns."""
+    return f"the {on} split" if on in SPLITS else Path(on).resolve().name if on else "the evaluation set"

@@ -48,6 +48,7 @@ PROMPTS = pa.schema(
     ]
 )
 PROMPT_COLUMNS = ("prompt", "text")
+N_SAMPLED, SAMPLED_WORDS = 4, 8  # evaluation documents that are sampled, and words of each
 SAMPLED_ID = 12  # digits of its document's id that a sampled prompt is known by
 MOST_SAMPLED = 400  # characters of a document's first words: there are words without an end
 MOST_SHARDS = 256  # then they grow: each has a task and a folder of its own
@@ -128,18 +129,18 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     return prompts
 
 
-def sample_prompts(store: Store, evalset: ArtifactRef, count: int = 4, words: int = 8) -> list[Prompt]:
+def sample_prompts(store: Store, evalset: ArtifactRef) -> list[Prompt]:
     """Return the first words of a few evaluation documents as prompts, to look at what a model has learned."""
     read = read_table(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
-    long_enough = [row for row in rows if len(row["text"].split()) > words] or rows
-    chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:count]
-    return [Prompt(row["doc_id"][:SAMPLED_ID], _beginning(row["text"], words)) for row in chosen]
+    long_enough = [row for row in rows if len(row["text"].split()) > SAMPLED_WORDS] or rows
+    chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:N_SAMPLED]
+    return [Prompt(row["doc_id"][:SAMPLED_ID], _beginning(row["text"])) for row in chosen]
 
 
-def _beginning(text: str, words: int) -> str:
+def _beginning(text: str) -> str:
     """Return the first words of a text with the white space between them: models learn lines and indents, too."""
-    found = re.match(rf"\s*(?:\S+\s+){{0,{words - 1}}}\S+", text)
+    found = re.match(rf"\s*(?:\S+\s+){{0,{SAMPLED_WORDS - 1}}}\S+", text)
     return found[0].lstrip()[:MOST_SAMPLED] if found else ""
 
 

@@ -24,6 +24,7 @@ from tasks.lineage.gram_overlap import SEEN_FILE, evalset_grams
 from tasks.text.overlap import GramIndex
 
 CONTAMINATION_FILE = "contamination.parquet"
+MOSTLY_SEEN = 0.5  # share of a document's 13-grams
 
 
 @stage("contamination", version=1, keep_with=("evalset", "overlaps"))
@@ -66,20 +67,17 @@ class Exposure:
     bits_per_byte: float
 
 
-def by_exposure(
-    shares: Mapping[str, float], documents: Iterable[Mapping[str, Any]], mostly: float = 0.5
-) -> list[Exposure]:
+def by_exposure(shares: Mapping[str, float], documents: Iterable[Mapping[str, Any]]) -> list[Exposure]:
     """Return bits per byte of documents that training text holds nothing, something and most of.
 
     Args:
         shares: As `read_contamination` gives them.
         documents: Rows with `doc_id`, `nll_nats`, `charged_nats`, `bytes` and `lost_bytes`, as an evaluation has them.
-        mostly: The share from which on most of a document was seen.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {"unseen": [], "partly seen": [], "mostly seen": []}
     for row in documents:
         share = shares[row["doc_id"]]
-        groups["unseen" if not share else "mostly seen" if share >= mostly else "partly seen"].append(row)
+        groups["unseen" if not share else "mostly seen" if share >= MOSTLY_SEEN else "partly seen"].append(row)
     found = []
     for name, rows in groups.items():
         n_bytes, lost = (sum(row[column] for row in rows) for column in ("bytes", "lost_bytes"))

@@ -113,7 +113,7 @@ def explain_text(home: Home, text: str, corpus: str, min_words: int) -> dict[str
     """Return the spans that a text shares with the training documents of a corpus's last completed run.
 
     Raises:
-        UserError: if the corpus has no dataset, or `min_words` is less than what the indexes always find.
+        UserError: if the corpus has no dataset.
     """
     with Machine() as machine:
         run = Run(home, machine, corpus)
@@ -148,7 +148,6 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
         datasets: What the model was trained on; their texts are indexed when they are first asked for.
         min_words: Length of the shortest span.
     """
-    check_min_words(min_words)
     texts = training_texts(run.store, datasets)
     (spans,) = _spans_in(run.store, [text], texts, trace_indexes(run, texts), min_words)
     groups = outstanding(spans)
@@ -202,15 +201,6 @@ class SharedSpan:
     after: str
 
 
-def check_min_words(min_words: int) -> None:
-    """Raise UserError if spans are asked for that are shorter than what the indexes always find."""
-    if min_words < FOUND_WORDS:
-        raise UserError(
-            f"spans of {min_words} word(s) are asked for, expected {FOUND_WORDS} or more: shorter ones are not all "
-            "found, and stand in any text"
-        )
-
-
 def _spans_in(
     store: Store, texts: Sequence[str], trained: RefSet, indexes: RefSet, min_words: int
 ) -> list[list[SharedSpan]]:
@@ -231,15 +221,11 @@ def shared_spans(
         texts: Texts, such as completions.
         segments: Segments of documents.
         live: For each segment, the ids of the documents that count.
-        min_words: The shortest span that counts.
+        min_words: The shortest span that counts; of those below `FOUND_WORDS` not all are found.
 
     Returns:
         For each text its spans, the longest first; those of one stretch in several documents are all there.
-
-    Raises:
-        UserError: if shorter spans are asked for than are always found.
     """
-    check_min_words(min_words)
     words = [word_hashes(text) for text in texts]
     found: list[set[SharedSpan]] = [set() for _ in texts]
     for segment, wanted in zip(segments, live, strict=True):

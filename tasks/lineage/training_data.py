@@ -58,27 +58,17 @@ class AttributedDocument:
         return f"{self.path or 'a document without a path'} (document {self.doc_id[:12]})"
 
 
-def documents_in(
-    store: Store, dataset: ArtifactRef, sequences: Sequence[int], split: str = "train"
-) -> list[AttributedDocument]:
-    """Return the documents of some sequences; those with the most sequences first, then in the order of the sequences.
+def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> list[AttributedDocument]:
+    """Return the documents of some training sequences; those with the most sequences first, then in their order.
 
     Args:
         dataset: Artefact of the stage `dataset`.
-        sequences: As the trainer numbers them, from 0 on within the split, in any order.
-        split: `train` or `validation`.
-
-    Raises:
-        IndexError: if a number is none of a sequence.
+        sequences: As the trainer numbers them, from 0 on, in any order.
     """
     table = pq.read_table(store.folder(dataset) / SEQUENCES_FILE, columns=["sequence", "split", "doc_id"])
-    table = table.filter(pc.equal(table["split"], split))
+    table = table.filter(pc.equal(table["split"], "train"))
     number = np.cumsum(np.diff(table["sequence"].to_numpy(), prepend=-1) != 0) - 1  # as `load_index` counts them
-    wanted = np.unique(np.asarray(sequences, dtype=np.int64))
-    n_sequences = int(number[-1]) + 1 if len(number) else 0
-    for outside in wanted[(wanted < 0) | (wanted >= n_sequences)][:1]:
-        raise IndexError(f"sequence {outside} is asked for, but the dataset has {n_sequences} in its {split} split")
-    rows = np.flatnonzero(np.isin(number, wanted))
+    rows = np.flatnonzero(np.isin(number, np.asarray(sequences, dtype=np.int64)))
     found: dict[str, dict[int, None]] = {}
     for doc_id, sequence in zip(table["doc_id"].take(rows).to_pylist(), number[rows].tolist(), strict=True):
         found.setdefault(doc_id, {})[sequence] = None

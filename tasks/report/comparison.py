@@ -24,8 +24,8 @@ from tasks.report.page import render
 from tasks.report.queries import Row
 from tasks.report.wording import amount, decimals, integer
 
-NAMES = {"top1": "top-1", "top5": "top-5", "ece": "calibration error"}
-FIRST = ("bits_per_byte", "bits_per_character", "loss", "perplexity", "top1", "top5", "ece")  # of the figures
+NAMES = {"top1": "top-1"}
+FIRST = ("bits_per_byte", "loss", "perplexity", "top1")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
 
 
@@ -112,7 +112,7 @@ def _shown(found: Row) -> dict[str, Any]:
 
 def _figure(name: str, a: float | None, b: float | None) -> list[str]:
     """A figure of both, and how much the first is above the second."""
-    whole = name.endswith(("tokens", "bytes", "characters", "documents", "_order"))
+    whole = name.endswith(("tokens", "bytes", "documents", "_order"))
     one, other = (math.nan if value is None else value for value in (a, b))
     if one == other:
         change = "="

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from markupsafe import Markup
 
 from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
@@ -22,9 +20,7 @@ from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from tasks.evaluation.compare import all_nats, compare_evaluations
 from tasks.evaluation.tables import (
-    CalibrationBin,
     Evaluated,
-    PositionBucket,
     baselines_of,
     read_documents,
     read_evaluation,
@@ -32,7 +28,6 @@ from tasks.evaluation.tables import (
 )
 from tasks.lineage.contamination import by_exposure, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
-from tasks.report.charts import Series, line_figure
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
 from tasks.report.wording import cut, cut_middle
@@ -43,7 +38,6 @@ TITLES = {
     "language": "By language",
     "source": "By source folder",
     "method": "By extraction method",
-    "length": "By length",
 }
 LINKED = {"corpus.html", "dataset.html", "training.html", "generation.html"}
 MOST_DOCUMENTS = 8  # of the best, and of the worst
@@ -52,7 +46,6 @@ PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is co
 BEGINNING = 160  # characters of a document's text
 PATH = 80
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
-ZSTD = "val/zstd19_bits_per_byte"
 _KEY = 8  # characters of an evaluation's key in the name of a page
 _SOURCES = 3  # that are named of one span
 
@@ -281,13 +274,11 @@ def evaluation_page(found: Row, corpus: str) -> list[str]:
     if rival is not None:
         models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
     models += [(name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in named]
-    models += [("zstd -19", math.nan, metrics[ZSTD])] if ZSTD in metrics else []
     return draw_page(
         "evaluation.html",
         notices(found),
         title=f"Corpus {corpus}: the evaluation",
         models=models,
-        charts=[_calibration(found.evaluation.calibration), _positions(found.evaluation.positions)],
         titles=TITLES,
         beginning=beginning,
         **_named(found),
@@ -298,24 +289,6 @@ def _named(found: Row) -> dict[str, Any]:
     """The values that page and notices share."""
     metrics = found.evaluation.metrics
     return {**vars(found), "metrics": metrics, "bits": metrics["val/bits_per_byte"], "baselines": baselines_of(metrics)}
-
-
-def _calibration(bins: Sequence[CalibrationBin]) -> Markup:
-    """Accuracy of the likeliest token by its confidence; on the diagonal it is as right as it is sure."""
-    seen = [item for item in bins if item.tokens]
-    held, right = ([getattr(item, name) / item.tokens for item in seen] for name in ("confidence", "hits"))
-    series = [Series("this model", held, right), Series("as right as sure", (0, 1), (0, 1))] if seen else []
-    note = "how often the likeliest token was right, by how likely it was held"
-    over = "probability of the likeliest token"
-    return line_figure("reliability", "Reliability", note, series, over=over, size="tall")
-
-
-def _positions(buckets: Sequence[PositionBucket]) -> Markup:
-    """A dot for each bucket, where it begins."""
-    seen = [item for item in buckets if item.tokens]
-    series = Series("loss", [item.begin for item in seen], [item.loss for item in seen])
-    title, note = "Loss by position in the context", "nats a token, by how many tokens stood before it"
-    return line_figure("positions", title, note, [series], over="tokens of context", log_steps=True, size="tall")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:

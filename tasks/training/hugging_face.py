@@ -64,7 +64,7 @@ class Exchanged:
     tokenizer: str
 
 
-def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | None = None) -> Exchanged:
+def export_bundle(bundle_folder: Path, target: Path) -> Exchanged:
     """Write a bundle as a folder for `AutoModelForCausalLM` and `AutoTokenizer` of `transformers`.
 
     `tokenizer.json` adds no special tokens to a text, as `Tokenizer.encode` does not; what the network was trained on
@@ -75,7 +75,6 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
     Args:
         bundle_folder: the model.
         target: where to; it must not exist, or be empty.
-        max_shard_bytes: largest file of weights; None writes one file.
 
     Raises:
         ExchangeError: the folder holds no model, the model has no place in Hugging Face's layouts, or `target` is
@@ -97,7 +96,7 @@ def export_bundle(bundle_folder: Path, target: Path, *, max_shard_bytes: int | N
     try:
         config_to_hf(bundle.model_config)  # refuse before anything is written
         with fresh_folder(target) as work:
-            write_hf(bundle.model, work, ids=ids, generation=generation, max_shard_bytes=max_shard_bytes)
+            write_hf(bundle.model, work, ids=ids, generation=generation)
             write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error

@@ -472,7 +472,7 @@ class Watch:
             # it begins like a document: for the terminal alone, not for Prefect's database
             logger.info("train: step %d writes: %s", sample.step, _line(sample), extra={"send_to_api": False})
         try:
-            _log_samples(self._tracking, self._run_id, self.journal.notes.samples)
+            log_samples(self._tracking, self._run_id, self.journal.notes.samples)
         except MlflowException as error:
             if not self._told:
                 logger.warning("MLflow does not take the samples (%s); they are completed later", error)
@@ -487,7 +487,7 @@ def sync_journal(tracking: Tracking, run_id: str, folder: Path) -> list[tuple[st
     """
     samples = read_notes(folder).samples
     if samples and not tracking.has_file(run_id, SAMPLES_FILE):
-        _log_samples(tracking, run_id, samples)
+        log_samples(tracking, run_id, samples)
     path = folder / TELEMETRY_FILE
     if not path.is_file():
         return []
@@ -498,12 +498,8 @@ def sync_journal(tracking: Tracking, run_id: str, folder: Path) -> list[tuple[st
     return [point for point in points if point[1] in steps]
 
 
-def sync_samples(tracking: Tracking, run_id: str, folder: Path) -> None:
-    """Make the samples in MLflow equal to those of a training's artefact."""
-    _log_samples(tracking, run_id, read_notes(folder).samples)
-
-
-def _log_samples(tracking: Tracking, run_id: str, samples: Sequence[Sample]) -> None:
+def log_samples(tracking: Tracking, run_id: str, samples: Sequence[Sample]) -> None:
+    """Make the samples beside an MLflow run equal to these."""
     columns = ["step", "prompt", "text"]
     tracking.log_table(run_id, SAMPLES_FILE, columns, [[item.step, item.prompt, item.text] for item in samples])
 

@@ -21,7 +21,7 @@ from tasks.generation.prompts import SAMPLED_ID
 from tasks.text.minhash import gram_hashes
 from tasks.text.words import U64
 from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
-from tasks.training.telemetry import read_notes
+from tasks.training.telemetry import SAMPLES_FILE, log_samples, read_notes
 from tasks.upkeep.rewriting import among
 
 if TYPE_CHECKING:
@@ -150,8 +150,6 @@ def clear_pages(home: Home, trainings: Collection[str]) -> None:
     if home.reports.is_dir():
         shutil.rmtree(home.reports)
     if tracking := _tracking(home, trainings):
-        from tasks.training.telemetry import SAMPLES_FILE
-
         for key in sorted(trainings):
             for run_id in tracking.runs(key):
                 tracking.remove_files(run_id, (*PAGES, SAMPLES_FILE))
@@ -160,12 +158,10 @@ def clear_pages(home: Home, trainings: Collection[str]) -> None:
 def show_samples(home: Home, store: Store, trainings: Collection[str]) -> None:
     """Put the samples that trainings still have beside their runs again."""
     if tracking := _tracking(home, trainings):
-        from tasks.training.telemetry import sync_samples
-
         for key in sorted(trainings):
             runs, training = tracking.runs(key), store.find(TRAIN, key)
             if runs and training is not None:
-                sync_samples(tracking, runs[-1], store.folder(training.ref))
+                log_samples(tracking, runs[-1], read_notes(store.folder(training.ref)).samples)
 
 
 def _tracking(home: Home, trainings: Collection[str]) -> Tracking | None:

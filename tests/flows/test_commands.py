@@ -203,11 +203,11 @@ def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
     for number in range(2):
         (folder / f"{number}.txt").write_text(f"Letter {number} is about the shepherd and the fold.\n" * 9)
     before = set(reports.iterdir())
-    found = answer(home, "evaluate", "--on", str(folder), "--stride", "32")
+    found = answer(home, "evaluate", "--on", str(folder))
     assert found["metrics"]["val/documents"] == 2
     assert found["notes"] == []
     (page,) = {path for path in set(reports.iterdir()) - before if path.suffix == ".html"}
-    assert "2 documents of letters, read in strides of 32 (" in page.read_text()
+    assert "2 documents of letters (" in page.read_text()
     assert (reports / "evaluation.html").read_text() == frozen
     assert sql(home, "select * from metrics order by all") == view
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from model import Transformer
-from model.metrics import Calibration
 from model.scoring import batches_by_length, score_windows
 
 Build = Callable[..., Transformer]
@@ -33,7 +32,6 @@ def test_scores_follow_from_the_probabilities(build_model: Build, switches: dict
             seen[start + place] = True
             assert found.nll[start + place] == pytest.approx(-float(here[label].log()), rel=1e-5)
             assert found.rivals[start + place] == int((here >= here[label]).sum()) - 1
-            assert found.confidence[start + place] == pytest.approx(float(here.max()), rel=1e-5)
             assert found.context[start + place] == place
     assert (found.predicted == seen).all()
 
@@ -59,13 +57,3 @@ def test_batches_hold_no_more_tokens_than_allowed_when_padded() -> None:
     found = batches_by_length(lengths, 18)
     assert [rows.tolist() for rows in found] == [[5], [1, 3], [6, 0], [4, 2]]
     assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= 18 for rows in found)
-
-
-def test_calibration_by_hand() -> None:
-    found = Calibration.of(
-        np.array([0.0, 0.05, 0.6, 0.65, 1.0]), np.array([False, False, True, False, True]), n_bins=10
-    )
-    assert found.tokens.tolist() == [2, 0, 0, 0, 0, 0, 2, 0, 0, 1]
-    assert found.hits.tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
-    assert found.confidence.tolist() == pytest.approx([0.05, 0, 0, 0, 0, 0, 1.25, 0, 0, 1.0])
-    assert found.expected_error == pytest.approx((0.05 + 0.25 + 0) / 5)

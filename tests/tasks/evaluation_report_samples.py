@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from storage.manifest import ArtifactRef
 from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair
-from tasks.evaluation.tables import DIMENSIONS, CalibrationBin, Evaluation, PositionBucket, Slice, Sums
+from tasks.evaluation.tables import DIMENSIONS, Evaluation, Slice, Sums
 from tasks.lineage.contamination import Exposure
 from tasks.report.comparison import Side
 from tasks.report.evaluation import Completion, Mark, Measured
@@ -25,18 +25,18 @@ def sums(bits: float, n_bytes: int = 8_000, documents: int = 4) -> Sums:
     """Sums of so many bits per byte."""
     tokens, nats = n_bytes // 4, bits * n_bytes * BIT
     return Sums(
-        documents, tokens, n_bytes, n_bytes, 0, tokens // 3, tokens // 2, nats, 0.0, 3 * nats, 2 * nats, 1.2 * nats
+        documents, tokens, n_bytes, 0, tokens // 3, nats, 0.0, 3 * nats, 2 * nats, 1.2 * nats
     )  # fmt: skip
 
 
 def evaluation(bits: float = 2.0) -> Evaluation:
-    """Figures, slices, bins and buckets."""
+    """Figures and slices."""
     total = sums(bits, 40_000, 30)
     metrics = {
         "val/loss": total.loss, "val/perplexity": total.perplexity, "val/bits_per_byte": bits,
-        "val/bits_per_character": bits, "val/top1": 0.33, "val/top5": 0.5, "val/tokens": 10_000.0,
-        "val/bytes": 40_000.0, "val/characters": 40_000.0, "val/lost_bytes": 12.0, "val/documents": 30.0,
-        "val/ece": 0.021, "val/zstd19_bits_per_byte": 2.4, "val/ngram_order": 5.0, "val/ngram_tokens": 2e6,
+        "val/top1": 0.33, "val/tokens": 10_000.0,
+        "val/bytes": 40_000.0, "val/lost_bytes": 12.0, "val/documents": 30.0,
+        "val/ngram_order": 5.0, "val/ngram_tokens": 2e6,
     }  # fmt: skip
     for name in ("uniform", "unigram", "ngram"):
         metrics[f"val/{name}_loss"] = total.baseline_loss(name) or 0.0
@@ -44,24 +44,13 @@ def evaluation(bits: float = 2.0) -> Evaluation:
     values = {
         "kind": ("pdf", "code"),
         "source": (f"letters/{HOSTILE}", "a/very/long/folder/" * 4),
-        "length": ("< 1 KiB",),
     }
     slices = [
         Slice(dimension, value, sums(bits + place))
         for dimension in DIMENSIONS
         for place, value in enumerate(values.get(dimension, ("en", "")))
     ]
-    tokens = [40 * (15 - place) for place in range(15)]
-    bins = [
-        CalibrationBin(place / 15, (place + 1) / 15, n, n * place // 15, n * (place + 0.4) / 15)
-        for place, n in enumerate(tokens)
-    ]
-    ends = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
-    buckets = [
-        PositionBucket(begin, end, 100, 20, 100 * (4.5 - 0.1 * place))
-        for place, (begin, end) in enumerate(zip([1, *(end + 1 for end in ends[:-1])], ends, strict=True))
-    ]
-    return Evaluation(metrics, slices, bins, buckets)
+    return Evaluation(metrics, slices)
 
 
 def rich() -> Row:
@@ -113,7 +102,7 @@ def bare() -> Row:
     """An evaluation of one short document, with nothing beside it."""
     found = evaluation()
     metrics = {name: value for name, value in found.metrics.items() if "ngram" not in name}
-    alone = Evaluation({**metrics, "val/documents": 1.0}, [], [], [])
+    alone = Evaluation({**metrics, "val/documents": 1.0}, [])
     return Row(
         measured=Measured("folder", CHECKPOINT, EVALSET, REF), evaluation=alone, best=[], worst=[], rival=None,
         exposures=[], completions=[], memorised={}, pages=[],

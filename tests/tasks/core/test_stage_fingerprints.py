@@ -199,7 +199,7 @@ def test_generation_covers_the_network_that_a_bundle_loads_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("module", "changed", "unchanged"),
-    [("model.sampling", ["complete"], ["curate"]), ("tasks.evaluation.texts", ["split"], ["train", "complete"])],
+    [("model.sampling", ["complete"], ["curate"]), ("tasks.evaluation.split", ["split"], ["train", "complete"])],
 )
 def test_a_change_of_a_module_changes_the_code_of_the_stages_that_execute_it(
     monkeypatch: pytest.MonkeyPatch, module: str, changed: list[str], unchanged: list[str]

@@ -69,17 +69,17 @@ def evaluation(store: Store, key: str, nll: dict[str, float], on: str = "set", s
     """An evaluation of three documents of 8 bytes, one of which is code, with this nll in bits."""
     names = sorted(nll)
     n = len(names)
-    labels = {name: ["text"] * n for name in ("kind", "language", "source", "method", "length")}
+    labels = {name: ["text"] * n for name in ("kind", "language", "source", "method")}
     labels["kind"] = ["code" if name == "c" else "text" for name in names]
-    whole = {name: np.full(n, value) for name, value in (("tokens", 4), ("bytes", 8), ("characters", 8), ("top1", 1))}
-    zero = {name: np.zeros(n, np.int64) for name in ("lost_bytes", "top5")}
+    whole = {name: np.full(n, value) for name, value in (("tokens", 4), ("bytes", 8), ("top1", 1))}
+    zero = {"lost_bytes": np.zeros(n, np.int64)}
     nats = {"nll_nats": np.array([nll[name] * BIT for name in names])}
     nats |= {name: np.zeros(n) for name in ("charged_nats", "uniform_nats", "unigram_nats")}
     documents = Evaluated(names, labels, {**whole, **zero, **nats})
     metrics = {"val/bits_per_byte": documents.total().bits_per_byte, f"val/only_{key}": 1.0}
     inputs = {"evalset": {"digest": on, "refs": []}}
     with store.workspace("evaluate", key) as workspace:
-        write_evaluation(workspace.out, Evaluation(metrics, documents.slices(), [], []), documents)
+        write_evaluation(workspace.out, Evaluation(metrics, documents.slices()), documents)
         made = Manifest("evaluate", 3, key, key, inputs=inputs, settings={"stride": stride}, files=[])
         return store.commit(workspace, made).ref
 

@@ -18,7 +18,8 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.tables import read_columns, read_rows
 from tasks.core.settings import load_settings
-from tasks.evaluation.texts import Text, TextsError, evaluation_texts, split_inputs
+from tasks.evaluation.split import split_inputs
+from tasks.evaluation.texts import Text, TextsError, evaluation_texts
 from tasks.evaluation.texts import read_texts as read_with_refused
 from tasks.readers.rows import Refused
 

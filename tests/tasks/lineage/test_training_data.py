@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from tiny_run import Ran, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from storage.lineage import manifest_of
@@ -75,9 +74,3 @@ def test_a_sentence_names_the_first_few(tiny: Ran) -> None:
     assert sentence.endswith(f" and {len(everything) - 5} more.")
     assert everything[0].path in sentence and everything[0].doc_id[:12] in sentence
     assert name_documents(tiny.run.store, dataset_of(tiny), []) == ""
-
-
-@pytest.mark.parametrize("sequence", [-1, 10**6])
-def test_a_sequence_that_is_not_there_is_refused(tiny: Ran, sequence: int) -> None:
-    with pytest.raises(IndexError, match=f"sequence {sequence} is asked for, but the dataset has"):
-        documents_in(tiny.run.store, dataset_of(tiny), [sequence])

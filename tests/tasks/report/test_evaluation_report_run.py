@@ -66,7 +66,7 @@ def test_the_page_holds_the_figures_of_the_tables_and_is_drawn_once(home: Home, 
         assert write(outcome) == made
         assert page.stat().st_mtime_ns == drawn
         figures = collect_evaluation(run.store, measured)
-    for name in ("bits_per_byte", "ngram_bits_per_byte", "unigram_bits_per_byte", "zstd19_bits_per_byte"):
+    for name in ("bits_per_byte", "ngram_bits_per_byte", "unigram_bits_per_byte"):
         assert f"{tiny.metrics[f'val/{name}']:.4f}" in words
     held_out = read_rows(tiny.folder(tiny.prepared.evalset) / "documents.parquet", ["doc_id", "text"])
     texts = {row["doc_id"]: row["text"] for row in held_out}
