@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from listed import digests_of, rows_of
 
 from storage.errors import UserError
 from tasks.sources import git as git_source
 from tasks.sources.address import WalkSettings, resolve_sources
 from tasks.sources.folder import Filters
-from tasks.sources.listing import HashMemo, digest_files, list_sources
+from tasks.sources.listing import HashMemo
 
 IDENTITY = {
     f"GIT_{role}_{field}": "someone@example.org" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")
@@ -53,9 +54,9 @@ def listed(tmp_path):
     """Lists sources; the rows by path."""
 
     def rows(*sources: str, **settings):
-        walk = list_sources(resolve_sources(sources, tmp_path), WalkSettings(**settings).filters(), tmp_path / "cache")
-        assert len({row.path for row in walk.files}) == len(walk.files)
-        return {row.path: row for row in walk.files}
+        found = rows_of(resolve_sources(sources, tmp_path), WalkSettings(**settings).filters(), tmp_path / "cache")
+        assert len({row.path for row in found}) == len(found)
+        return {row.path: row for row in found}
 
     return rows
 
@@ -137,11 +138,11 @@ def test_an_unchanged_revision_is_neither_written_nor_hashed_again(project, list
     monkeypatch.setattr(listing, "DISTRUST_NS", -3600 * 10**9)
     memo = HashMemo(tmp_path / "memo.db")
     first = listed(f"git+{project}@main")
-    digest_files(list(first.values()), memo, 1)
+    digests_of(first.values(), memo, 1)
     second = listed(f"git+{project}@main")
     assert second == first
     monkeypatch.setattr(listing, "open_regular", None)
-    assert all(isinstance(digest, str) for digest in digest_files(list(second.values()), memo, 1))
+    assert all(isinstance(digest, str) for digest in digests_of(second.values(), memo, 1))
 
 
 def test_submodules_and_links_are_rows_with_a_reason(project, listed):
@@ -283,7 +284,7 @@ from tasks.sources.address import WalkSettings, resolve_sources
 from tasks.sources.listing import list_sources
 
 cache, *sources = sys.argv[1:]
-files = list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)).files
+files = list(list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)))
 print(*(Path(row.location).read_text() for row in files if row.path.endswith("a")), flush=True)
 sys.stdin.read()
 """
