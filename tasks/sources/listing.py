@@ -133,8 +133,8 @@ def list_sources(
     Args:
         sources: In any order.
         filters: Which files are wanted.
-        cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
-            earlier listings fetched and nobody needs any more is removed.
+        cache: Folder for what is fetched; the rows of remote sources lie there for a day at least. What earlier
+            listings fetched and nobody needs any more is removed.
         exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
 
     Raises:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -277,37 +274,10 @@ def test_the_surroundings_of_the_caller_do_not_redirect_git(project, listed, mon
     assert set(listed(f"git+{project}@main")) == {"a", "docs/b"}
 
 
-LISTING = """
-import sys
-from pathlib import Path
-from tasks.sources.address import WalkSettings, resolve_sources
-from tasks.sources.listing import list_sources
-
-cache, *sources = sys.argv[1:]
-files = list(list_sources(resolve_sources(sources), WalkSettings().filters(), Path(cache)))
-print(*(Path(row.location).read_text() for row in files if row.path.endswith("a")), flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def run_that_lists(cache: Path, *sources: str) -> Iterator[str]:
-    """Another process that lists sources and lives as long as the block; the texts of the files `a`."""
-    root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-c", LISTING, str(cache), *sources]
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdin is not None
-        assert run.stdout is not None
-        try:
-            yield run.stdout.readline().strip()
-        finally:
-            run.stdin.close()
-            assert run.wait(60) == 0
-
-
 def list_once(cache: Path, *sources: str) -> str:
-    with run_that_lists(cache, *sources) as text:
-        return text
+    """Lists sources; the texts of the files `a`."""
+    rows = rows_of(resolve_sources(sources), WalkSettings().filters(), cache)
+    return " ".join(Path(row.location).read_text() for row in rows if row.path.endswith("a"))
 
 
 def exports(cache: Path) -> dict[str, Path]:
@@ -316,9 +286,9 @@ def exports(cache: Path) -> dict[str, Path]:
 
 
 def grow_old(cache: Path) -> None:
-    """As if all exports had been used two hours earlier, in the order in which they were."""
+    """As if all exports had been used two days earlier, in the order in which they were."""
     for export in exports(cache).values():
-        used = export.stat().st_mtime - 7200
+        used = export.stat().st_mtime - 2 * 24 * 3600
         os.utime(export, (used, used))
 
 
@@ -333,25 +303,12 @@ def test_of_the_commits_of_a_followed_branch_the_two_used_last_stay(project, tmp
     assert list_once(cache, f"git+{project}@main") == "first"
 
 
-def test_commits_used_within_the_hour_stay(project, tmp_path):
+def test_commits_used_within_the_day_stay(project, tmp_path):
     cache = tmp_path / "cache"
     for text in ("first", "second", "third"):
         commit(project, a=text)
         list_once(cache, f"git+{project}@main")
     assert set(exports(cache)) == {"first", "second", "third"}
-
-
-def test_a_commit_that_a_living_process_reads_stays_until_it_ends(project, tmp_path):
-    cache = tmp_path / "cache"
-    with run_that_lists(cache, f"git+{project}@main"):
-        for text in ("second", "third", "fourth"):
-            commit(project, a=text)
-            grow_old(cache)
-            list_once(cache, f"git+{project}@main")
-        assert set(exports(cache)) == {"first", "third", "fourth"}
-    grow_old(cache)
-    list_once(cache, f"git+{project}@main")
-    assert set(exports(cache)) == {"third", "fourth"}
 
 
 def test_several_commits_that_are_sources_at_once_stay_all_and_are_not_written_again(project, tmp_path):
