@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -28,7 +27,7 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
-from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
+from storage.tables import TableWriter, read_columns, read_rows, union_digest
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
@@ -123,37 +122,31 @@ def _extract_contents(
 ) -> dict[Content, list[_Rows]]:
     """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
     done = resume(journal, settings.contents)
-    missing = [content for content in settings.contents if content not in done]
+    # the longest first, so that no process is left alone with one at the end
+    missing = deque(
+        sorted(set(settings.contents) - done, key=lambda content: (-files.sizes.get(content.sha256, 0), content))
+    )
+    pool = work.machine.pool() if missing else None
     made: dict[Content, list[_Rows]] = {}
     room = HELD_BYTES
-    if not missing:
-        return made
-    pool = work.machine.pool()
-    # the longest first, so that no process is left alone with one at the end
-    waiting = iter(sorted(missing, key=lambda item: (-files.sizes.get(item.sha256, 0), item)))
     finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
     jobs: dict[Future[Extraction], Content] = {}
-
-    def submit(n: int) -> None:
-        for content in islice(waiting, n):
+    while pool and (missing or jobs):
+        while missing and len(jobs) < QUEUED_PER_WORKER * work.machine.workers:
+            content = missing.popleft()
             path, out = Path(files.paths[content.sha256]), journal / content.name
-            future = pool.submit(
-                ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
-            )
+            job = ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
+            future = pool.submit(job)
             jobs[future] = content
             future.add_done_callback(finished.put)
-
-    submit(QUEUED_PER_WORKER * work.machine.workers)
-    for n_done in range(len(done) + 1, len(settings.contents) + 1):
         future = finished.get()
         content = jobs.pop(future)
         future.result()
-        submit(1)
         size = _BYTES_OF_ROW + (journal / content.name).stat().st_size
         if size <= room:  # made now, while this process would wait, and not read again
             room -= size
             made[content] = list(extract_rows(content, read_document(journal / content.name), forgotten))
-        work.progress.update(n_done, len(settings.contents), "files")
+        work.progress.update(len(settings.contents) - len(missing) - len(jobs), len(settings.contents), "files")
     return made
 
 
@@ -175,25 +168,21 @@ def extract_tools() -> dict[str, str]:
 )
 def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
-    doubtful = 0
     journal = work.scratch / "documents"
-    with TableWriter(work.out / "pages.parquet", PAGES) as pages:
-        forgotten = read_tombstones(work.store)
-        made = _extract_contents(work, settings, files, journal, forgotten)
-
-        def rows() -> Iterator[dict[str, Any]]:
-            nonlocal doubtful
-            for content in sorted(settings.contents):
-                document = read_document(journal / content.name)
-                for row, own_pages in made.pop(content, None) or extract_rows(content, document, forgotten):
-                    doubtful += is_doubtful(row["status"], row["reason_code"])
-                    pages.write(own_pages)
-                    yield row
-
-        work.counts["rows"] = write_table(work.out / "extracts.parquet", EXTRACTS, rows())
-    work.counts["pages"] = pages.count
-    work.counts["units"] = len(settings.contents)
-    work.counts["doubtful"] = doubtful
+    forgotten = read_tombstones(work.store)
+    made = _extract_contents(work, settings, files, journal, forgotten)
+    doubtful = 0
+    with (
+        TableWriter(work.out / "extracts.parquet", EXTRACTS) as extracts,
+        TableWriter(work.out / "pages.parquet", PAGES) as pages,
+    ):
+        for content in sorted(settings.contents):
+            found = made.pop(content, None) or extract_rows(content, read_document(journal / content.name), forgotten)
+            for row, own_pages in found:
+                extracts.write([row])
+                pages.write(own_pages)
+                doubtful += is_doubtful(row["status"], row["reason_code"])
+    work.counts.update(rows=extracts.count, pages=pages.count, units=len(settings.contents), doubtful=doubtful)
     work.tools.update(extract_tools())
     work.tools["passwords"] = files.passwords_noted
     return union_digest([work.out / "extracts.parquet"])

@@ -133,10 +133,6 @@ class _Part:
         return f"page {self.page_in_work}" if self.member is None else f"member {self.member!r}"
 
     @property
-    def n_lines(self) -> int:
-        return len(self.pages) + self.n_members
-
-    @property
     def is_read(self) -> bool:
         return self.asked is not None and len(self.pages) == len(self.asked)
 
@@ -149,7 +145,7 @@ class _Part:
 
     def request(self, limits: Limits) -> dict[str, Any]:
         job = self.document.job
-        self.began, self.member = self.n_lines, None
+        self.began, self.member = len(self.pages) + self.n_members, None
         return {
             "path": str(job.path),
             "sha256": job.sha256,
@@ -302,7 +298,7 @@ class _Document:
         """The first verdict that is a failure of its part; damaged pages carry their own errors."""
         for part in self._parts:
             verdict = part.verdict
-            damaged = verdict and verdict.reason_code == "corrupt" and part.n_lines > part.began
+            damaged = verdict and verdict.reason_code == "corrupt" and len(part.pages) + part.n_members > part.began
             if verdict and verdict.status == "failed" and not damaged:
                 return verdict
         return None

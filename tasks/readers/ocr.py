@@ -119,7 +119,11 @@ def ocr_ready(languages: str) -> bool:
 
 
 def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    engine = _engine(_data_folder(options.ocr_languages), options.ocr_languages, options.ocr_page_segmentation)
+    _tesserocr()
+    folder = find_tessdata(options.ocr_languages)
+    if folder is None:
+        raise OcrUnavailable(explain_missing(options.ocr_languages))
+    engine = _engine(folder, options.ocr_languages, options.ocr_page_segmentation)
     try:
         _show(engine, grey, dpi)
         if not engine.Recognize():
@@ -179,14 +183,6 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
         ) from None
     engine.SetVariable("debug_file", os.devnull)
     return engine
-
-
-def _data_folder(languages: str) -> Path:
-    _tesserocr()
-    folder = find_tessdata(languages)
-    if folder is None:
-        raise OcrUnavailable(explain_missing(languages))
-    return folder
 
 
 def _words(table: str) -> Iterator[_Word]:
