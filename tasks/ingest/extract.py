@@ -257,30 +257,26 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
     equals it is the latest attempt, then the newest.
     """
     wanted = plain(options)
-    found = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
+    made = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
     segments = present_segments(
-        item for item in found if item.version == extract.version and item.settings["options"] == wanted
+        item for item in made if item.version == extract.version and item.settings["options"] == wanted
     )
-    chosen: dict[tuple[str, str], tuple[Content, int]] = {}
-    rivals: dict[tuple[str, str], list[tuple[Content, int]]] = {}  # of contents that were extracted more than once
+    attempts: dict[tuple[str, str], list[tuple[Content, int]]] = defaultdict(list)  # nearly always one
     for number, manifest in enumerate(segments):
         for entry in manifest.settings["contents"]:
             content = Content(**entry)
-            known = chosen.setdefault(content.identity, (content, number))
-            if known[1] != number:
-                rivals.setdefault(content.identity, [known]).append((content, number))
-    numbers = sorted({number for attempts in rivals.values() for _, number in attempts})
-    worths = {number: _worths(store, segments[number].ref) for number in numbers}
-    for identity, attempts in rivals.items():
-        sha256, _ = identity
-        chosen[identity] = max(attempts, key=lambda item: (worths[item[1]][sha256], item[0].attempt, item[1]))
+            attempts[content.identity].append((content, number))
+    several = {number for found in attempts.values() if len(found) > 1 for _, number in found}
+    worths = {number: _worths(store, segments[number].ref) for number in sorted(several)}
     doubtful = {number: _doubtful(store, item.ref) for number, item in enumerate(segments) if item.counts["doubtful"]}
     index = {}
-    for identity, (content, number) in chosen.items():
+    for identity, found in attempts.items():
+        content, number = found[0]
+        if len(found) > 1:
+            content, number = max(found, key=lambda item: (worths[item[1]][item[0].sha256], item[0].attempt, item[1]))
         codes = doubtful[number].get(content.sha256, frozenset()) if number in doubtful else frozenset()
-        attempts = rivals.get(identity) or [(content, number)]
-        tried = {segments[place].tools["passwords"] for _, place in attempts} if "encrypted" in codes else ()
-        last = max(attempt.attempt for attempt, _ in attempts)
+        tried = {segments[place].tools["passwords"] for _, place in found} if "encrypted" in codes else ()
+        last = max(attempt.attempt for attempt, _ in found)
         index[identity] = Located(content, segments[number].ref, codes, tuple(sorted(tried)), last)
     return index
 
