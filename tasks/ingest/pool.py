@@ -234,12 +234,10 @@ class _Document:
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
             else:
                 number = part.page_in_work
-                part.add(_unread(self._layer(number), number, loss.reason, loss.code))
+                # as the first part put it off for OCR, if that it was
+                layer = next((page for page in self._parts[0].lines() if page.page == number), None)
+                part.add(_unread(layer, number, loss.reason, loss.code))
             return not (self._given_up or is_last or part.is_read)
-
-    def _layer(self, number: int) -> PageText | None:
-        """The page as the first part put it off for OCR."""
-        return next((page for page in self._parts[0].lines() if page.page == number), None)
 
     def end_part(self, part: _Part) -> list[_Part]:
         """End a part; the last one finishes the document. Returns parts for the pages that it put off for OCR."""

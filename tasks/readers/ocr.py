@@ -292,16 +292,11 @@ def _folders(prefix: str | None) -> tuple[Path, ...]:
     if prefix:
         # Tesseract 3 wanted the parent folder there; many set it so to this day.
         return tuple(folder for folder in (Path(prefix), Path(prefix) / "tessdata") if folder.is_dir())
-    found = [folder for folder in _usual_folders() if folder.is_dir()]
-    return tuple(found or _folder_of_the_program())
-
-
-def _usual_folders() -> Iterator[Path]:
-    """Yield the folders into which packages put the data; of several versions the newest first."""
-    for place in USUAL_PLACES:
-        yield from sorted(Path("/").glob(place.lstrip("/")), reverse=True)
+    # of several versions the newest first
+    found = [folder for place in USUAL_PLACES for folder in sorted(Path("/").glob(place.lstrip("/")), reverse=True)]
     if "CONDA_PREFIX" in os.environ:
-        yield Path(os.environ["CONDA_PREFIX"]) / "share" / "tessdata"
+        found.append(Path(os.environ["CONDA_PREFIX"]) / "share" / "tessdata")
+    return tuple(filter(Path.is_dir, found)) or _folder_of_the_program()
 
 
 def _folder_of_the_program() -> tuple[Path, ...]:
