@@ -263,13 +263,13 @@ def import_(
 @others.command()
 def export_corpus(
     folder: Target,
-    what: Annotated[str, typer.Option(help="tokens (a list of ids per document), documents, or sequences.")] = "tokens",
+    what: Annotated[str, typer.Option(help="tokens (a list of ids per document) or documents.")] = "tokens",
     split: Annotated[str, typer.Option(help="Only train or validation.")] = "",
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write the corpus of the last completed run as Parquet: token lists, documents, or training sequences."""
+    """Write the corpus of the last completed run as Parquet: token lists or documents."""
     from storage.catalog import read_state
     from tasks.ingest.export import export_corpus as write_corpus
 

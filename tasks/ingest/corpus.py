@@ -32,7 +32,7 @@ from tasks.ingest.extract import (
     segment_index,
     wants_retry,
 )
-from tasks.ingest.importing import SUFFIX, ImportSettings, Part, cut_imports, import_index, import_segment, parts_of
+from tasks.ingest.importing import SUFFIX, ImportSettings, Part, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
 from tasks.ingest.snapshot import CONTAINERS
 from tasks.readers.ocr import ocr_ready
@@ -207,7 +207,9 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
     ]
     index = {} if import_segment.name in run.refresh else import_index(run.store, asked)
     placed = [(part, index[part]) for part in parts if part in index]
-    cuts = cut_imports((part for part in parts if part not in index), dict(sources.sizes))
+    # a part of a larger file is a segment, whole files are gathered
+    new = (part for part in parts if part not in index)
+    cuts = cut_segments(new, sources.sizes, alone=lambda part: not part.whole)
     calls = [
         Call(replace(asked, parts=cut), {"locations": [paths.get(part.sha256, "") for part in cut]}, len(cut))
         for cut in cuts

@@ -1,4 +1,4 @@
-"""Export of a corpus as Parquet that other programs read: documents, their tokens, or sequences ready for training.
+"""Export of a corpus as Parquet that other programs read: documents or their tokens.
 
 In go the artefacts of a corpus's last completed run; out comes a folder of Parquet files of some hundred MB each, with
 a record of what they hold and, where there are ids in them, the tokeniser. Memory holds a batch at a time.
@@ -19,12 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.errors import UserError
-from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, SHARD_FILE
 from storage.store import Store
 from tasks.curate.view import DocumentView, kept_by_segment, paths_of, segment_tables
-from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE
 
 State = Mapping[str, Sequence[ArtifactRef]]
@@ -34,7 +32,6 @@ BATCH_IDS = 4 * 2**20
 BATCH_ROWS = 10_000
 BATCH_DOCUMENTS = 1_000
 RECORD_FILE = "export.json"
-IGNORED_LABEL = -100
 
 TOKENS = pa.schema(
     [
@@ -42,15 +39,6 @@ TOKENS = pa.schema(
         pa.field("split", pa.string(), nullable=False),
         pa.field("input_ids", pa.list_(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
         pa.field("n_bytes", pa.int64(), nullable=False),
-    ]
-)
-SEQUENCES = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("input_ids", pa.list_(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
-        pa.field("labels", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
-        pa.field("lengths", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
     ]
 )
 
@@ -80,9 +68,7 @@ def export_corpus(store: Store, state: State, folder: Path, what: str, split: st
         state: Artefacts of the corpus's last completed run, by stage.
         folder: Where to; it must not exist, or be empty. Only a whole export appears in it.
         what: `documents`: the kept documents, with all columns of the catalogue's view and their paths; `tokens`: the
-            ids of each; `sequences`: what training reads, as `input_ids`, `labels` (-100 where nothing is to be
-            predicted) and `lengths` (of the pieces in a sequence: attention does not cross from one to the next where
-            the dataset packs documents; without the padding at the end).
+            ids of each.
         split: `train` or `validation`; "" for both.
 
     Raises:
@@ -182,75 +168,6 @@ def _token_batches(store: Store, state: State, split: str) -> Iterator[pa.Table]
             )
 
 
-def _sequence_batches(store: Store, state: State, split: str) -> Iterator[pa.Table]:
-    folder = store.folder(state["dataset"][0])
-    # what was found in the store may lie over other shards than this run's, with the same documents
-    shards_of = manifest_of(store, state["dataset"][0]).input_refs("tokens")
-    places = {ref.key: store.folder(ref) for ref in shards_of}
-    first = 0
-    yield SEQUENCES.empty_table()
-    for side in ("train", "validation"):
-        index = load_index(folder, side)
-        if split in ("", side):
-            shards = [np.load(places[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
-            sizes = np.diff(np.append(0, np.cumsum(index.length, dtype=np.int64))[index.offsets])
-            for start, stop in _batches(sizes):
-                pieces = slice(int(index.offsets[start]), int(index.offsets[stop]))
-                lengths, ahead = index.length[pieces].astype(np.int64), index.ahead[pieces].astype(np.int64)
-                ids = np.concatenate(
-                    [
-                        shards[shard][at : at + length]
-                        for shard, at, length in zip(
-                            index.shard[pieces].tolist(), index.start[pieces].tolist(), lengths.tolist(), strict=True
-                        )
-                    ]
-                )
-                n_pieces = np.diff(index.offsets[start : stop + 1])
-                numbers = first + np.arange(start, stop)
-                yield _sequences(ids, lengths, ahead, n_pieces, index.isolated, numbers, side)
-        first += len(index)
-
-
-def _sequences(
-    ids: np.ndarray,
-    lengths: np.ndarray,
-    ahead: np.ndarray,
-    n_pieces: np.ndarray,
-    isolated: bool,
-    numbers: np.ndarray,
-    split: str,
-) -> pa.Table:
-    """Rows of some sequences.
-
-    Args:
-        ids: (n,) of all pieces, one after the other.
-        lengths, ahead: (p,) of the pieces.
-        n_pieces: (s,) pieces of each sequence.
-        isolated: Whether a piece predicts nothing of the next.
-        numbers: (s,) of the sequences.
-    """
-    ends = np.cumsum(lengths)
-    last_pieces = np.cumsum(n_pieces) - 1
-    labels = np.append(ids[1:].astype(np.int32), np.int32(IGNORED_LABEL))
-    labels[(ends if isolated else ends[last_pieces]) - 1] = IGNORED_LABEL
-    read = np.ones(len(ids), np.bool_)
-    read[ends[ahead == 1] - 1] = False  # a look-ahead id is a label only
-    inputs = lengths - ahead
-    of_sequence = np.add.reduceat(inputs, last_pieces - n_pieces + 1)
-    filled = inputs > 0
-    n_filled = np.add.reduceat(filled.astype(np.int64), last_pieces - n_pieces + 1)
-    return pa.table(
-        [
-            pa.array(numbers),
-            pa.array([split] * len(numbers)),
-            _lists(ids[read].astype(np.uint32), of_sequence),
-            _lists(labels[read], of_sequence),
-            _lists(inputs[filled].astype(np.int32), n_filled),
-        ],
-        schema=SEQUENCES,
-    )
-
-
 def _batches(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
     """Runs of rows that hold about as many ids as a batch may."""
     ends = np.cumsum(sizes, dtype=np.int64)
@@ -283,5 +200,4 @@ _Batches = Callable[[Store, State, str], Iterator[pa.Table]]
 _BATCHES: dict[str, tuple[tuple[str, ...], _Batches]] = {
     "tokens": (("curate", "tokenizer", "tokenise"), _token_batches),
     "documents": (("snapshot", "measure", "curate", "refine"), _document_batches),
-    "sequences": (("tokenizer", "tokenise", "dataset"), _sequence_batches),
 }

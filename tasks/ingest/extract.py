@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -28,7 +27,7 @@ from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import EXTRACTS, PAGES
 from storage.store import Store
-from storage.tables import TableWriter, read_columns, read_rows, union_digest, write_table
+from storage.tables import TableWriter, read_columns, read_rows, union_digest
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
@@ -123,37 +122,31 @@ def _extract_contents(
 ) -> dict[Content, list[_Rows]]:
     """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
     done = resume(journal, settings.contents)
-    missing = [content for content in settings.contents if content not in done]
+    # the longest first, so that no process is left alone with one at the end
+    missing = deque(
+        sorted(set(settings.contents) - done, key=lambda content: (-files.sizes.get(content.sha256, 0), content))
+    )
+    pool = work.machine.pool() if missing else None
     made: dict[Content, list[_Rows]] = {}
     room = HELD_BYTES
-    if not missing:
-        return made
-    pool = work.machine.pool()
-    # the longest first, so that no process is left alone with one at the end
-    waiting = iter(sorted(missing, key=lambda item: (-files.sizes.get(item.sha256, 0), item)))
     finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
     jobs: dict[Future[Extraction], Content] = {}
-
-    def submit(n: int) -> None:
-        for content in islice(waiting, n):
+    while pool and (missing or jobs):
+        while missing and len(jobs) < QUEUED_PER_WORKER * work.machine.workers:
+            content = missing.popleft()
             path, out = Path(files.paths[content.sha256]), journal / content.name
-            future = pool.submit(
-                ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
-            )
+            job = ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
+            future = pool.submit(job)
             jobs[future] = content
             future.add_done_callback(finished.put)
-
-    submit(QUEUED_PER_WORKER * work.machine.workers)
-    for n_done in range(len(done) + 1, len(settings.contents) + 1):
         future = finished.get()
         content = jobs.pop(future)
         future.result()
-        submit(1)
         size = _BYTES_OF_ROW + (journal / content.name).stat().st_size
         if size <= room:  # made now, while this process would wait, and not read again
             room -= size
             made[content] = list(extract_rows(content, read_document(journal / content.name), forgotten))
-        work.progress.update(n_done, len(settings.contents), "files")
+        work.progress.update(len(settings.contents) - len(missing) - len(jobs), len(settings.contents), "files")
     return made
 
 
@@ -175,25 +168,21 @@ def extract_tools() -> dict[str, str]:
 )
 def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str:
     """Extract the text of a batch of files, page by page, in killable child processes."""
-    doubtful = 0
     journal = work.scratch / "documents"
-    with TableWriter(work.out / "pages.parquet", PAGES) as pages:
-        forgotten = read_tombstones(work.store)
-        made = _extract_contents(work, settings, files, journal, forgotten)
-
-        def rows() -> Iterator[dict[str, Any]]:
-            nonlocal doubtful
-            for content in sorted(settings.contents):
-                document = read_document(journal / content.name)
-                for row, own_pages in made.pop(content, None) or extract_rows(content, document, forgotten):
-                    doubtful += is_doubtful(row["status"], row["reason_code"])
-                    pages.write(own_pages)
-                    yield row
-
-        work.counts["rows"] = write_table(work.out / "extracts.parquet", EXTRACTS, rows())
-    work.counts["pages"] = pages.count
-    work.counts["units"] = len(settings.contents)
-    work.counts["doubtful"] = doubtful
+    forgotten = read_tombstones(work.store)
+    made = _extract_contents(work, settings, files, journal, forgotten)
+    doubtful = 0
+    with (
+        TableWriter(work.out / "extracts.parquet", EXTRACTS) as extracts,
+        TableWriter(work.out / "pages.parquet", PAGES) as pages,
+    ):
+        for content in sorted(settings.contents):
+            found = made.pop(content, None) or extract_rows(content, read_document(journal / content.name), forgotten)
+            for row, own_pages in found:
+                extracts.write([row])
+                pages.write(own_pages)
+                doubtful += is_doubtful(row["status"], row["reason_code"])
+    work.counts.update(rows=extracts.count, pages=pages.count, units=len(settings.contents), doubtful=doubtful)
     work.tools.update(extract_tools())
     work.tools["passwords"] = files.passwords_noted
     return union_digest([work.out / "extracts.parquet"])
@@ -268,30 +257,26 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
     equals it is the latest attempt, then the newest.
     """
     wanted = plain(options)
-    found = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
+    made = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
     segments = present_segments(
-        item for item in found if item.version == extract.version and item.settings["options"] == wanted
+        item for item in made if item.version == extract.version and item.settings["options"] == wanted
     )
-    chosen: dict[tuple[str, str], tuple[Content, int]] = {}
-    rivals: dict[tuple[str, str], list[tuple[Content, int]]] = {}  # of contents that were extracted more than once
+    attempts: dict[tuple[str, str], list[tuple[Content, int]]] = defaultdict(list)  # nearly always one
     for number, manifest in enumerate(segments):
         for entry in manifest.settings["contents"]:
             content = Content(**entry)
-            known = chosen.setdefault(content.identity, (content, number))
-            if known[1] != number:
-                rivals.setdefault(content.identity, [known]).append((content, number))
-    numbers = sorted({number for attempts in rivals.values() for _, number in attempts})
-    worths = {number: _worths(store, segments[number].ref) for number in numbers}
-    for identity, attempts in rivals.items():
-        sha256, _ = identity
-        chosen[identity] = max(attempts, key=lambda item: (worths[item[1]][sha256], item[0].attempt, item[1]))
+            attempts[content.identity].append((content, number))
+    several = {number for found in attempts.values() if len(found) > 1 for _, number in found}
+    worths = {number: _worths(store, segments[number].ref) for number in sorted(several)}
     doubtful = {number: _doubtful(store, item.ref) for number, item in enumerate(segments) if item.counts["doubtful"]}
     index = {}
-    for identity, (content, number) in chosen.items():
+    for identity, found in attempts.items():
+        content, number = found[0]
+        if len(found) > 1:
+            content, number = max(found, key=lambda item: (worths[item[1]][item[0].sha256], item[0].attempt, item[1]))
         codes = doubtful[number].get(content.sha256, frozenset()) if number in doubtful else frozenset()
-        attempts = rivals.get(identity) or [(content, number)]
-        tried = {segments[place].tools["passwords"] for _, place in attempts} if "encrypted" in codes else ()
-        last = max(attempt.attempt for attempt, _ in attempts)
+        tried = {segments[place].tools["passwords"] for _, place in found} if "encrypted" in codes else ()
+        last = max(attempt.attempt for attempt, _ in found)
         index[identity] = Located(content, segments[number].ref, codes, tuple(sorted(tried)), last)
     return index
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,8 +40,8 @@ from storage.tombstones import FORGOTTEN, Tombstone, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
-from tasks.ingest.extract import cut_segments, document_id
-from tasks.readers.decode import clean
+from tasks.ingest.extract import document_id
+from tasks.readers.decode import one_line
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, Table, list_columns, read_rows
 from tasks.sources.folder import FileState, open_regular
@@ -156,15 +156,6 @@ def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[
     )
     work.counts.update(rows=made["rows"], refused=made["refused"], units=len(settings.parts))
     return str(made["digest"])
-
-
-def cut_imports(parts: Iterable[Part], sizes: dict[str, int]) -> list[tuple[Part, ...]]:
-    """Cut parts into segments: a part of a larger file is one, whole files are gathered.
-
-    Args:
-        sizes: Bytes of each file, by sha256.
-    """
-    return cut_segments(parts, sizes, alone=lambda part: not part.whole)
 
 
 def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactRef]:
@@ -282,7 +273,7 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
     except ExtractionProblem as problem:
         locator, nothing = str(row.number), hashlib.sha256(b"").hexdigest()
         return _record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN), None, 0
-    name = _tidy(row.values.get(settings.id_column))
+    name = one_line(row.values.get(settings.id_column))
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
     doc_id = document_id(part.sha256, locator)
     text = normalise_text(raw, kind, repair=repair)
@@ -298,8 +289,8 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
         refusal = ExtractionProblem("rejected", "no_text", "no text")
     if refusal is not None:
         return _record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN), None, 0
-    title = _tidy(row.values.get(settings.title_column)) or None
-    language = _tidy(row.values.get(settings.language_column)) or None
+    title = one_line(row.values.get(settings.title_column)) or None
+    language = one_line(row.values.get(settings.language_column)) or None
     share = 1.0 if kind == "image" else 0.0
     content = (kind, title, language, text_sha256, len(data), 1, share, None)
     return (
@@ -356,10 +347,6 @@ def _record(
 def _digest(*values: object) -> str:
     """Digest of values whose text holds no NUL."""
     return hashlib.sha256("\x00".join(map(str, values)).encode()).hexdigest()
-
-
-def _tidy(value: Any) -> str:
-    return "" if value is None else " ".join(clean(str(value)).split())
 
 
 class _Columns:
@@ -449,7 +436,8 @@ def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
             cuts = _recall(cache, sha256, state)
             if cuts is None:
                 found, cuts = _line_cuts(file)
-                _check_digest(location, sha256, found)
+                if found != sha256:
+                    raise _changed(location)
                 if form == PARQUET:
                     cuts = _table_cuts(location)
                 _remember(cache, sha256, state, cuts)
@@ -470,9 +458,11 @@ def unchanged(location: str, part: Part, cache: Path) -> Iterator[None]:
     with open_regular(Path(location)) as file:
         before = FileState.of(os.fstat(file.fileno()))
         if part.whole:
-            _check_digest(location, part.sha256, hashlib.file_digest(file, "sha256").hexdigest())
-        elif _recall(cache, part.sha256, before) is None:
-            raise _changed(location)
+            is_same = hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
+        else:
+            is_same = _recall(cache, part.sha256, before) is not None
+    if not is_same:
+        raise _changed(location)
     yield
     if FileState.of(Path(location).stat()) != before:
         raise _changed(location)
@@ -541,11 +531,6 @@ def _remember(cache: Path, sha256: str, state: FileState, cuts: list[_Cut]) -> N
     path = _memo(cache, sha256)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps({"part_bytes": PART_BYTES, "state": state, "cuts": cuts}).encode())
-
-
-def _check_digest(location: str, wanted: str, found: str) -> None:
-    if found != wanted:
-        raise _changed(location)
 
 
 def _changed(location: str) -> UserError:

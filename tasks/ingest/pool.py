@@ -133,10 +133,6 @@ class _Part:
         return f"page {self.page_in_work}" if self.member is None else f"member {self.member!r}"
 
     @property
-    def n_lines(self) -> int:
-        return len(self.pages) + self.n_members
-
-    @property
     def is_read(self) -> bool:
         return self.asked is not None and len(self.pages) == len(self.asked)
 
@@ -149,7 +145,7 @@ class _Part:
 
     def request(self, limits: Limits) -> dict[str, Any]:
         job = self.document.job
-        self.began, self.member = self.n_lines, None
+        self.began, self.member = len(self.pages) + self.n_members, None
         return {
             "path": str(job.path),
             "sha256": job.sha256,
@@ -238,12 +234,10 @@ class _Document:
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
             else:
                 number = part.page_in_work
-                part.add(_unread(self._layer(number), number, loss.reason, loss.code))
+                # as the first part put it off for OCR, if that it was
+                layer = next((page for page in self._parts[0].lines() if page.page == number), None)
+                part.add(_unread(layer, number, loss.reason, loss.code))
             return not (self._given_up or is_last or part.is_read)
-
-    def _layer(self, number: int) -> PageText | None:
-        """The page as the first part put it off for OCR."""
-        return next((page for page in self._parts[0].lines() if page.page == number), None)
 
     def end_part(self, part: _Part) -> list[_Part]:
         """End a part; the last one finishes the document. Returns parts for the pages that it put off for OCR."""
@@ -302,7 +296,7 @@ class _Document:
         """The first verdict that is a failure of its part; damaged pages carry their own errors."""
         for part in self._parts:
             verdict = part.verdict
-            damaged = verdict and verdict.reason_code == "corrupt" and part.n_lines > part.began
+            damaged = verdict and verdict.reason_code == "corrupt" and len(part.pages) + part.n_members > part.began
             if verdict and verdict.status == "failed" and not damaged:
                 return verdict
         return None

@@ -97,6 +97,11 @@ def clean(text: str) -> str:
     return text if len(encoded.translate(None, _CONTROL_BYTES)) == len(encoded) else _CONTROLS.sub("", text)
 
 
+def one_line(value: object) -> str:
+    """Return a value, such as a title, as one line of clean text; "" for None."""
+    return "" if value is None else " ".join(clean(str(value)).split())
+
+
 def decode(data: bytes) -> Decoded:
     """Decode a text file of unknown encoding.
 

@@ -220,15 +220,13 @@ class _Members:
     def _finish(self, entry: Entry) -> Iterator[Extraction | None]:
         """Yield None after each page, so that the pool sees progress, then the member's outcome."""
         outcome = _outcome(entry)
-        if entry.problem is None and entry.text is not None:
-            text = clean(entry.text)
-            outcome.encoding, outcome.encoding_confidence = "utf-8", 1.0
-            outcome.pages = [PageText(1, text, "text", "decoder", 1.0)]
-            if not text.strip():
-                outcome.status, outcome.reason_code, outcome.reason = "rejected", "no_text", "no text"
-        elif entry.problem is None:
-            outcome = yield from self._pages(entry)
         if entry.problem is None:
+            if entry.text is not None:
+                outcome.encoding, outcome.encoding_confidence = "utf-8", 1.0
+                outcome.pages = [PageText(1, clean(entry.text), "text", "decoder", 1.0)]
+                judge_pages(outcome, outcome.pages, self._options.ocr)
+            else:
+                outcome = yield from self._pages(entry)
             outcome.size, outcome.sha256 = len(entry.data), hashlib.sha256(entry.data).hexdigest()
         outcome.locator = entry.locator
         yield outcome

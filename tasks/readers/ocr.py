@@ -119,7 +119,11 @@ def ocr_ready(languages: str) -> bool:
 
 
 def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    engine = _engine(_data_folder(options.ocr_languages), options.ocr_languages, options.ocr_page_segmentation)
+    _tesserocr()
+    folder = find_tessdata(options.ocr_languages)
+    if folder is None:
+        raise OcrUnavailable(explain_missing(options.ocr_languages))
+    engine = _engine(folder, options.ocr_languages, options.ocr_page_segmentation)
     try:
         _show(engine, grey, dpi)
         if not engine.Recognize():
@@ -179,14 +183,6 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
         ) from None
     engine.SetVariable("debug_file", os.devnull)
     return engine
-
-
-def _data_folder(languages: str) -> Path:
-    _tesserocr()
-    folder = find_tessdata(languages)
-    if folder is None:
-        raise OcrUnavailable(explain_missing(languages))
-    return folder
 
 
 def _words(table: str) -> Iterator[_Word]:
@@ -296,16 +292,11 @@ def _folders(prefix: str | None) -> tuple[Path, ...]:
     if prefix:
         # Tesseract 3 wanted the parent folder there; many set it so to this day.
         return tuple(folder for folder in (Path(prefix), Path(prefix) / "tessdata") if folder.is_dir())
-    found = [folder for folder in _usual_folders() if folder.is_dir()]
-    return tuple(found or _folder_of_the_program())
-
-
-def _usual_folders() -> Iterator[Path]:
-    """Yield the folders into which packages put the data; of several versions the newest first."""
-    for place in USUAL_PLACES:
-        yield from sorted(Path("/").glob(place.lstrip("/")), reverse=True)
+    # of several versions the newest first
+    found = [folder for place in USUAL_PLACES for folder in sorted(Path("/").glob(place.lstrip("/")), reverse=True)]
     if "CONDA_PREFIX" in os.environ:
-        yield Path(os.environ["CONDA_PREFIX"]) / "share" / "tessdata"
+        found.append(Path(os.environ["CONDA_PREFIX"]) / "share" / "tessdata")
+    return tuple(filter(Path.is_dir, found)) or _folder_of_the_program()
 
 
 def _folder_of_the_program() -> tuple[Path, ...]:

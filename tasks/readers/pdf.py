@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
-from tasks.readers.decode import clean
+from tasks.readers.decode import clean, one_line
 from tasks.readers.ocr import OcrError, OcrUnavailable, ocr_image
 from tasks.readers.reading_order import text_in_column_order
 from tasks.readers.records import ExtractionProblem, ExtractOptions, PageText
@@ -101,7 +101,7 @@ def extract_pdf(
 
 def _title(document: pdfium.PdfDocument) -> str | None:
     try:
-        return _tidy_title(document.get_metadata_value("Title"))
+        return one_line(document.get_metadata_value("Title")) or None
     except UnicodeDecodeError:  # Half of a pair of surrogates.
         return None
 
@@ -202,19 +202,15 @@ def _read_by_ocr(
         return layer  # Nothing, or what the second opinion made of it.
     by_ocr = PageText(layer.page, text, "ocr", "tesseract", confidence)
     if routing.route == "both":
-        return _merged(layer, by_ocr)
+        if not text.strip():
+            return layer
+        engine = f"{layer.engine} + {by_ocr.engine}"
+        return PageText(layer.page, merge_lines(layer.text, text), "both", engine, confidence)
     if routing.route == "picture or hidden layer":
         return layer if agree(layer.text, text) else by_ocr
     if routing.route == "better" and count_legible(text) * (confidence or 0.0) <= count_legible(raw_text):
         return layer
     return by_ocr
-
-
-def _merged(layer: PageText, by_ocr: PageText) -> PageText:
-    if not by_ocr.text.strip():
-        return layer
-    text = merge_lines(layer.text, by_ocr.text)
-    return PageText(layer.page, text, "both", f"{layer.engine} + {by_ocr.engine}", by_ocr.confidence)
 
 
 def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, float | None] | None:
@@ -284,10 +280,6 @@ def _note_page_limit(
         yield PageText(number, "", "none", engine, error=error, error_code="too_many")
 
 
-def _tidy_title(title: object) -> str | None:
-    return " ".join(clean(str(title)).split()) or None if title else None
-
-
 def _open_with_pypdf(
     data: bytes, first_opinion: str, passwords: Sequence[str]
 ) -> tuple[pypdf.PdfReader, int, str | None]:
@@ -297,7 +289,7 @@ def _open_with_pypdf(
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
         locked = reader.is_encrypted and not any(reader.decrypt(password) for password in ("", *passwords))
         n_pages = 0 if locked else len(reader.pages)
-        title = _tidy_title(reader.metadata.title if n_pages and reader.metadata else None)
+        title = one_line(reader.metadata.title if n_pages and reader.metadata else None) or None
         second_opinion = "no page found"
     except MemoryError:
         raise

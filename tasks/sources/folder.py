@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -177,9 +177,7 @@ def read_patterns(path: Path) -> Patterns | None:
     """
     try:
         with open_regular(path) as file:
-            data = b""
-            while len(data) <= MAX_PATTERN_BYTES and (block := file.read(MAX_PATTERN_BYTES + 1 - len(data))):
-                data += block
+            data = BufferedReader(file).read(MAX_PATTERN_BYTES + 1)
     except OSError:
         return None
     if len(data) > MAX_PATTERN_BYTES or data.count(b"\n") > MAX_PATTERN_LINES:

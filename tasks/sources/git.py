@@ -1,7 +1,7 @@
 """Fetch a git repository at a revision with the git program, and write the files of its commit into the cache.
 
 Each address has a bare mirror. The files of a commit are written once, under the commit's name, walked like any folder,
-and removed when later commits took their place and no process reads them.
+and removed when later commits took their place and nobody has listed them for a day.
 
 Nothing of a repository is executed: no checkout takes place, so that neither hooks nor filters nor attributes act, and
 blobs are written byte for byte. A tree is somebody else's data too: its names may climb out, its links may point
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -38,8 +37,8 @@ COMMAND_SECONDS = 1800.0
 MAX_FILES = 2_000_000
 MAX_BYTES = 200 * 2**30
 BLOCK = 1 << 20
-KEPT_EXPORTS = 2  # of a repository, besides those in use: a branch that went back, two runs by turns
-UNUSED_SECONDS = 3600.0  # before an export may go: another machine that shares the cache may not know of our locks
+KEPT_EXPORTS = 2  # of a repository: a branch that went back, two runs by turns
+UNUSED_SECONDS = 24 * 3600.0  # before an export may go: a run may still read what it listed
 _STALLED = ("http.lowSpeedLimit=1000", "http.lowSpeedTime=120")  # bytes per second, seconds
 
 _BOILERPLATE = ("Please make sure you have the correct access rights", "and the repository exists.")
@@ -59,8 +58,6 @@ _INHERITED = (
     "GIT_PREFIX",
     "GIT_WORK_TREE",
 )
-
-_leases: dict[Path, int] = {}  # exports that this process reads; the locks fall when it ends
 
 
 def without_commit(source: str) -> str:
@@ -102,7 +99,7 @@ class GitSource:
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
         """Fetch what is missing, lay out the files, and yield their rows; see `tasks.sources.address.Source`.
 
-        The cache may be deleted while nothing runs. The files stay as long as this process lives.
+        The cache may be deleted while nothing runs. The files stay for a day at least.
 
         Raises:
             UserError: The repository, the revision or the folder cannot be had; or git is not installed.
@@ -115,7 +112,7 @@ class GitSource:
             target = home / (f"{commit}-{folder}" if folder else commit)
             if not target.exists():
                 self._export(mirror, commit, target)
-            _lease(target)
+            os.utime(target)  # in use from now on
         tree, source = (target / "tree").resolve(), encode_path(self._at(commit))
         prefix = "".join(f"{part}/" for part in (label, encode_path(self.subdir)) if part)
         for path, reason in json.loads((target / "left_out.json").read_text()):
@@ -125,14 +122,18 @@ class GitSource:
     def tidy(self, cache: Path) -> None:
         """Remove exports of the repository that nobody needs; to be called when all that is wanted is listed.
 
-        Those that a living process reads stay, those used within the last hour, and the two used last.
+        Those used within the last day stay, and the two used last.
         """
         home = self._home(cache)
         with owner_lock(home / "lock"):
             exports = [(entry.stat().st_mtime, entry) for entry in home.iterdir() if _EXPORT.fullmatch(entry.name)]
             for used, export in sorted(exports, reverse=True)[KEPT_EXPORTS:]:
                 if time.time() - used >= UNUSED_SECONDS:
-                    _remove_unread(export)
+                    # Under another name first: killed on the way, we must not leave half of it under the whole's name.
+                    gone = export.with_name(f".{export.name}")
+                    shutil.rmtree(gone, ignore_errors=True)
+                    export.rename(gone)
+                    shutil.rmtree(gone, ignore_errors=True)
 
     def _home(self, cache: Path) -> Path:
         return cache / "git" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
@@ -198,35 +199,6 @@ class GitSource:
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-
-
-def _lease(export: Path) -> None:
-    """Mark an export as used now, and as read by this process until it ends."""
-    os.utime(export)
-    descriptor = os.open(export / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    # An earlier lease may be on an export that was deleted by hand since.
-    earlier = _leases.pop(export, None)
-    _leases[export] = descriptor
-    if earlier is not None:
-        os.close(earlier)
-
-
-def _remove_unread(export: Path) -> None:
-    """Remove an export unless a process reads it; the lock of its repository must be held."""
-    descriptor = os.open(export / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
-        # Under another name first: killed on the way, we must not leave half of it under the name of the whole.
-        gone = export.with_name(f".{export.name}")
-        shutil.rmtree(gone, ignore_errors=True)
-        export.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from os.path import splitext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,19 +48,6 @@ create table if not exists digest (
 _SELECT = "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest"
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Result of a walk.
-
-    Attributes:
-        files: One row per path, sorted by path.
-        n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
-    """
-
-    files: list[WalkedFile]
-    n_ignored: int
 
 
 @dataclass(frozen=True)
@@ -106,11 +94,20 @@ def walk_sources(
         UserError: A source cannot be had, or a pattern is malformed.
     """
     filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
-    walk = list_sources(sources, filters, cache, exclude)
     listed: list[ListedFile] = []
     locations: dict[str, str] = {}
     suffixes: dict[str, str] = {}  # a few strings, each in thousands of rows
-    for file, digest in zip(walk.files, digest_files(walk.files, memo, HASHING_THREADS), strict=True):
+    n_ignored = n_pending = 0
+
+    def wanted() -> Iterator[WalkedFile]:
+        nonlocal n_ignored
+        for row in list_sources(sources, filters, cache, exclude):
+            if row is None:
+                n_ignored += 1
+            else:
+                yield row
+
+    for file, digest in digest_files(wanted(), memo, HASHING_THREADS):
         status, reason, sha256 = str(file.status), file.reason, None
         if isinstance(digest, OSError):
             status, reason = "failed", f"cannot be read: {digest}"
@@ -118,26 +115,27 @@ def walk_sources(
             status, reason = "skipped", FORGOTTEN_REASON
         elif digest is not None:
             sha256 = digest
-            if not file.pending_digest:
-                locations[digest] = file.location
+            if file.pending_digest:
+                n_pending += 1
+            else:  # of copies always the same one
+                locations[digest] = min(file.location, locations.get(digest, file.location))
         suffix = encode_path(splitext(file.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
         suffix = suffixes.setdefault(suffix, suffix)
         listed.append(ListedFile(file.path, file.source, file.size, sha256, suffix, status, reason))
-    return Walked(listed, locations, walk.n_ignored, sum(bool(file.pending_digest) for file in walk.files))
+    return Walked(sorted(listed, key=lambda file: file.path), locations, n_ignored, n_pending)
 
 
-def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> Walk:
-    """Fetch remote sources and list the files of all.
+def list_sources(
+    sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()
+) -> Iterator[WalkedFile | None]:
+    """Fetch remote sources and yield the rows of all, with None for each path that patterns leave out.
 
     Args:
         sources: In any order.
         filters: Which files are wanted.
-        cache: Folder for what is fetched; the rows of remote sources lie there as long as this process lives. What
-            earlier listings fetched and nobody needs any more is removed.
+        cache: Folder for what is fetched; the rows of remote sources lie there for a day at least. What earlier
+            listings fetched and nobody needs any more is removed.
         exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
-
-    Returns:
-        The rows, and how many paths were left out.
 
     Raises:
         UserError: A source cannot be had.
@@ -146,28 +144,26 @@ def list_sources(sources: Iterable[Source], filters: Filters, cache: Path, exclu
     ordered = sorted(_merged(sources), key=_order)
     several = len(ordered) > 1
     excluded = frozenset(str(folder.resolve()) for folder in exclude)
-    files: list[WalkedFile] = []
+    places = [source.files if isinstance(source, DocumentsSource) else source for source in ordered]
+    # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
+    folders = [place.path for place in places if isinstance(place, FolderSource)]
+    covered = {str(path) for folder in folders for path in (folder, *folder.parents)}
     seen: set[str] = set()
-    n_ignored = 0
     labels = _labels([source.name for source in ordered]) if several else [""]
     for source, label in zip(ordered, labels, strict=True):
         for row in source.rows(label, filters, excluded, cache):
             if row is None:
-                n_ignored += 1
-            elif not several or row.location not in seen:
-                files.append(row)
-                if several:
-                    seen.add(row.location)
-    covered: set[str] = set()
-    for source in ordered:
-        place = source.files if isinstance(source, DocumentsSource) else source
+                yield None
+                continue
+            if several:
+                if row.location in seen:
+                    continue
+                seen.add(row.location)
+            if row.reason != EXCLUDED_REASON or row.location not in covered:
+                yield row
+    for place in places:
         if isinstance(place, GitSource):  # only now: the commits of one repository may be several sources
             place.tidy(cache)
-        elif isinstance(place, FolderSource):
-            covered.update(map(str, (place.path, *place.path.parents)))
-    # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
-    rows = [row for row in files if row.reason != EXCLUDED_REASON or row.location not in covered]
-    return Walk(sorted(rows, key=lambda row: row.path), n_ignored)
 
 
 def _merged(sources: Iterable[Source]) -> list[Source]:
@@ -255,8 +251,10 @@ class HashMemo:
         return otherwise
 
 
-def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) -> list[str | OSError | None]:
-    """Find the SHA-256 of files, reading only those that changed.
+def digest_files(
+    files: Iterable[WalkedFile], memo: HashMemo, workers: int = 4
+) -> Iterator[tuple[WalkedFile, str | OSError | None]]:
+    """Find the SHA-256 of files, reading only those that changed; as many are in memory as the memo is asked for.
 
     Args:
         files: Rows of a walk that was just taken: what the memo knows about a file is asked by the state that the
@@ -264,14 +262,13 @@ def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) 
         memo: Digests of earlier runs; updated.
         workers: Threads to read with.
 
-    Returns:
-        For each row the digest in hexadecimal, or the error that kept the file from being read; None for rows with a
-        status, which are passed over. Objects that were not fetched keep their `pending_digest`.
+    Yields:
+        Each row with the digest in hexadecimal, or the error that kept the file from being read; with None if it has a
+        status. Objects that were not fetched keep their `pending_digest`.
     """
-    outcomes: list[str | OSError | None] = []
+    rest = iter(files)
     with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
-        for start in range(0, len(files), BATCH_FILES):
-            batch = files[start : start + BATCH_FILES]
+        while batch := list(islice(rest, BATCH_FILES)):
             states = {
                 file.location: FileState(file.size, file.mtime_ns, file.ctime_ns, file.inode)
                 for file in batch
@@ -289,8 +286,8 @@ def digest_files(files: Sequence[WalkedFile], memo: HashMemo, workers: int = 4) 
                     fresh[location] = (state, outcome[1])
             if fresh:
                 memo.put_many(fresh)
-            outcomes.extend(None if file.status else file.pending_digest or found[file.location] for file in batch)
-    return outcomes
+            for file in batch:
+                yield file, None if file.status else file.pending_digest or found[file.location]
 
 
 def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,10 +15,8 @@ from typer.testing import CliRunner
 from flows.cli import app
 from storage.catalog import Catalog, read_state
 from storage.errors import UserError
-from storage.schemas import SHARD_FILE
 from tasks.ingest import export as exporting
 from tasks.ingest.export import Exported, export_corpus
-from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import load_tokenizer
 
 
@@ -70,7 +67,7 @@ def test_tokens_give_the_texts_back(ran: Ran, tmp_path: Path) -> None:
     assert exported.tokens == sum(len(row["input_ids"]) for row in found)
 
 
-@pytest.mark.parametrize("what", ["documents", "tokens", "sequences"])
+@pytest.mark.parametrize("what", ["documents", "tokens"])
 def test_one_side_is_exported_alone(ran: Ran, tmp_path: Path, what: str) -> None:
     both = rows(export(ran, tmp_path / "both", what))
     train = rows(export(ran, tmp_path / "train", what, "train"))
@@ -80,7 +77,7 @@ def test_one_side_is_exported_alone(ran: Ran, tmp_path: Path, what: str) -> None
     assert sorted(map(str, both)) == sorted(map(str, [*train, *validation]))
 
 
-@pytest.mark.parametrize("what", ["documents", "tokens", "sequences"])
+@pytest.mark.parametrize("what", ["documents", "tokens"])
 def test_batches_and_files_do_not_show_in_the_rows(
     ran: Ran, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,44 +98,6 @@ def test_columns_have_the_types_that_trainers_expect(ran: Ran, tmp_path: Path) -
     assert schema.field("input_ids").type.value_type == pa.uint32()
 
 
-def expected_sequences(ran: Ran, split: str) -> list[tuple[list[int], list[int], list[int]]]:
-    """Inputs, labels and lengths of pieces, built an id at a time."""
-    index = load_index(ran.folder(ran.prepared.dataset), split)
-    shards = {ref.key: np.load(ran.folder(ref) / SHARD_FILE) for ref in ran.prepared.shards}
-    found = []
-    for number in range(len(index)):
-        stream: list[tuple[int, int, bool]] = []
-        lengths = []
-        for piece in range(index.offsets[number], index.offsets[number + 1]):
-            start, length, ahead = int(index.start[piece]), int(index.length[piece]), int(index.ahead[piece])
-            ids = shards[index.shards[index.shard[piece]]][start : start + length].tolist()
-            stream += [(one, piece, place < length - ahead) for place, one in enumerate(ids)]
-            lengths += [length - ahead] if length > ahead else []
-        inputs, labels = [], []
-        for place, (one, piece, is_input) in enumerate(stream):
-            if is_input:
-                follows = place + 1 < len(stream) and (not index.isolated or stream[place + 1][1] == piece)
-                inputs.append(one)
-                labels.append(stream[place + 1][0] if follows else -100)
-        found.append((inputs, labels, lengths))
-    return found
-
-
-@pytest.mark.parametrize("packing", ["chunk", "concat", "pack"])
-def test_sequences_are_what_training_reads(tmp_path: Path, packing: str) -> None:
-    ran = prepare(tmp_path, f"dataset.packing={packing}", "dataset.stride=0")
-    found = rows(export(ran, tmp_path / "out", "sequences"))
-    assert [row["sequence"] for row in found] == list(range(len(found)))
-    for split in ("train", "validation"):
-        own = [(row["input_ids"], row["labels"], row["lengths"]) for row in found if row["split"] == split]
-        assert own == expected_sequences(ran, split)
-        assert all(len(ids) == len(labels) == sum(lengths) <= 32 for ids, labels, lengths in own)
-    counts = ran.run.store.find("dataset", ran.prepared.dataset.key)
-    assert counts is not None
-    labels = [label for row in found if row["split"] == "train" for label in row["labels"] if label >= 0]
-    assert len(labels) == counts.counts["train_tokens"]
-
-
 def test_the_record_says_what_was_exported_from_what(ran: Ran, tmp_path: Path) -> None:
     exported = export(ran, tmp_path / "out", "tokens", "train")
     record = json.loads((tmp_path / "out" / "export.json").read_text())
@@ -148,7 +107,7 @@ def test_the_record_says_what_was_exported_from_what(ran: Ran, tmp_path: Path) -
 
 
 def test_two_exports_are_the_same_bytes(ran: Ran, tmp_path: Path) -> None:
-    for what in ("documents", "tokens", "sequences"):
+    for what in ("documents", "tokens"):
         one, two = (export(ran, tmp_path / f"{what}-{n}", what) for n in (1, 2))
         assert [(Path(one.folder) / name).read_bytes() for name in one.files] == [
             (Path(two.folder) / name).read_bytes() for name in two.files

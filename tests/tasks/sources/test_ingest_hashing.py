@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+from listed import digests_of, rows_of
 
 from tasks.sources import listing
 from tasks.sources.folder import Filters, FolderSource, WalkedFile, open_regular
-from tasks.sources.listing import HashMemo, digest_files, list_sources
+from tasks.sources.listing import HashMemo
 
 
 def walk(folder: Path) -> list[WalkedFile]:
     """Everything under a folder."""
-    return list_sources([FolderSource(folder)], Filters(), folder.parent / "cache").files
+    return rows_of([FolderSource(folder)], Filters(), folder.parent / "cache")
 
 
 @pytest.fixture
@@ -49,15 +50,15 @@ def sha256(text: str) -> str:
 
 def test_an_unchanged_file_is_not_opened_again(tmp_path, opened, settled):
     files = make(tmp_path / "in", a="one", b="two")
-    first = digest_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    first = digests_of(files, HashMemo(tmp_path / "memo.db"), 2)
     opened.clear()
-    assert digest_files(files, HashMemo(tmp_path / "memo.db"), 2) == first
+    assert digests_of(files, HashMemo(tmp_path / "memo.db"), 2) == first
     assert opened == []
 
 
 def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_path, opened, settled):
     memo = HashMemo(tmp_path / "memo.db")
-    digest_files(make(tmp_path / "in", a="one", b="two"), memo, 2)
+    digests_of(make(tmp_path / "in", a="one", b="two"), memo, 2)
     changed = tmp_path / "in" / "a"
     before = changed.stat()
     deadline = time.monotonic() + 5
@@ -65,7 +66,7 @@ def test_only_the_changed_file_is_read_even_if_size_and_mtime_were_restored(tmp_
         changed.write_text("eno")
         os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
     opened.clear()
-    assert digest_files(walk(tmp_path / "in"), memo, 2) == [sha256("eno"), sha256("two")]
+    assert digests_of(walk(tmp_path / "in"), memo, 2) == [sha256("eno"), sha256("two")]
     assert opened == [changed]
 
 
@@ -73,18 +74,18 @@ def test_what_is_remembered_is_the_state_that_was_read_not_the_one_that_was_walk
     stale = make(tmp_path / "in", a="one")
     memo = HashMemo(tmp_path / "memo.db")
     (tmp_path / "in" / "a").write_text("and more")
-    assert digest_files(stale, memo, 1) == [sha256("and more")]
+    assert digests_of(stale, memo, 1) == [sha256("and more")]
     opened.clear()
-    assert digest_files(walk(tmp_path / "in"), memo, 1) == [sha256("and more")]
+    assert digests_of(walk(tmp_path / "in"), memo, 1) == [sha256("and more")]
     assert opened == []
 
 
 def test_a_known_file_that_cannot_be_opened_keeps_its_digest(tmp_path, settled):
     files = make(tmp_path / "in", a="one")
     memo = HashMemo(tmp_path / "memo.db")
-    digest_files(files, memo, 1)
+    digests_of(files, memo, 1)
     (tmp_path / "in" / "a").unlink()
-    assert digest_files(files, memo, 1) == [sha256("one")]
+    assert digests_of(files, memo, 1) == [sha256("one")]
 
 
 def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_path, monkeypatch):
@@ -93,7 +94,7 @@ def test_digests_stand_beside_their_rows_and_rows_with_a_status_have_none(tmp_pa
     (tmp_path / "in" / "b").symlink_to("a")
     files = walk(tmp_path / "in")
     assert [file.path for file in files] == ["a", "b", "c", "d"]
-    assert digest_files(files, HashMemo(tmp_path / "memo.db"), 2) == [
+    assert digests_of(files, HashMemo(tmp_path / "memo.db"), 2) == [
         sha256("one"),
         None,
         sha256("three"),
@@ -105,33 +106,33 @@ def test_more_files_than_one_query_may_ask_for_are_all_found(tmp_path, opened, s
     monkeypatch.setattr(listing, "BATCH_FILES", 3)
     files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(10)})
     memo = HashMemo(tmp_path / "memo.db")
-    first = digest_files(files, memo, 1)
+    first = digests_of(files, memo, 1)
     opened.clear()
-    assert digest_files(files, memo, 1) == first
+    assert digests_of(files, memo, 1) == first
     assert opened == []
 
 
 def test_a_name_that_is_not_utf8_is_remembered(tmp_path, opened, settled):
     files = make(tmp_path / "in", **{os.fsdecode(b"caf\xe9"): "one"})
     memo = HashMemo(tmp_path / "memo.db")
-    digest_files(files, memo, 1)
+    digests_of(files, memo, 1)
     opened.clear()
-    assert digest_files(files, memo, 1) == [sha256("one")]
+    assert digests_of(files, memo, 1) == [sha256("one")]
     assert opened == []
 
 
 def test_a_file_written_just_now_is_read_again_next_time(tmp_path, opened):
     files = make(tmp_path / "in", a="one")
     memo = HashMemo(tmp_path / "memo.db")
-    digest_files(files, memo, 1)
-    digest_files(files, memo, 1)
+    digests_of(files, memo, 1)
+    digests_of(files, memo, 1)
     assert len(opened) == 2
 
 
 def test_a_file_that_cannot_be_read_is_an_error_and_the_others_are_not(tmp_path):
     files = make(tmp_path / "in", gone="x", kept="y")
     (tmp_path / "in" / "gone").unlink()
-    gone, kept = digest_files(files, HashMemo(tmp_path / "memo.db"), 2)
+    gone, kept = digests_of(files, HashMemo(tmp_path / "memo.db"), 2)
     assert isinstance(gone, FileNotFoundError)
     assert kept == sha256("y")
 
@@ -141,26 +142,26 @@ def test_a_damaged_memo_is_replaced(tmp_path, content, opened, settled):
     (tmp_path / "memo.db").write_bytes(content)
     files = make(tmp_path / "in", a="one")
     for _ in range(2):
-        assert digest_files(files, HashMemo(tmp_path / "memo.db"), 1) == [sha256("one")]
+        assert digests_of(files, HashMemo(tmp_path / "memo.db"), 1) == [sha256("one")]
     assert len(opened) == 1
 
 
 def test_a_memo_damaged_in_the_middle_costs_only_a_rehash(tmp_path, settled):
     files = make(tmp_path / "in", **{f"f{number}": str(number) for number in range(200)})
     path = tmp_path / "memo.db"
-    first = digest_files(files, HashMemo(path), 2)
+    first = digests_of(files, HashMemo(path), 2)
     size = path.stat().st_size
     with path.open("r+b") as memo:
         memo.seek(4096)
         memo.write(b"\xff" * (size - 4096))
-    assert digest_files(files, HashMemo(path), 2) == first
-    assert digest_files(files, HashMemo(path), 2) == first
+    assert digests_of(files, HashMemo(path), 2) == first
+    assert digests_of(files, HashMemo(path), 2) == first
 
 
 def test_a_memo_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     files = make(tmp_path / "in", a="one")
-    assert digest_files(files, HashMemo(tmp_path / "file" / "memo.db"), 1) == [sha256("one")]
+    assert digests_of(files, HashMemo(tmp_path / "file" / "memo.db"), 1) == [sha256("one")]
 
 
 def test_several_processes_may_use_the_memo_at_once(tmp_path):
@@ -172,8 +173,8 @@ def test_several_processes_may_use_the_memo_at_once(tmp_path):
         "listing.DISTRUST_NS, listing.BATCH_FILES = -10**13, 5\n"
         "memo = listing.HashMemo(pathlib.Path(sys.argv[2]))\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "files = listing.list_sources([FolderSource(folder)], Filters(), folder).files\n"
-        "found = listing.digest_files(files, memo, 2)\n"
+        "files = listing.list_sources([FolderSource(folder)], Filters(), folder)\n"
+        "found = [digest for _, digest in listing.digest_files(files, memo, 2)]\n"
         "assert len(found) == 100 and all(isinstance(digest, str) for digest in found)\n"
     )
     root = Path(__file__).resolve().parents[3]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from listed import rows_of
 
 from storage.errors import UserError
 from tasks.sources.address import WalkSettings, resolve_sources
-from tasks.sources.listing import list_sources
 
 
 def write(root: Path, *names: str) -> Path:
@@ -24,8 +24,8 @@ def canonical(*sources: str, base: Path) -> list[str]:
 
 
 def paths(*sources: str, base: Path, **settings) -> list[str]:
-    walk = list_sources(resolve_sources(sources, base), WalkSettings(**settings).filters(), base / "cache")
-    return [row.path for row in walk.files]
+    rows = rows_of(resolve_sources(sources, base), WalkSettings(**settings).filters(), base / "cache")
+    return [row.path for row in rows]
 
 
 def test_relative_paths_count_from_the_base_and_each_source_is_there_once(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 
 import boto3
 import pytest
+from listed import rows_of
 from proxy import PASS, Proxy
 from pyarrow import fs
 from s3 import BUCKET
@@ -21,9 +22,9 @@ from s3 import BUCKET
 from storage.errors import UserError
 from tasks.sources import objects
 from tasks.sources.address import WalkSettings, resolve_sources
-from tasks.sources.folder import Filters, FolderSource
+from tasks.sources.folder import Filters, FolderSource, WalkedFile
 from tasks.sources.ignore import Patterns
-from tasks.sources.listing import HashMemo, Walk, Walked, list_sources, walk_sources
+from tasks.sources.listing import HashMemo, Walked, list_sources, walk_sources
 from tasks.sources.objects import ObjectSource
 
 LONG_AGO = 1_600_000_000
@@ -50,9 +51,11 @@ def walk(bucket, tmp_path, monkeypatch):
     def open_bucket(address: str) -> tuple[fs.FileSystem, str]:
         return fs.SubTreeFileSystem(str(bucket), fs.LocalFileSystem()), address.removeprefix("s3://bucket/")
 
-    def walked(base: str = "docs", filters: Filters | None = None, *others: FolderSource, **options: Any) -> Walk:
+    def walked(
+        base: str = "docs", filters: Filters | None = None, *others: FolderSource, **options: Any
+    ) -> list[WalkedFile]:
         source = ObjectSource(f"s3://bucket/{base}", **options)
-        return list_sources([*others, source], filters or Filters(), tmp_path / "cache")
+        return rows_of([*others, source], filters or Filters(), tmp_path / "cache")
 
     monkeypatch.setattr(objects, "open_bucket", open_bucket)
     return walked
@@ -64,12 +67,12 @@ def copies(tmp_path):
     return lambda: list((tmp_path / "cache").glob("s3/*/*/*"))
 
 
-def texts(walk: Walk) -> dict[str, str]:
-    return {row.path: Path(row.location).read_text() for row in walk.files}
+def texts(rows: list[WalkedFile]) -> dict[str, str]:
+    return {row.path: Path(row.location).read_text() for row in rows}
 
 
 def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
-    rows = walk().files
+    rows = walk()
     assert [(row.path, row.size, row.source) for row in rows] == [
         ("a.txt", 3, "s3://bucket/docs"),
         ("deep/b.PDF", 3, "s3://bucket/docs"),
@@ -110,8 +113,7 @@ def test_the_copy_of_an_object_that_is_gone_goes_too(walk, bucket, copies):
 def test_an_object_that_patterns_leave_out_is_not_copied(walk, bucket, copies):
     put(bucket / "docs/drafts/x.txt", "x")
     put(bucket / "docs/drafts/y.txt", "y")
-    walked = walk("docs", Filters(include=Patterns(["*.txt"]), exclude=Patterns(["drafts/"])))
-    assert ([row.path for row in walked.files], walked.n_ignored) == (["a.txt"], 2)
+    assert texts(walk("docs", Filters(include=Patterns(["*.txt"]), exclude=Patterns(["drafts/"])))) == {"a.txt": "one"}
     assert len(copies()) == 1
 
 
@@ -122,7 +124,7 @@ def test_a_pattern_of_the_source_is_tied_to_the_prefix(walk):
 def test_tool_folders_are_one_skipped_row_each(walk, bucket):
     put(bucket / "docs/node_modules/x/y.js", "x")
     put(bucket / "docs/node_modules/z.js", "z")
-    rows = {row.path: row for row in walk().files}
+    rows = {row.path: row for row in walk()}
     assert set(rows) == {"a.txt", "deep/b.PDF", "node_modules"}
     assert rows["node_modules"].reason == "excluded folder"
 
@@ -132,7 +134,7 @@ def test_a_single_object_is_a_source(walk):
 
 
 def test_paths_begin_with_the_prefix_where_there_are_several_sources(walk, bucket):
-    paths = [row.path for row in walk("docs", None, FolderSource(bucket / "other")).files]
+    paths = [row.path for row in walk("docs", None, FolderSource(bucket / "other"))]
     assert paths == ["docs/a.txt", "docs/deep/b.PDF", "other/c.txt"]
 
 
@@ -140,7 +142,7 @@ def test_keys_that_are_no_paths_are_copied_beside_the_others(walk, monkeypatch, 
     listing = objects._list
     odd = ["../../escape.txt", "/absolute", "a.txt/b", "x//y", "." + "long" * 200 + ".txt"]
     monkeypatch.setattr(objects, "_list", lambda *where: [(key, listing(*where)[0][1]) for key in odd])
-    rows = walk().files
+    rows = walk()
     assert {row.path for row in rows} == set(odd)
     assert {Path(row.location).read_text() for row in rows} == {"one"}
     assert all(Path(row.location).resolve().is_relative_to(tmp_path / "cache") for row in rows)
@@ -150,7 +152,7 @@ def test_an_object_that_cannot_be_fetched_is_a_failed_row_and_the_others_are_not
     listing = objects._list
     gone = fs.FileInfo("docs/gone.txt", type=fs.FileType.File, size=3)
     monkeypatch.setattr(objects, "_list", lambda *where: [*listing(*where), ("gone.txt", gone)])
-    rows = {row.path: row for row in walk().files}
+    rows = {row.path: row for row in walk()}
     assert [rows[path].status for path in ("a.txt", "gone.txt")] == ["", "failed"]
     assert "cannot be fetched" in rows["gone.txt"].reason
 
@@ -163,7 +165,7 @@ def test_a_prefix_that_does_not_exist_is_named(walk):
 def test_an_option_that_pyarrow_does_not_know_is_named(tmp_path):
     sources = resolve_sources(["s3://bucket/docs?nonsense=1"], tmp_path)
     with pytest.raises(UserError, match=r"cannot open s3://bucket/docs\?nonsense=1: .*nonsense"):
-        list_sources(sources, WalkSettings().filters(), tmp_path / "cache")
+        list(list_sources(sources, WalkSettings().filters(), tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -247,5 +249,5 @@ def test_a_plan_knows_objects_of_earlier_runs_and_what_changed_since(s3):
 def test_a_plan_deletes_no_copy(walk, bucket, copies):
     texts(walk())
     (bucket / "docs/a.txt").unlink()
-    assert [row.path for row in walk("docs", Filters(fetch=False)).files] == ["deep/b.PDF"]
+    assert [row.path for row in walk("docs", Filters(fetch=False))] == ["deep/b.PDF"]
     assert len(copies()) == 2

@@ -8,20 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from listed import rows_of
 
 from storage.errors import UserError
 from tasks.sources import folder as walk_module
 from tasks.sources.address import WalkSettings, resolve_sources
 from tasks.sources.folder import WalkedFile
-from tasks.sources.listing import list_sources
 
 
 def walk(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[WalkedFile]:
     """Everything under some folders or files, as a person names them."""
     found = resolve_sources(map(str, sources))
-    return list_sources(
-        found, WalkSettings(respect_gitignore=False).filters(), Path("nothing is fetched"), exclude
-    ).files
+    return rows_of(found, WalkSettings(respect_gitignore=False).filters(), Path("nothing is fetched"), exclude)
 
 
 def rows_by_path(*sources, **options):

@@ -1,0 +1,21 @@
+"""What a walk finds, as lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tasks.sources.address import Source
+from tasks.sources.folder import Filters, WalkedFile
+from tasks.sources.listing import HashMemo, digest_files, list_sources
+
+
+def rows_of(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> list[WalkedFile]:
+    """The rows of all sources, sorted by path."""
+    found = list_sources(sources, filters, cache, exclude)
+    return sorted((row for row in found if row is not None), key=lambda row: row.path)
+
+
+def digests_of(files: Iterable[WalkedFile], memo: HashMemo, workers: int = 1) -> list[str | OSError | None]:
+    """The digest of each file, in their order."""
+    return [digest for _, digest in digest_files(files, memo, workers)]
