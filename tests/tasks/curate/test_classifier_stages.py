@@ -33,9 +33,10 @@ from tasks.curate.classifier import (
 )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with direct_run(home_at(tmp_path / "home")) as found:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One for all tests, so that each classifier is trained once."""
+    with direct_run(home_at(tmp_path_factory.mktemp("run") / "home")) as found:
         yield found
 
 

@@ -189,13 +189,13 @@ main()
 
 
 @pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
 def test_a_killed_generation_goes_on_with_the_shard_that_it_was_at(
-    tmp_path: Path, model: Path, prompts_file: Path
+    tmp_path: Path, model: Path, prompts_file: Path, prefect_server: str
 ) -> None:
     command = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED]
     home = tmp_path / "killed"
-    done = subprocess.run([sys.executable, "-c", DYING, *command], env=environment(home), capture_output=True)
+    variables = {**environment(home), "PREFECT_API_URL": prefect_server}
+    done = subprocess.run([sys.executable, "-c", DYING, *command], env=variables, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     store = open_store(str(home / "store"))
     before = {manifest.key: manifest.created for manifest in store.manifests("complete")}
