@@ -30,13 +30,14 @@ _kept: dict[tuple[Any, ...], _KeptPool] = {}  # one at most
 class WarmMachine(Machine):
     """A machine of the tests.
 
-    The process that it takes over was started under the same limits, environment and folder. One that still has work
-    when its run ends, as after an interruption, is killed as ever.
+    The process that it takes over was started under the same limits, environment and folder; what MLflow and Prefect
+    keep in the environment is nothing to it. One that still has work when its run ends, as after an interruption, is
+    killed as ever.
     """
 
     def pool(self) -> ExtractionPool:
-        variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        asked = (self.workers, self.limits, frozenset(variables.items()), Path.cwd())
+        variables = {item for item in os.environ.items() if not item[0].startswith(("MLFLOW_", "PREFECT_", "PYTEST_"))}
+        asked = (self.workers, self.limits, frozenset(variables), Path.cwd())
         if asked not in _kept:
             while _kept:
                 _kept.popitem()[1].close()
