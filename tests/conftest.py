@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,12 @@ import pytest
 # plain `pytest` leaves the project's root out, and the folders tests/model, tests/flows and so on would be taken for it
 sys.path.append(str(Path(__file__).parents[1]))
 pytest.register_assert_rewrite("golden")
+
+# A disk takes milliseconds to confirm a write, and a commit asks it a dozen times: where memory has room, tests write
+# there. A suite leaves about a gigabyte.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 * 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,8 +97,6 @@ def strace(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server of our own on loopback; its address. Tests that use it are marked `prefect`."""
-    import os
-
     from flows.embedded import prefect_api
     from storage.home import Home
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, with_tracking, write_texts
 
 from flows.evaluate import evaluate, evaluate_model
 from flows.options import EvaluateOptions
@@ -28,7 +28,8 @@ def measured_otherwise(store: Store, stride: int) -> set[str]:
 def test_it_is_measured_as_it_was_when_it_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    home, settings = home_at(tmp_path / "home"), tiny_settings("evaluate.stride=8", "evaluate.ngram_order=3")
+    home = with_tracking(home_at(tmp_path / "home"))
+    settings = tiny_settings("evaluate.stride=8", "evaluate.ngram_order=3")
     ran = run_whole(home, write_texts(tmp_path / "texts"))
     assert ran.checkpoint is not None
     with direct_run(home) as run:

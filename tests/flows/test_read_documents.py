@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, run_prepare, run_whole, tiny_settings, with_tracking, write_texts
 
 from flows.evaluate import evaluate
 from flows.options import EvaluateOptions, RetrainOptions
@@ -37,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Home:
     """A home with a champion of the present split; read only."""
-    home = home_at(tmp_path_factory.mktemp("read") / "home")
+    home = with_tracking(home_at(tmp_path_factory.mktemp("read") / "home"))
     ran = run_whole(home, source)
     assert ran.checkpoint is not None and ran.evaluation is not None
     with direct_run(home) as run:

@@ -219,7 +219,7 @@ def shallow(name: str) -> ModelConfig:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.full) if name in ("llama-7b", "llama-13b") else name  # gigabytes
+        pytest.param(name, marks=pytest.mark.full) if count_parameters(preset(name))["total"] > 200_000_000 else name
         for name in PRESETS
     ],
 )

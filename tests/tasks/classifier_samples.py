@@ -6,7 +6,6 @@ import json
 import random
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from storage.digest import sha256_json
@@ -69,13 +68,8 @@ def write_files(folder: Path, texts: Sequence[str]) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class HeldSettings:
-    """Settings of the stage; there are none."""
-
-
-@stage("held", version=1, unkeyed=("texts",))
-def held(work: Work, settings: HeldSettings, *, texts: Sequence[str]) -> str:
+@stage("held", version=1)
+def held(work: Work, settings: list[str]) -> str:
     """Documents as the score stage reads them."""
     rows = [
         {
@@ -89,7 +83,7 @@ def held(work: Work, settings: HeldSettings, *, texts: Sequence[str]) -> str:
             "ocr_share": 0.0,
             "digest": sha256_json(text),
         }
-        for number, text in enumerate(texts)
+        for number, text in enumerate(settings)
     ]
     table = work.out / DOCUMENTS_FILE
     write_table(table, NORMALISED, rows)

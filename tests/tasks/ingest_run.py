@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_run import home_at
+from warm import WarmMachine
 
 from flows.ingest import Ingested, ingest_documents
 from flows.report import publish
@@ -17,7 +18,6 @@ from storage.home import Home
 from storage.manifest import ArtifactRef
 from storage.store import Store
 from storage.tables import read_rows
-from tasks.core.machine import Machine
 from tasks.core.run import Run, StageReport
 from tasks.core.settings import Settings, load_settings, parse_assignments
 from tasks.readers.records import Limits
@@ -121,7 +121,7 @@ def ingest(
     settings: Settings | None = None,
 ) -> Ingestion:
     """Ingest, and publish what came of it."""
-    with Machine(workers=workers, limits=limits) as machine:
+    with WarmMachine(workers=workers, limits=limits) as machine:
         run = Run(home, machine, refresh=refresh, retry_failed=retry_failed)
         before(run)
         found = ingest_documents(run, str(source), settings or settings_of(*assignments))

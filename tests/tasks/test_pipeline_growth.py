@@ -37,6 +37,21 @@ def known(tiny: Ran, tmp_path: Path) -> Home:
     return home_at(Path(shutil.copytree(tiny.run.home.path, tmp_path / "known")))
 
 
+@pytest.fixture(scope="module")
+def in_two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a home that has prepared seven of the texts and then all twelve; to be copied."""
+    folder = tmp_path_factory.mktemp("two-steps")
+    home = home_at(folder / "home")
+    for count in (7, 12):
+        run_prepare(home, write_texts(folder / "texts", range(count)))
+    return home.path
+
+
+@pytest.fixture
+def of_two_segments(in_two_steps: Path, tmp_path: Path) -> Home:
+    return home_at(Path(shutil.copytree(in_two_steps, tmp_path / "two-segments")))
+
+
 def files_of(ran: Ran) -> dict[str, dict[str, Any]]:
     rows = read_rows(ran.folder(ran.ingested.snapshot) / "files.parquet")
     return {row["path"]: row for row in rows}
@@ -66,9 +81,9 @@ def digests(ran: Ran) -> dict[str, str]:
     }
 
 
-def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path) -> None:
+def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path, extracted: list[str]) -> None:
     again = run_whole(tiny.run.home, tiny_source)
-    assert again.run.machine._pool is None, "no extraction process was started"
+    assert extracted == []
     assert again.computed() == {}
     assert all(report.cached for report in again.reports.values())
     assert again.reports.keys() == tiny.reports.keys()
@@ -317,10 +332,11 @@ def test_a_segment_without_a_document_is_carried_along(known: Home, source: Path
 
 
 @pytest.mark.parametrize("change", ["tokenizer.kind=bpe", "curate.salt=pepper"])
-def test_segments_cut_anew_hold_the_documents_that_were_selected(home: Home, source: Path, change: str) -> None:
+def test_segments_cut_anew_hold_the_documents_that_were_selected(
+    of_two_segments: Home, source: Path, change: str
+) -> None:
     """Where documents lie is no part of what was selected: the selection is cached, and its documents are found."""
-    run_prepare(home, write_texts(source.parent / "part", range(7)))
-    run_prepare(home, source)
+    home = of_two_segments
     run_prepare(home, source, refresh=["extract"])
     cut = run_prepare(home, source, tiny_settings(change), refresh=["extract"])
     fresh = run_prepare(home_at(home.path.parent / "fresh"), source, tiny_settings(change))
@@ -381,9 +397,8 @@ def test_a_new_document_for_validation_alone_trains_nothing_anew(tiny: Ran, know
 
 
 @pytest.mark.parametrize("change", ["refresh", "rename"])
-def test_the_catalogue_shows_every_document_wherever_it_lies(home: Home, source: Path, change: str) -> None:
-    run_prepare(home, write_texts(source.parent / "part", range(7)))
-    run_prepare(home, source)
+def test_the_catalogue_shows_every_document_wherever_it_lies(of_two_segments: Home, source: Path, change: str) -> None:
+    home = of_two_segments
     if change == "refresh":
         refreshed = run_prepare(home, source, refresh=["extract"])
         again = run_prepare(home, source)

@@ -12,6 +12,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from warm import WarmMachine
+
 from flows.evaluate import evaluate_model
 from flows.generate import sample
 from flows.ingest import Ingested
@@ -21,7 +23,6 @@ from flows.retrain import plan_retraining
 from flows.train import train_model
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.core.machine import Machine
 from tasks.core.run import Run, StageReport
 from tasks.core.settings import Settings, load_settings, parse_assignments
 
@@ -108,7 +109,7 @@ def train_in(run: Run, source: Path, settings: Settings | None = None) -> Artifa
     return train_model(run, settings, prepared, base)
 
 
-class TinyMachine(Machine):
+class TinyMachine(WarmMachine):
     """One thread on the CPU: more only wait for each other in so small a network."""
 
     @cached_property

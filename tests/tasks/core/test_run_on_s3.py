@@ -13,7 +13,7 @@ from prefect.states import Completed
 from proxy import PASS, Answer, Proxy
 from s3 import BUCKET, Objects, lead_to
 from stage_samples import Calls, TextSettings, letters
-from tiny_run import Ran, home_at, run_whole, tiny_settings, write_texts
+from tiny_run import Ran, home_at, run_whole, tiny_settings, with_tracking, write_texts
 
 from flows.stages import stage_facts
 from storage.catalog import Catalog
@@ -42,7 +42,7 @@ def runs(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     source = write_texts(folder / "source")
     with pytest.MonkeyPatch.context() as patch:
         lead_to(patch, s3_endpoint)
-        homes = [replace(home_at(folder / name), store=address) for name in ("first", "second")]
+        homes = [replace(with_tracking(home_at(folder / name)), store=address) for name in ("first", "second")]
         homes[0] = replace(homes[0], artifacts=f"s3://{BUCKET}/artifacts")
         first, second = (run_whole(home, source, tiny_settings()) for home in homes)
     return Runs(first, second, address)

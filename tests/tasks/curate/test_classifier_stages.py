@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from classifier_samples import HeldSettings, held, manuals, rubbishes, write_files, write_lines
+from classifier_samples import held, manuals, rubbishes, write_files, write_lines
 from tiny_run import direct_run, home_at
 
 from storage.lineage import manifest_of
@@ -33,9 +33,10 @@ from tasks.curate.classifier import (
 )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with direct_run(home_at(tmp_path / "home")) as found:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One for all tests, so that each classifier is trained once."""
+    with direct_run(home_at(tmp_path_factory.mktemp("run") / "home")) as found:
         yield found
 
 
@@ -50,7 +51,7 @@ def learn(run: Run, good: list[Path], bad: list[Path]) -> ArtifactRef:
 
 
 def hold(run: Run, texts: list[str]) -> ArtifactRef:
-    return held(run, HeldSettings(), texts=texts)
+    return held(run, texts)
 
 
 @pytest.fixture(scope="module")

@@ -118,9 +118,9 @@ def test_a_cluster_is_held_out_only_if_the_hash_of_every_text_in_it_says_so() ->
 
 def test_merging_clusters_only_ever_moves_documents_out_of_validation() -> None:
     rng = random.Random(5)
+    items = candidates(40)
+    before = sides(items)
     for _ in range(50):
-        items = candidates(40)
-        before = sides(items)
         merged = [replace(item, cluster=f"c{rng.randrange(12)}") for item in items]
         merged.append(next(item for item in candidates(300) if share_of(item) < 0.2))  # else one had to be chosen
         after = sides(merged)
@@ -199,8 +199,9 @@ def test_a_pair_of_texts_holds_for_every_document_that_has_them() -> None:
 def test_documents_with_the_same_text_are_on_the_same_side() -> None:
     items = [candidate(f"text {number % 20}", f"{number:03}") for number in range(60)]
     found: dict[str, set[str]] = {}
+    chosen = sides(items)
     for item in items:
-        found.setdefault(item.text_sha256, set()).add(sides(items)[item.doc_id])
+        found.setdefault(item.text_sha256, set()).add(chosen[item.doc_id])
     assert len(found) == 20
     assert all(len(side) == 1 for side in found.values())
 

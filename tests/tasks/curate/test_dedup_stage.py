@@ -17,12 +17,23 @@ from tasks.curate import dedup
 @pytest.fixture
 def files() -> dict[str, str]:
     """Ten texts; of three of them a near-duplicate, of two an exact one in other bytes."""
+    return planted()
+
+
+def planted() -> dict[str, str]:
     texts = {f"{number:02}.txt": prose(number, 150) for number in range(10)}
     for number in range(3):
         texts[f"near-{number:02}.txt"] = edited(prose(number, 150), number, 2)
     for number in range(5, 7):
         texts[f"exact-{number:02}.txt"] = prose(number, 150).replace("\n", "\r\n") + "\n\n"
     return texts
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ingestion:
+    """All of them, ingested at once."""
+    folder = tmp_path_factory.mktemp("whole")
+    return ingest(home_at(folder / "home"), write(folder / "in", planted()))
 
 
 @pytest.fixture
@@ -70,39 +81,28 @@ EXPECTED = {
 }
 
 
-def test_planted_duplicates_are_found_with_their_exact_similarities(
-    home: Home, tmp_path: Path, files: dict[str, str]
-) -> None:
-    ran = ingest(home, write(tmp_path / "in", files))
-    names = sorted(ran.texts("normalise"))
-    texts = [ran.texts("normalise")[name] for name in names]
+def test_planted_duplicates_are_found_with_their_exact_similarities(whole: Ingestion) -> None:
+    found = whole.texts("normalise")
+    names = sorted(found)
+    texts = [found[name] for name in names]
     expected = {
         (names[one], names[other]): similarity
         for (one, other), similarity in all_pairs(texts, 0.8).items()
         if texts[one] != texts[other]
     }
     assert len(expected) == 3
-    assert pairs(ran) == pytest.approx(expected)
-    assert clusters(ran) == EXPECTED
-
-
-def test_duplicates_are_found_across_segments(
-    home: Home, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.ingest.extract.SEGMENT_FILES", 2)
-    ran = ingest(home, write(tmp_path / "in", files))
-    assert len(ran.ingested.segments.refs) == 8
-    assert clusters(ran) == EXPECTED
+    assert pairs(whole) == pytest.approx(expected)
+    assert clusters(whole) == EXPECTED
 
 
 def test_the_cut_into_segments_and_the_way_of_growing_change_no_result(
-    home: Home, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    whole: Ingestion, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "in", files)
-    whole = ingest(home, source)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.ingest.extract.SEGMENT_FILES", 3)
+        patch.setattr("tasks.ingest.extract.SEGMENT_FILES", 2)
         cut = ingest(home_at(tmp_path / "cut"), source)
+    assert len(cut.ingested.segments.refs) == 8
     part = write(tmp_path / "part", dict(list(files.items())[::2]))
     ingest(home_at(tmp_path / "grown"), part)
     grown = ingest(home_at(tmp_path / "grown"), source)
@@ -183,9 +183,8 @@ def test_members_of_archives_are_compared_with_files(home: Home, tmp_path: Path)
     }
 
 
-def test_counts_say_what_was_found(home: Home, tmp_path: Path, files: dict[str, str]) -> None:
-    ran = ingest(home, write(tmp_path / "in", files))
-    found = ran.store.find("dedup", ran.ingested.duplicates.key)
+def test_counts_say_what_was_found(whole: Ingestion) -> None:
+    found = whole.store.find("dedup", whole.ingested.duplicates.key)
     assert found is not None
     assert {name: found.counts[name] for name in ("rows", "texts", "exact_duplicates", "near_pairs")} == {
         "rows": 15,
@@ -196,15 +195,13 @@ def test_counts_say_what_was_found(home: Home, tmp_path: Path, files: dict[str, 
 
 
 def test_in_a_process_of_its_own_the_stage_finds_the_same(
-    home: Home, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    whole: Ingestion, home: Home, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write(tmp_path / "in", files)
-    in_place = ingest(home, source)
     monkeypatch.setattr("tasks.core.subprocesses.WORTH_A_PROCESS", 0)
-    apart = ingest(home_at(tmp_path / "apart"), source)
-    assert apart.ingested.texts == in_place.ingested.texts
-    assert digest(apart) == digest(in_place)
-    assert apart.ingested.curated.digest == in_place.ingested.curated.digest
+    apart = ingest(home, write(tmp_path / "in", files))
+    assert apart.ingested.texts == whole.ingested.texts
+    assert digest(apart) == digest(whole)
+    assert apart.ingested.curated.digest == whole.ingested.curated.digest
 
 
 def test_a_corpus_without_a_document_has_no_pairs_and_no_clusters(home: Home, tmp_path: Path) -> None:

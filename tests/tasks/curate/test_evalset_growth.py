@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,21 @@ def problems(ran: Ran) -> list[str]:
     return check_split(ran.run.store, read_state(ran.run.store, "default")).problems
 
 
-@pytest.fixture
-def grown(tmp_path: Path) -> tuple[Path, Path, Ran]:
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ran]:
     """Home, source and first run of a corpus with documents on both sides."""
-    source = write(tmp_path / "in", {f"{number:02}.txt": prose(number) for number in range(12)})
-    ran = run_prepare(home_at(tmp_path / "home"), source, SETTINGS)
+    folder = tmp_path_factory.mktemp("begun")
+    source = write(folder / "in", {f"{number:02}.txt": prose(number) for number in range(12)})
+    ran = run_prepare(home_at(folder / "home"), source, SETTINGS)
     assert len(frozen(ran)) > 1
-    return tmp_path / "home", source, ran
+    return folder / "home", source, ran
+
+
+@pytest.fixture
+def grown(begun: tuple[Path, Path, Ran], tmp_path: Path) -> tuple[Path, Path, Ran]:
+    """Copies of that home and source, which may grow, and the first run."""
+    home, source, ran = begun
+    return Path(shutil.copytree(home, tmp_path / "home")), Path(shutil.copytree(source, tmp_path / "in")), ran
 
 
 def test_an_evaluation_document_that_a_new_training_document_quotes_leaves_the_evaluation_set(

@@ -41,15 +41,15 @@ def refined_digests(ran: Ingestion) -> list[str]:
     return [ref.digest for ref in ran.ingested.refined]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", PRIVATE)
-def test_what_is_private_gives_way_to_its_stand_in_in_the_final_text(home: Home, tmp_path: Path, kind: str) -> None:
-    source = write(tmp_path / "in", {"letter.txt": letter(1, kind), "other.txt": prose(2), "third.txt": prose(3)})
-    ran = ingest(home, source, f"refine.redact={kind}")
-    assert PRIVATE[kind] in ran.texts("normalise")["letter.txt"]
-    expected = letter(1, kind).replace(PRIVATE[kind], STAND_INS[kind])
-    assert ran.texts()["letter.txt"] == expected
-    (row,) = ran.query(f"select text, redactions, n_bytes from documents where doc_id = '{ran.doc_id('letter.txt')}'")
-    assert row == {"text": expected, "redactions": 1, "n_bytes": len(expected.encode())}
+def test_what_is_private_gives_way_to_its_stand_in_in_the_final_text(home: Home, tmp_path: Path) -> None:
+    ran = ingest(home, write(tmp_path / "in", letters()), ALL)
+    before, after = ran.texts("normalise"), ran.texts()
+    for (name, written), kind in zip(letters().items(), PRIVATE, strict=True):
+        assert PRIVATE[kind] in before[name]
+        expected = written.replace(PRIVATE[kind], STAND_INS[kind])
+        assert after[name] == expected
+        (row,) = ran.query(f"select text, redactions, n_bytes from documents where doc_id = '{ran.doc_id(name)}'")
+        assert row == {"text": expected, "redactions": 1, "n_bytes": len(expected.encode())}
 
 
 def test_kinds_that_are_not_asked_for_stay(home: Home, tmp_path: Path) -> None:

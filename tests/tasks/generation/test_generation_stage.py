@@ -40,13 +40,23 @@ def bundle(model: Path) -> Bundle:
     return Bundle(model)
 
 
-@pytest.fixture
-def prompts_file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty prompts, six shards of five."""
-    path = tmp_path / "prompts.jsonl"
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     lines = [json.dumps({"id": f"p{n}", "prompt": "the fold " * (n % 4) + str(n), "n": n}) for n in range(30)]
     path.write_text("\n".join(lines))
     return path
+
+
+@pytest.fixture(scope="module")
+def by_one_worker(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, prompts_file: Path, prefect_server: str
+) -> list[dict[str, Any]]:
+    """What becomes of them without a kill, by one worker."""
+    command = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED, "--workers", "1"]
+    rows: list[dict[str, Any]] = answer(tmp_path_factory.mktemp("one"), *command)["rows"]
+    return rows
 
 
 def ids_of(rows: list[dict[str, Any]]) -> list[str]:
@@ -189,13 +199,13 @@ main()
 
 
 @pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
 def test_a_killed_generation_goes_on_with_the_shard_that_it_was_at(
-    tmp_path: Path, model: Path, prompts_file: Path
+    tmp_path: Path, model: Path, prompts_file: Path, prefect_server: str, by_one_worker: list[dict[str, Any]]
 ) -> None:
     command = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED]
     home = tmp_path / "killed"
-    done = subprocess.run([sys.executable, "-c", DYING, *command], env=environment(home), capture_output=True)
+    variables = {**environment(home), "PREFECT_API_URL": prefect_server}
+    done = subprocess.run([sys.executable, "-c", DYING, *command], env=variables, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     store = open_store(str(home / "store"))
     before = {manifest.key: manifest.created for manifest in store.manifests("complete")}
@@ -205,7 +215,7 @@ def test_a_killed_generation_goes_on_with_the_shard_that_it_was_at(
     assert len(after) == 6
     assert before.items() <= after.items()
     assert ids_of(rows) == [f"p{n}" for n in range(30)]
-    assert rows == answer(tmp_path / "whole", *command)["rows"]
+    assert rows == by_one_worker
 
 
 @pytest.mark.faults
@@ -238,12 +248,12 @@ def test_a_generation_killed_at_any_moment_loses_and_doubles_no_row(
 
 
 @pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
-def test_one_worker_and_four_write_the_same(tmp_path: Path, model: Path, prompts_file: Path) -> None:
-    command = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED]
-    one, four = (answer(tmp_path / n, *command, "--workers", n)["rows"] for n in ("1", "4"))
-    assert ids_of(one) == [f"p{n}" for n in range(30)]
-    assert one == four
+def test_one_worker_and_four_write_the_same(
+    tmp_path: Path, model: Path, prompts_file: Path, by_one_worker: list[dict[str, Any]]
+) -> None:
+    command = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED, "--workers", "4"]
+    assert ids_of(by_one_worker) == [f"p{n}" for n in range(30)]
+    assert answer(tmp_path, *command)["rows"] == by_one_worker
 
 
 @pytest.mark.prefect

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import contents, home_at, ingest, prose, settings_of, write
+from warm import WarmMachine
 
 from flows.ingest import Documents, read_documents
 from flows.stages import stage_facts
@@ -21,7 +22,6 @@ from storage.lineage import manifest_of
 from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows
 from storage.verify import check_store
-from tasks.core.machine import Machine
 from tasks.core.run import Run, StageReport
 from tasks.ingest import importing
 from tasks.ingest.corpus import split_by_reader
@@ -66,7 +66,7 @@ class Imported:
 
 
 def read(home: Home, source: str, *assignments: str, refresh: tuple[str, ...] = ()) -> Imported:
-    with Machine(workers=1) as machine:
+    with WarmMachine(workers=1) as machine:
         run = Run(home, machine, refresh=refresh)
         return Imported(run, read_documents(run, source, settings_of(*assignments)))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pypdf
 import pytest
 from extraction import Document, load, save
 from ingest_run import Ingestion, home_at, ingest, prose, settings_of, write
@@ -329,13 +328,6 @@ def test_a_document_that_lost_a_page_is_read_again_on_request_and_only_then(
     extracted.clear()
     assert ingest(home, source, retry_failed=True).computed() == {}
     assert extracted == []
-
-
-def test_pypdf_can_read_the_encrypted_samples_so_the_tests_above_mean_something() -> None:
-    reader = pypdf.PdfReader(io.BytesIO(locked("the ewes", "alpha")))
-    assert reader.is_encrypted
-    assert not reader.decrypt("wrong")
-    assert reader.decrypt("alpha")
 
 
 def test_the_same_contents_under_other_options_are_another_segment(home: Home, tmp_path: Path) -> None:

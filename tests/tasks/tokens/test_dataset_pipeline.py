@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, direct_run, home_at, tiny_settings
+from tiny_run import Ran, direct_run, home_at, tiny_settings, with_tracking
 
 from flows.prepare import ingest_and_prepare
 from flows.train import train_model
@@ -18,7 +18,7 @@ from storage.tables import read_rows
 @pytest.fixture
 def home(tiny: Ran, tmp_path: Path) -> Home:
     """A home with everything before the dataset."""
-    target = home_at(tmp_path / "home")
+    target = with_tracking(home_at(tmp_path / "home"))
     ignored = shutil.ignore_patterns("dataset", "train", "evaluate", "generate", "prompts", ".work", ".locks")
     shutil.copytree(tiny.run.home.store, target.store, ignore=ignored)
     shutil.copyfile(tiny.run.home.hash_memo, target.hash_memo)

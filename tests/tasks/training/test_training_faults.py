@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_run import direct_run, home_at, tiny_settings, write_texts
+from tiny_run import direct_run, home_at, tiny_settings, with_tracking, write_texts
 
 from flows.prepare import ingest_and_prepare
 from flows.train import train_model
@@ -21,7 +21,7 @@ from tasks.tokens.index import load_index
 
 def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, settings = write_texts(tmp_path / "texts"), tiny_settings()
-    with direct_run(home_at(tmp_path / "home")) as run:
+    with direct_run(with_tracking(home_at(tmp_path / "home"))) as run:
         _, prepared, _ = ingest_and_prepare(run, str(source), settings)
         dataset = prepared.dataset
         n = len(load_index(run.store.folder(dataset), "train"))

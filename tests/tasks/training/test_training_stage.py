@@ -384,7 +384,7 @@ def test_a_training_for_a_number_of_tokens_trains_on_so_many(tmp_path: Path) -> 
     for number in range(30):  # far shorter than the context
         (source / f"{number}.txt").write_text(f"{text_of(number)[8:24]} {number}", encoding="utf-8")
     asked = ("train.max_steps=0", "train.max_tokens=2000", "train.max_epochs=1000", "model.max_seq_len=128")
-    with direct_run(home_at(tmp_path / "home")) as run:
+    with direct_run(with_tracking(home_at(tmp_path / "home"))) as run:
         checkpoint = train_in(run, source, tiny_settings(*asked))
         rows = read_rows(run.store.folder(checkpoint) / "history.parquet")
     tokens = [row["value"] for row in rows if row["metric"] == "tokens"]
