@@ -147,7 +147,6 @@ def line_figure(
     marks: Sequence[Mark] = (),
     *,
     over: str = "step",
-    log_steps: bool = False,
     size: Size = "",
 ) -> Markup:
     """Return lines under their title, with a legend where there is more than one.
@@ -156,7 +155,6 @@ def line_figure(
         name: an id that no other drawing of the page has.
         note: what the values are.
         over: what the steps count.
-        log_steps: whether the axis of the steps is logarithmic.
     """
     before = accumulate((not one.pale for one in series), initial=0)
     classes = [
@@ -170,7 +168,7 @@ def line_figure(
         return macro("charts.html", "figure", name, title, note, words, legend=legend)
     across, up = _INTERVALS[size]
     whole = all(float(step).is_integer() for step, _ in points)
-    x = scale_of([step for step, _ in points], across, log=log_steps, tight=True, whole=whole)
+    x = scale_of([step for step, _ in points], across, tight=True, whole=whole)
     axes = Axes(x, scale_of([value for _, value in points], up))
     lines: list[tuple[str, str]] = []
     for curve, class_ in zip(curves, classes, strict=True):

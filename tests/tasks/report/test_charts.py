@@ -58,10 +58,9 @@ def test_nothing_to_draw_is_said_in_words(values: tuple[float, ...]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(), max_size=30), st.booleans())
-def test_any_values_can_be_drawn_within_the_drawing(values: list[float], log: bool) -> None:
-    drawn = line_chart(*values, log_steps=log)
-    for points in paths(drawn):
+@given(st.lists(st.floats(), max_size=30))
+def test_any_values_can_be_drawn_within_the_drawing(values: list[float]) -> None:
+    for points in paths(line_chart(*values)):
         assert all(-1 <= x <= SIDE + 1 and -1 <= y <= SIDE + 1 for x, y in points)
 
 
