@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tiny_run import home_at
-from warm import WarmMachine
 
 from flows.ingest import Ingested, ingest_documents
 from flows.report import publish
@@ -21,6 +20,7 @@ from storage.tables import read_rows
 from tasks.core.run import Run, StageReport
 from tasks.core.settings import Settings, load_settings, parse_assignments
 from tasks.readers.records import Limits
+from tests.tasks.warm import WarmMachine
 
 Rows = list[dict[str, Any]]
 PER_SEGMENT = ("extract", "normalise", "measure", "refine")

@@ -12,8 +12,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from warm import WarmMachine
-
 from flows.evaluate import evaluate_model
 from flows.generate import sample
 from flows.ingest import Ingested
@@ -25,6 +23,7 @@ from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.core.run import Run, StageReport
 from tasks.core.settings import Settings, load_settings, parse_assignments
+from tests.tasks.warm import WarmMachine
 
 TEXT = """the shepherd counts his sheep at dusk and closes the fold before rain comes over the hill while a dog
 watches from the gate and every lamb finds its mother in the straw near the old stone wall"""

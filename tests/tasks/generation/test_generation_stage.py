@@ -183,7 +183,7 @@ def test_a_bad_setting_is_refused_by_its_name(bundle: Bundle, setting: dict[str,
 
 DYING = """
 import os, signal, sys
-from tasks.generation import generate as module
+from tasks.generation import complete as module
 whole, n_calls = module.complete_shard, 0
 def dying(*args, **named):
     global n_calls

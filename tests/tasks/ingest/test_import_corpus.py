@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ingest_run import contents, home_at, ingest, prose, settings_of, write
-from warm import WarmMachine
 
 from flows.ingest import Documents, read_documents
 from flows.stages import stage_facts
@@ -28,6 +27,7 @@ from tasks.ingest.corpus import split_by_reader
 from tasks.ingest.extract import document_id
 from tasks.sources.address import resolve_sources
 from tasks.sources.folder import ListedFile
+from tests.tasks.warm import WarmMachine
 
 
 @dataclass
