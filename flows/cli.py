@@ -56,7 +56,7 @@ def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
 @command(models.RetrainOptions, leave_out=("base",))
 def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Everything: ingest, prepare, train, evaluate, promote, generate a sample."""
-    from flows.retrain import last_result
+    from flows.plan import last_result
 
     # a run whose plan finds everything in the store needs no server
     _show(options, last_result(options) or run_flow("flows.retrain:retrain", options), as_json)
@@ -65,8 +65,8 @@ def run(options: models.RetrainOptions, as_json: AsJson = False) -> None:
 @command(models.RetrainOptions, leave_out=("base", "workers", "deterministic"))
 def plan(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     """Report what `run` would compute, what is cached, and about how long it takes; computes and downloads nothing."""
+    from flows.plan import plan as plan_run
     from flows.report import plan_text
-    from flows.retrain import plan as plan_run
 
     planned = plan_run(options)
     document = {"stages": [asdict(item) for item in planned.reports.values()], "notes": planned.notes}

@@ -1,33 +1,19 @@
-"""The flow `retrain`, behind `sheepfold run`: from documents to a registered model; and the plan of it.
-
-A run whose every artefact is in the store is answered with its last result: no server starts and nothing is drawn.
-"""
+"""The flow `retrain`, behind `sheepfold run`: from documents to a registered model."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from flows.context import flow, open_run
-from flows.evaluate import evaluate_model, measure_beside, trace_model
+from flows.evaluate import evaluate_model, measure_beside
 from flows.generate import sample
 from flows.options import RetrainOptions
+from flows.plan import keep_result
 from flows.prepare import ingest_and_prepare
 from flows.promote import promote_model
 from flows.report import finish
 from flows.train import train_model
-from storage.atomic import write_file
-from storage.digest import sha256_file, sha256_json
-from storage.home import Home, check_corpus_name
-from storage.registry import registered_versions
-from tasks.core.run import Run
-from tasks.core.settings import Settings
 from tasks.registry.base import already_read, check_unread, continuing
-
-RESULT_FILE = "result.json"
-COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
 
 
 @flow(RetrainOptions)
@@ -57,69 +43,3 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
         )
         keep_result(run, settings, result)
         return result
-
-
-def plan(options: RetrainOptions) -> Run:
-    """Plan a retraining: its stages are called without computing; the run's reports say what would be computed.
-
-    No artefact is made and no source is downloaded.
-    """
-    settings = options.load()
-    check_corpus_name(options.corpus)
-    home = Home.from_environment(options.home)
-    run = Run(home, None, options.corpus, options.stages_to_refresh(), bool(options.retry_failed), plan=True)
-    plan_retraining(run, options.source, continuing(run, settings, options.base))
-    return run
-
-
-def plan_retraining(run: Run, source: str, settings: Settings) -> None:
-    """Call the stages of a retraining in its order under a planning run.
-
-    Checks and the registry, which make no artefact, and the measurement of the champion are left out.
-    """
-    _, prepared, base = ingest_and_prepare(run, source, settings)
-    checkpoint = train_model(run, settings, prepared, base)
-    evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
-    made = sample(run, settings, checkpoint, prepared.evalset)
-    trace_model(run, settings.evaluate, checkpoint, prepared.evalset, made)
-    run.remember(train=checkpoint, evaluate=evaluation, generate=made)
-
-
-def _identity(run: Run, settings: Settings) -> dict[str, Any]:
-    """Return what a result rests on: artefacts, settings, registered models with their aliases, and the reports."""
-    versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.store)]
-    produced = {name: [asdict(ref) for ref in run.produced.get(name, ())] for name in COMPARED}
-    folder = run.home.reports_of(run.corpus)
-    files = [file for file in sorted(folder.glob("*")) if file.is_file() and file.name != RESULT_FILE]
-    return {
-        "produced": produced,
-        "settings": sha256_json(settings.sections()),
-        "versions": sha256_json(versions),
-        "has_tracking": run.home.has_tracking,  # a run says what to do about a lost database
-        "reports": {file.name: sha256_file(file) for file in files},
-    }
-
-
-def keep_result(run: Run, settings: Settings, result: dict[str, Any]) -> None:
-    """Keep the result of a complete run beside its report."""
-    kept = {"identity": _identity(run, settings), "result": result}
-    write_file(run.home.reports_of(run.corpus) / RESULT_FILE, json.dumps(kept, ensure_ascii=False).encode())
-
-
-def last_result(options: RetrainOptions) -> dict[str, Any] | None:
-    """Return the result of the last run if the same run now would compute nothing; None if it has to run."""
-    settings = options.load()
-    if options.base or settings.train.base or options.refresh or options.retry_failed:
-        return None
-    planned = plan(options)
-    file = planned.home.reports_of(planned.corpus) / RESULT_FILE
-    if not all(line.cached for line in planned.reports.values()) or not file.is_file():
-        return None
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept["identity"] != json.loads(json.dumps(_identity(planned, settings))):
-        return None
-    result: dict[str, Any] = kept["result"]
-    if result["completions"] and not Path(result["completions"]).is_file():
-        return None
-    stages = [{**asdict(line), "seconds": 0.0} for line in planned.reports.values()]
-    return {**result, "model": {**result["model"], "moved": False}, "stages": stages, "notes": planned.notes}

@@ -8,7 +8,7 @@ import pytest
 from ingest_run import prose, settings_of, write
 from tiny_run import run_prepare
 
-from flows.retrain import plan_retraining
+from flows.plan import plan_retraining
 from storage.errors import UserError
 from storage.home import Home
 from tasks.core.run import Run

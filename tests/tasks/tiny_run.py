@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from flows.evaluate import evaluate_model
 from flows.generate import sample
 from flows.ingest import Ingested
+from flows.plan import plan_retraining
 from flows.prepare import Prepared, ingest_and_prepare
 from flows.report import publish
-from flows.retrain import plan_retraining
 from flows.train import train_model
 from storage.home import Home
 from storage.manifest import ArtifactRef
