@@ -1,7 +1,7 @@
 """An extraction process: takes jobs from standard input, writes pages and members to files, reports on standard output.
 
 Started by `tasks.ingest.pool`, one per core, as the leader of a process group of its own. It may be killed at any
-moment: what it has written by then counts. It goes by itself, together with its OCR child, when its parent is gone.
+moment: what it has written by then counts. It goes by itself when its parent is gone.
 Neither prefect, mlflow, torch, pyarrow nor pandas is imported here; each would cost every worker up to seconds and
 hundreds of MB.
 """
@@ -148,8 +148,7 @@ def _leave() -> None:
     folder = Path(os.environ.get("TMPDIR", "")).parent
     if folder.name.startswith(TEMPORARY_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
-    # The group at once, not a parent-death signal: that one would reach this process alone, and its OCR child
-    # would then stay behind with nobody to kill it.
+    # The group at once, not a parent-death signal: that one would reach this process alone.
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)  # Run by hand in somebody else's process group: only this process.

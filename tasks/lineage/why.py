@@ -21,7 +21,7 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from tasks.generation.completions import given_id
-from tasks.lineage.training_data import continued, exposures, shown_version, versions_by_training
+from tasks.lineage.training_data import continued, datasets_of, exposures, shown_version, versions_by_training
 from tasks.upkeep.forget import find_targets
 
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
@@ -60,15 +60,25 @@ def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
 
 
 def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
-    made_from = []
-    files: list[dict[str, Any]] = []
-    for depth, manifest in ancestors(store, ref):
-        entry = {name: getattr(manifest, name) for name in ("stage", "key", "created", "counts", "tools")}
-        made_from.append({"depth": depth, **entry})
-        if manifest.stage == "snapshot" and store.find(manifest.stage, manifest.key) is not None:
-            rows = read_rows(store.folder(manifest.ref) / FILES_FILE, ["path", "sha256", "status", "doc_id"])
-            files = [row for row in rows if row["status"] == "ok"]
-    return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": files}
+    made_from = [
+        {"depth": depth} | {name: getattr(manifest, name) for name in ("stage", "key", "created", "counts", "tools")}
+        for depth, manifest in ancestors(store, ref)
+    ]
+    return {"artifact": f"{ref.stage}/{ref.key}", "made_from": made_from, "files": _files(store, ref)}
+
+
+def _files(store: Store, ref: ArtifactRef) -> list[dict[str, Any]]:
+    """Return the files behind the datasets that an artefact was made from; without one, those behind itself.
+
+    The nearest listing counts: a tokeniser that was fitted on an earlier state of the corpus leads to an earlier one.
+    """
+    found = {}
+    for made in datasets_of(store, ref) or [ref]:
+        listing = next((manifest for _, manifest in ancestors(store, made) if manifest.stage == "snapshot"), None)
+        if listing is not None and store.find(listing.stage, listing.key) is not None:
+            rows = read_rows(store.folder(listing.ref) / FILES_FILE, ["path", "sha256", "status", "doc_id"])
+            found |= {(row["path"], row["sha256"]): row for row in rows if row["status"] == "ok"}
+    return list(found.values())
 
 
 def _led_to(store: Store, ref: ArtifactRef) -> list[str]:

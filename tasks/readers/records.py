@@ -182,7 +182,7 @@ class Limits:
     document_seconds: float = option(1800.0, "Longest time for a document or a member of a container.", gt=0)
     memory_bytes: int = option(
         2 * 1024**3,
-        "Memory that a worker process, and each OCR child, may add to what it has at its start.",
+        "Memory that a worker process may add to what it has at its start.",
         ge=LEAST_MEMORY_BYTES,
     )
     query_memory_bytes: int = option(

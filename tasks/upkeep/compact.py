@@ -20,9 +20,8 @@ from storage.catalog import corpora, read_state
 from storage.digest import canonical_json, rows_digest
 from storage.home import Home
 from storage.manifest import Manifest, RefSet, describe_inputs
-from storage.schemas import EXTRACTS_FILE, PAGES_FILE
+from storage.schemas import PAGES_FILE
 from storage.store import Store, StoreError
-from storage.tables import stream_rows
 from storage.tombstones import FORGETTING_LOCK
 from tasks.ingest.extract import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
 from tasks.upkeep.forget import finish_forgetting
@@ -74,7 +73,7 @@ def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
             kind = canonical_json([users[found.key], found.settings["options"], found.tools])
             alike.setdefault(kind, []).append(found)
     for kind in sorted(alike):
-        yield from _fill(store, alike[kind], at_least)
+        yield from _fill(alike[kind], at_least)
 
 
 def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
@@ -89,7 +88,7 @@ def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
     return [found for found in segments if found.key not in rivals]
 
 
-def _fill(store: Store, segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest]]:
+def _fill(segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest]]:
     """Yield small segments, the oldest first, in groups that make no more than a segment.
 
     A group that has no room for the next one is joined however few it has, two or more: the result is not small any
@@ -98,7 +97,7 @@ def _fill(store: Store, segments: Iterable[Manifest], at_least: int) -> Iterator
     group: list[Manifest] = []
     n_files = n_bytes = 0
     for found in sorted(segments, key=lambda item: (item.created, item.key)):
-        files, size = found.counts["units"], _size(store, found)
+        files, size = found.counts["units"], _size(found)
         if SMALL * files > SEGMENT_FILES or SMALL * size > SEGMENT_BYTES:
             continue
         if group and (n_files + files > SEGMENT_FILES or n_bytes + size > SEGMENT_BYTES):
@@ -110,11 +109,9 @@ def _fill(store: Store, segments: Iterable[Manifest], at_least: int) -> Iterator
         yield group
 
 
-def _size(store: Store, segment: Manifest) -> int:
-    """Return the bytes of a segment's files, or of its pages where those are more: an archive unpacks."""
-    rows = stream_rows(store.folder(segment.ref) / EXTRACTS_FILE, ["locator", "size"])
-    pages = next(entry.size for entry in segment.files if entry.name == PAGES_FILE)
-    return max(pages, sum(row["size"] for row in rows if not row["locator"]))
+def _size(segment: Manifest) -> int:
+    """Return the bytes of a segment's table of pages."""
+    return next(entry.size for entry in segment.files if entry.name == PAGES_FILE)
 
 
 def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -116,7 +117,7 @@ def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_r
         trainings = tuple(item["training"] for item in seen_by)
         places = places_of(store, {doc_id: item.sha256 for doc_id, item in new.items()})
         _bury(store, {name: replace(item, seen_by=trainings, places=places[name]) for name, item in new.items()})
-        sweep = finish_forgetting(home, store) or plan_sweep(store, Tombstones())
+        sweep = finish_forgetting(home, store) or Sweep()
     return {**result, **sweep.report()}
 
 
@@ -153,7 +154,8 @@ def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
 
     Args:
         corpus: The corpus in whose sources a path is looked for; ids are of the whole store.
-        thing: An id or at least eight digits of one, a path, a folder, or the beginning of paths with `*` behind it.
+        thing: An id or at least eight digits of one, a path or folder (as the listing has it, or where it lies), or the
+            beginning of paths with `*` behind it.
     """
     state = read_state(store, corpus)
     current = {ref.key for ref in state.get("snapshot") or state.get(LISTED, [])}
@@ -164,10 +166,15 @@ def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
         sources = session.sql(f"select distinct part, source from {files}").fetchall()
         own = {without_commit(source) for part, source in sources if listings[part] in current}
         listed = ", ".join(sorted({quoted(source) for _, source in sources if without_commit(source) in own})) or "null"
-        if thing.endswith("*"):
-            named = f"starts_with(path, {quoted(thing[:-1])})"
+        name = thing.removeprefix("./")
+        if name.endswith("*"):
+            named = f"starts_with(path, {quoted(name[:-1])})"
         else:
-            named = f"(path = {quoted(thing)} or starts_with(path, {quoted(thing.rstrip('/') + '/')}))"
+            whole = quoted(f"{Path(thing).expanduser().absolute()}/") if thing else "null"
+            named = (
+                f"(starts_with(concat(path, '/'), {quoted(name.rstrip('/') + '/')}) "
+                f"or starts_with(concat(rtrim(source, '/'), '/', path, '/'), {whole}))"
+            )
         queries = [f"path from {files} where {named} and source in ({listed})"]
         if _ID.fullmatch(thing):
             begins = f"where starts_with(doc_id, {quoted(thing)})"
@@ -313,7 +320,8 @@ def refuse_forgotten(store: Store, known: Collection[str]) -> None:
     if forgotten.documents.keys() <= set(known):
         return
     with store.lock(FORGETTING_LOCK):
-        write_tombstones(store, replace(read_tombstones(store), pending=[]))
+        known_now = read_tombstones(store)  # of a forgetting that was killed they say what is still to go
+        write_tombstones(store, replace(known_now, pending=known_now.pending or []))
     raise UserError(
         "documents were forgotten while this ran, and it may have read them: run the same command again, which takes "
         "out of the store what this one put there"

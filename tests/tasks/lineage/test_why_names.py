@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ingest_run import home_at, ingest, prose, write
-from tiny_run import Ran
+from tiny_run import Ran, run_prepare, write_texts
 
 from storage.errors import UserError
 from storage.store import StoreError, open_store
@@ -32,6 +32,15 @@ def test_an_artefact_goes_by_key_eight_digits_and_stage(tiny: Ran) -> None:
         assert f"train/{tiny.checkpoint.key}" in found["led_to"]  # type: ignore[union-attr, operator]
     with pytest.raises(StoreError, match="nothing goes by"):
         why(tiny, f"train/{ref.key}")
+
+
+def test_the_files_of_a_dataset_are_those_of_its_own_listing_although_its_tokeniser_is_older(tmp_path: Path) -> None:
+    source, home = write_texts(tmp_path / "in", range(6)), home_at(tmp_path / "home")
+    run_prepare(home, source)
+    write_texts(source, [6])
+    ran = run_prepare(home, source)
+    found = why(ran, f"dataset/{ran.prepared.dataset.key}")
+    assert [row["path"] for row in found["files"]] == [f"text-{n:02}.txt" for n in range(7)]  # type: ignore[union-attr]
 
 
 def test_a_name_of_nothing_is_answered_with_what_has_names(tiny: Ran) -> None:

@@ -37,7 +37,7 @@ from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from tasks.training.telemetry import read_notes
 from tasks.upkeep import forget as sweep
-from tasks.upkeep.forget import find_targets, finish_forgetting, forget
+from tasks.upkeep.forget import find_targets, finish_forgetting, forget, refuse_forgotten
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.verify import verify_home
 
@@ -249,6 +249,16 @@ def test_a_forgotten_document_goes_by_id_eight_digits_and_path_also_when_a_run_h
         assert explain(open_store(home.store), name, "default")["forgotten"]["reason"] == "a mistake", name
     kept = (Path(home.store) / ".refs" / "forgotten" / "documents.json").read_text()
     assert "secret/" not in kept
+
+
+def test_a_file_and_a_folder_go_by_where_they_are_listed_and_by_where_they_lie(home: Home, source: Path) -> None:
+    store = open_store(home.store)
+    for name, n_documents in (("secret/1.txt", 1), ("secret", 3)):
+        listed = find_targets(store, "default", name)
+        assert len({target.doc_id for target in listed}) == n_documents
+        for other in (f"./{name}", f"{name}/", str(source / name)):
+            assert find_targets(store, "default", other) == listed, other
+    assert find_targets(store, "default", "") == find_targets(store, "default", "secre") == []
 
 
 def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_ids(
@@ -528,6 +538,26 @@ def test_killed_after_its_last_removal_it_is_finished_by_the_same_command(
             forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
     assert read_tombstones(Store(Path(home.store))).pending is None
+    assert holders_of(home, SECRET) == []
+
+
+def test_killed_on_the_way_it_is_finished_although_a_run_that_had_read_the_documents_ended_meanwhile(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = Store.remove
+
+    def killed(store: Store, stage: str, key: str, keep_manifest: bool = False) -> None:
+        if stage == "normalise":  # the segments, by which it is known what was made from a document, are gone
+            raise Killed
+        remove(store, stage, key, keep_manifest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "remove", killed)
+        with pytest.raises(Killed):
+            forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
+    with pytest.raises(UserError, match="documents were forgotten while this ran"):
+        refuse_forgotten(open_store(home.store), ())
+    assert finish_forgetting(home, open_store(home.store)) is not None
     assert holders_of(home, SECRET) == []
 
 
