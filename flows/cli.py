@@ -73,10 +73,10 @@ def plan(options: models.RetrainOptions, as_json: AsJson = False) -> None:
     answer(document, as_json, lambda found: print(plan_text(found)))
 
 
-@command(models.IngestOptions)
-def ingest(options: models.IngestOptions, as_json: AsJson = False) -> None:
+@command(models.WatchOptions, leave_out=("announce_share",))
+def ingest(options: models.WatchOptions, as_json: AsJson = False) -> None:
     """Extract and curate the text of new files, and report the status of every file."""
-    _show(options, run_flow("flows.ingest:ingest", models.WatchOptions(**options.given())), as_json)
+    _show(options, run_flow("flows.ingest:ingest", options), as_json)
 
 
 @command(models.PrepareOptions)

@@ -1,4 +1,4 @@
-"""The flow `generate`: continue prompts, shard by shard; and a single prompt at the keyboard, streamed."""
+"""The flow `generate`: continue the prompts of a file, shard by shard."""
 
 from __future__ import annotations
 

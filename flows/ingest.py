@@ -55,6 +55,8 @@ class Documents:
 class Ingested(Documents):
     """A corpus after ingestion.
 
+    The input `documents` of a stage is normalised text up to `refine`, and refined text behind it.
+
     Attributes:
         measured, refined: Artefacts of each segment.
         curated: Selection: kept, dropped and held-out documents.

@@ -16,6 +16,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, NORMALISED, PAGES_FILE
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
+from tasks.readers.records import CONTAINERS
 from tasks.text.cleaning import NormaliseSettings, document_text
 
 RECORD_COLUMNS = ["doc_id", "kind", "title", "programming_language", "status"]
@@ -63,7 +64,7 @@ def normalise_segment(
     records = {
         row["doc_id"]: row
         for row in read_rows(segment / EXTRACTS_FILE, RECORD_COLUMNS)
-        if row["status"] == "ok" and row["kind"] not in ("archive", "table")
+        if row["status"] == "ok" and row["kind"] not in CONTAINERS
     }
 
     def rows() -> Iterator[dict[str, Any]]:

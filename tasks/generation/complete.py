@@ -29,7 +29,7 @@ from tasks.training.bundle import Bundle
     version=1,
     unit="shard",
     modules=("model.checkpoint", "model.generation"),
-    tables={"completions.parquet": COMPLETIONS},
+    tables={COMPLETIONS_FILE: COMPLETIONS},
     keep_with=("checkpoint",),
     unkeyed=("batch_size", "own_process"),
 )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.digest import sha256_json
+from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
@@ -131,7 +132,7 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
 
 def sample_prompts(store: Store, evalset: ArtifactRef) -> list[Prompt]:
     """Return the first words of a few evaluation documents as prompts, to look at what a model has learned."""
-    read = read_table(store.folder(evalset) / "documents.parquet", ["doc_id", "text"])
+    read = read_table(store.folder(evalset) / DOCUMENTS_FILE, ["doc_id", "text"])
     rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
     long_enough = [row for row in rows if len(row["text"].split()) > SAMPLED_WORDS] or rows
     chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:N_SAMPLED]

@@ -34,8 +34,8 @@ from tasks.ingest.extract import (
 )
 from tasks.ingest.importing import SUFFIX, ImportSettings, Part, import_index, import_segment, parts_of
 from tasks.ingest.journal import Content
-from tasks.ingest.snapshot import CONTAINERS
 from tasks.readers.ocr import ocr_ready
+from tasks.readers.records import CONTAINERS
 from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
 from tasks.sources.folder import ListedFile

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from storage.digest import plain, sha256_json
 from storage.home import Home
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import EXTRACTS, PAGES
+from storage.schemas import EXTRACTS, EXTRACTS_FILE, PAGES, PAGES_FILE
 from storage.store import Store
 from storage.tables import TableWriter, read_columns, read_rows, union_digest
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
@@ -163,7 +163,7 @@ def extract_tools() -> dict[str, str]:
     version=4,
     unit="file",
     modules=("tasks.ingest.worker",),
-    tables={"extracts.parquet": EXTRACTS, "pages.parquet": PAGES},
+    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES},
     unkeyed=("files",),
 )
 def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str:
@@ -173,8 +173,8 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
     made = _extract_contents(work, settings, files, journal, forgotten)
     doubtful = 0
     with (
-        TableWriter(work.out / "extracts.parquet", EXTRACTS) as extracts,
-        TableWriter(work.out / "pages.parquet", PAGES) as pages,
+        TableWriter(work.out / EXTRACTS_FILE, EXTRACTS) as extracts,
+        TableWriter(work.out / PAGES_FILE, PAGES) as pages,
     ):
         for content in sorted(settings.contents):
             found = made.pop(content, None) or extract_rows(content, read_document(journal / content.name), forgotten)
@@ -185,7 +185,7 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
     work.counts.update(rows=extracts.count, pages=pages.count, units=len(settings.contents), doubtful=doubtful)
     work.tools.update(extract_tools())
     work.tools["passwords"] = files.passwords_noted
-    return union_digest([work.out / "extracts.parquet"])
+    return union_digest([work.out / EXTRACTS_FILE])
 
 
 # segments
@@ -291,10 +291,10 @@ def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
 def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
     """Count for each file of a segment the documents that are ok, and the pages without an error."""
     folder = store.folder(ref)
-    pages = read_columns(folder / "pages.parquet", ["doc_id", "error"])
+    pages = read_columns(folder / PAGES_FILE, ["doc_id", "error"])
     sound = Counter(doc_id for doc_id, error in zip(pages["doc_id"], pages["error"], strict=True) if error is None)
     worths: dict[str, tuple[int, int]] = {}
-    for row in read_rows(folder / "extracts.parquet", ["doc_id", "file_sha256", "status"]):
+    for row in read_rows(folder / EXTRACTS_FILE, ["doc_id", "file_sha256", "status"]):
         n_ok, n_pages = worths.get(row["file_sha256"], (0, 0))
         worths[row["file_sha256"]] = (n_ok + (row["status"] == "ok"), n_pages + sound[row["doc_id"]])
     return worths
@@ -303,7 +303,7 @@ def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
 def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
     """The reason codes of a segment's files, and of the members in them, that may be worth another attempt."""
     codes: dict[str, set[str]] = defaultdict(set)
-    for row in read_rows(store.folder(ref) / "extracts.parquet", ["file_sha256", "status", "reason_code"]):
+    for row in read_rows(store.folder(ref) / EXTRACTS_FILE, ["file_sha256", "status", "reason_code"]):
         if is_doubtful(row["status"], row["reason_code"]):
             codes[row["file_sha256"]].add(row["reason_code"])
     return {sha256: frozenset(found) for sha256, found in codes.items()}

@@ -138,7 +138,7 @@ class ImportSettings:
     "import",
     version=1,
     unit="file",
-    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, "documents.parquet": NORMALISED},
+    tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, DOCUMENTS_FILE: NORMALISED},
     unkeyed=("locations",),
 )
 def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[str]) -> str:

@@ -28,8 +28,8 @@ from typing import Any
 
 from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, Stopped, module_command, write_message
 from tasks.ingest.journal import finish_document, part_file, read_lines, write_lines
-from tasks.readers.detect import CONTAINERS
 from tasks.readers.records import (
+    CONTAINERS,
     TEMPORARY_PREFIX,
     Extraction,
     ExtractOptions,
@@ -102,7 +102,7 @@ class _Part:
         file: Where they go, a line each; what follows the first `end` bytes was not reported.
         asked: Only these pages, which were put off for OCR; None for all of the document.
         pages: Numbers of the pages that were read or lost.
-        put_off: Those of them that other processes are to read by OCR.
+        deferred: Those of them that other processes are to read by OCR.
         n_members: Number of members of a container that were read or lost.
         member: Locator of the member in work, if any.
         began: Number of lines when the latest process began.
@@ -114,7 +114,7 @@ class _Part:
     file: Path
     asked: tuple[int, ...] | None = None
     pages: list[int] = field(default_factory=list)
-    put_off: list[int] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
     n_members: int = 0
     member: str | None = None
     end: int = 0
@@ -164,8 +164,8 @@ class _Part:
         self.end = message.get("end", self.end)
         if "page" in message:
             self.pages.append(message["page"])
-            if message["put_off"]:
-                self.put_off.append(message["page"])
+            if message["deferred"]:
+                self.deferred.append(message["page"])
         elif "member" in message:
             self.member = message["member"]
         elif "member_done" in message:
@@ -242,7 +242,7 @@ class _Document:
     def end_part(self, part: _Part) -> list[_Part]:
         """End a part; the last one finishes the document. Returns parts for the pages that it put off for OCR."""
         with self._lock:
-            waiting = part.put_off
+            waiting = part.deferred
             chunks = [waiting[at : at + OCR_PAGES_PER_PART] for at in range(0, len(waiting), OCR_PAGES_PER_PART)]
             self._left += len(chunks) - 1
             if not self._left and not self.future.done():

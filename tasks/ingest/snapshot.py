@@ -22,10 +22,10 @@ from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import ROWS_AT_ONCE, Corpus, parquet
 from tasks.ingest.journal import Content
+from tasks.readers.records import CONTAINERS
 from tasks.sources.folder import ListedFile
 from tasks.text.licences import detect_licence, is_licence_file
 
-CONTAINERS = ("archive", "table")  # kinds that are no documents themselves
 LISTED_FILE = "listed.parquet"
 CONTENTS_FILE = "contents.parquet"
 

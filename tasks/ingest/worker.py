@@ -121,7 +121,7 @@ def _written(item: PageText | str | Extraction | None, out: int) -> dict[str, An
         raise _CannotWrite(error) from None
     if isinstance(item, Extraction):
         return {"member_done": True, "end": os.lseek(out, 0, os.SEEK_CUR)}
-    return {"page": item.page, "put_off": item.method == "deferred", "end": os.lseek(out, 0, os.SEEK_CUR)}
+    return {"page": item.page, "deferred": item.method == "deferred", "end": os.lseek(out, 0, os.SEEK_CUR)}
 
 
 def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extraction:

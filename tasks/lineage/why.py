@@ -72,7 +72,7 @@ def _files(store: Store, ref: ArtifactRef) -> list[dict[str, Any]]:
 
     The nearest listing counts: a tokeniser that was fitted on an earlier state of the corpus leads to an earlier one.
     """
-    found = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for made in datasets_of(store, ref) or [ref]:
         listing = next((manifest for _, manifest in ancestors(store, made) if manifest.stage == "snapshot"), None)
         if listing is not None and store.find(listing.stage, listing.key) is not None:

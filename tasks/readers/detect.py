@@ -27,7 +27,6 @@ from tasks.readers.rows import LINES, Table, document_column, line_columns
 
 HEAD_BYTES = 8192  # How much of a file `detect` wants to see.
 PDF_MARK_WITHIN = 1024  # Readers accept junk of this length before "%PDF-".
-CONTAINERS = ("archive", "table")
 JSON_LINES = "application/jsonl"
 PARQUET_MEDIA = "application/vnd.apache.parquet"
 SQLITE_MEDIA = "application/vnd.sqlite3"

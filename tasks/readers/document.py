@@ -16,7 +16,6 @@ from typing import TypeVar
 from tasks.readers.archives import Budget, Entry, Locators, numbered, read_archive
 from tasks.readers.decode import Decoded, clean, decode
 from tasks.readers.detect import (
-    CONTAINERS,
     DOCX,
     ENCRYPTED_OFFICE,
     JSON_LINES,
@@ -28,6 +27,7 @@ from tasks.readers.markup import read_html, read_xml
 from tasks.readers.office import read_docx, read_notebook
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import (
+    CONTAINERS,
     Detected,
     Extraction,
     ExtractionProblem,

@@ -22,6 +22,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
 Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
+CONTAINERS = ("archive", "table")  # kinds that are no documents themselves
 Method = Literal["text", "ocr", "both", "none", "deferred"]
 ReasonCode = Literal[
     "",

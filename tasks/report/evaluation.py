@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
-from storage.schemas import COMPLETIONS_FILE, SPANS_FILE
+from storage.schemas import COMPLETIONS_FILE, DOCUMENTS_FILE, SPANS_FILE
 from storage.store import Store
 from storage.tables import read_rows, stream_rows
 from tasks.evaluation.compare import all_nats, compare_evaluations
@@ -178,7 +178,7 @@ def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapp
 
 def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str], length: int = 1_000) -> dict[str, str]:
     """Return the first characters of evaluation documents, by id."""
-    texts = pq.read_table(store.folder(evalset) / "documents.parquet", columns=["doc_id", "text"])
+    texts = pq.read_table(store.folder(evalset) / DOCUMENTS_FILE, columns=["doc_id", "text"])
     texts = texts.filter(pc.is_in(texts["doc_id"], value_set=pa.array(sorted(set(doc_ids)), pa.string())))
     return {row["doc_id"]: row["text"][:length] for row in texts.to_pylist()}
 

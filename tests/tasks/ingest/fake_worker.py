@@ -24,7 +24,7 @@ PAGE = {"text": "some text", "method": "text", "engine": "decoder", "confidence"
 def turn(page: int, **own: Any) -> None:
     """Write a page, and report it."""
     write_message(OUT, {**PAGE, "page": page, **own})
-    write_message(1, {"page": page, "put_off": own.get("method") == "deferred", "end": os.lseek(OUT, 0, os.SEEK_CUR)})
+    write_message(1, {"page": page, "deferred": own.get("method") == "deferred", "end": os.lseek(OUT, 0, os.SEEK_CUR)})
 
 
 def main() -> None:
