@@ -4,9 +4,9 @@
     tokens.parquet   where each document lies in it, what it lost, and a digest of its ids
     counts.npy       how often each id occurs
 
-Documents that curation dropped are in it, too (the stage `dataset` takes those that are kept): another selection encodes
-nothing again. Texts go through a row group at a time, so that a segment's size is no matter; a segment of some size is
-encoded in a process of its own.
+Documents that curation dropped are in it, too (the stage `dataset` takes those that are kept): another selection
+encodes nothing again. Texts go through a row group at a time, so that a segment's size is no matter; a segment of
+some size is encoded in a process of its own.
 """
 
 from __future__ import annotations
