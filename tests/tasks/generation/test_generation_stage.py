@@ -53,7 +53,7 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_one_worker(
     tmp_path_factory: pytest.TempPathFactory, model: Path, prompts_file: Path, prefect_server: str
 ) -> list[dict[str, Any]]:
-    """What becomes of them without a kill, by one worker."""
+    """Rows of the completions that one worker makes without a kill."""
     command = ["generate", "--prompts", str(prompts_file), "--model", str(model), *SHARDED, "--workers", "1"]
     rows: list[dict[str, Any]] = answer(tmp_path_factory.mktemp("one"), *command)["rows"]
     return rows
