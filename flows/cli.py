@@ -155,7 +155,7 @@ def generate(
     if bool(prompt) == bool(options.prompts):
         raise UserError("give either a PROMPT or --prompts FILE")
     if prompt:
-        streamed = not as_json and (options.n_samples or 1) == 1
+        streamed = not as_json and options.load().generate.n_samples == 1
         rows, seconds = continue_prompt(options, prompt, partial(print, end="", flush=True) if streamed else None)
         document: dict[str, Any] = {"rows": rows, "completions": None, "page": ""}
         tokens = sum(row["n_tokens"] for row in rows)
@@ -167,8 +167,6 @@ def generate(
         print()
     else:
         answer(document, as_json, _print_rows)
-    if as_json:
-        return
     failed = [row for row in rows if row["error"] is not None]
     if failed and len(failed) == len(rows):
         raise UserError(f"no prompt could be continued; {failed[0]['id']}: {failed[0]['error']}")

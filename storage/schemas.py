@@ -66,7 +66,7 @@ def _type(kind: str) -> pa.DataType:
 # One row for every path walked, and one for every member of an archive or table (`container` is set).
 FILES = _schema(
     "files",
-    "path source container? size:int64 sha256? media_type? status reason reason_code licence? doc_id? segment?",
+    "path source label container? size:int64 sha256? media_type? status reason reason_code licence? doc_id? segment?",
 )
 
 # One row for every distinct file content that was looked into, extracted or not, and for each member in it (`locator`).

@@ -8,11 +8,9 @@ step, so the removal is resumed after a kill.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 from storage.store import Store
@@ -21,7 +19,6 @@ TOMBSTONES_REF = "forgotten/documents"
 FORGETTING_LOCK = "forgetting"
 FORGOTTEN: Final = "forgotten"  # the code of the reason
 REASON = "it was asked to be forgotten (`sheepfold forget`)"
-_ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
 _EMPTY = hashlib.sha256(b"").hexdigest()  # an empty file is no document
 
 
@@ -65,21 +62,6 @@ class Tombstones:
     def covers(self, doc_id: str, sha256: str) -> bool:
         """Return True if a document is forgotten."""
         return doc_id in self.documents or sha256 in self.contents
-
-    def named(self, name: str) -> list[Tombstone]:
-        """Return the tombstones with an id, with the first eight or more digits of one, or with a path."""
-        beginning = name if _ID.fullmatch(name) else None
-        places = {place_digest(name.removeprefix("./")), place_digest(str(Path(name).expanduser().absolute()))}
-        return [
-            item
-            for doc_id, item in sorted(self.documents.items())
-            if (beginning and doc_id.startswith(beginning)) or places.intersection(item.places)
-        ]
-
-
-def place_digest(path: str) -> str:
-    """Return the digest that a tombstone keeps of a path."""
-    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_tombstones(store: Store) -> Tombstones:

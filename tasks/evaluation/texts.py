@@ -83,7 +83,7 @@ def read_texts(path: Path, refused: Refused, column: str = COLUMN) -> list[Text]
             f"there is no {path}: give a split ({' or '.join(SPLITS)}), a text file, a folder of text files, JSON "
             "Lines (.jsonl) or Parquet"
         )
-    elif SUFFIXES.get(path.suffix) in (LINES, PARQUET):
+    elif SUFFIXES.get(path.suffix.lower()) in (LINES, PARQUET):
         texts = list(_row_texts(path, refused, column))
     else:
         texts = [_file_text(path, path.parent)]
@@ -135,7 +135,7 @@ def _row_texts(path: Path, refused: Refused, column: str) -> Iterator[Text]:
             raise ExtractionProblem("rejected", "no_column", reason)
         return [column, *(name for name in columns if name in {*_NAMES, *_LABELS} - {column})]
 
-    form = SUFFIXES[path.suffix]
+    form = SUFFIXES[path.suffix.lower()]
     try:
         digest = sha256_file(path)
         for row in read_rows(Table(path.resolve(), form), choose if form == PARQUET else None):

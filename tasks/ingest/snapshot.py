@@ -81,7 +81,7 @@ def _stream_digest(items: Iterable[Any]) -> str:
 _FOUND = """
 create macro folder_of(path) as regexp_replace(path, '/?[^/]*$', '');
 create table listed as
-select path, source, size, sha256, status, reason, place as number, case
+select path, source, label, size, sha256, status, reason, place as number, case
         when reason = '{forgotten_reason}' then '{forgotten}' when status = 'skipped' then 'not_walked'
         when status = 'rejected' then 'too_large' when status = 'failed' then 'unreadable' else '' end as reason_code
 from {listed};
@@ -98,7 +98,8 @@ with
     ),
     first as (select sha256, arg_min(path, number) as path from listed group by sha256),
     joined as (
-        select number, spot, source, listed.path as outer_path, spot <> own as is_member, first.path as first_path,
+        select number, spot, source, label, listed.path as outer_path, spot <> own as is_member,
+            first.path as first_path,
             coalesce(holds and listed.path <> first.path, false) as is_copy,
             if(is_member, listed.path || '/' || locator, listed.path) as path,
             if(is_member, extracted.size, listed.size) as size,
@@ -109,7 +110,7 @@ with
         from listed left join first using (sha256) left join contents using (sha256)
         left join extracted on file_sha256 = listed.sha256
     )
-select number, spot, path, folder_of(path) as folder, source, if(is_member, outer_path, null) as container, size,
+select number, spot, path, folder_of(path) as folder, source, label, if(is_member, outer_path, null) as container, size,
     sha256, media_type, if(is_copy, 'duplicate', status) as status,
     if(is_copy, 'same bytes as ' || first_path, reason) as reason,
     if(is_copy, 'duplicate_bytes', reason_code) as reason_code,
@@ -144,7 +145,7 @@ from above join given on given.source = above.source and given.folder = upper gr
 """
 
 
-@stage("snapshot", version=3, tables={FILES_FILE: FILES}, unkeyed=("listing",))
+@stage("snapshot", version=4, tables={FILES_FILE: FILES}, unkeyed=("listing",))
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
     """Say for every path what became of it."""
     _write(work.scratch / LISTED_FILE, _LISTED, map(_FIELDS_OF_FILE, listing.files))

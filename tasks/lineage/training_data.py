@@ -184,15 +184,20 @@ class _Seen:
     """Documents that a dataset has of some; `pieces` of its training sequences are from them, None if it is gone."""
 
     trained: frozenset[str] = frozenset()
-    held_out: int = 0
+    held_out: frozenset[str] = frozenset()
     pieces: int | None = None
 
 
 def exposures(store: Store, doc_ids: Collection[str]) -> list[dict[str, Any]]:
-    """Return the trainings of a store that saw some documents, the oldest first, as `sheepfold why --json` prints them.
+    """Return the trainings of a store that saw some documents as `sheepfold why --json` prints them, oldest first."""
+    return [exposure for exposure, _ in exposed_documents(store, doc_ids)]
+
+
+def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
+    """Return the trainings of a store that saw some documents, the oldest first, each with those that it saw.
 
     Returns:
-        For each training its registered versions; `documents_trained_on`, by itself or through those that it continues;
+        Of each training its registered versions; `documents_trained_on`, by itself or through those that it continues;
         `documents_held_out`, on which it was itself measured while it was trained; `training_pieces`, None where a
         dataset is not there any more; and `through`, the nearest of those that it continues which was trained on
         documents that it did not read itself, else empty.
@@ -214,16 +219,15 @@ def exposures(store: Store, doc_ids: Collection[str]) -> list[dict[str, Any]]:
         pieces = [seen.pieces for _, seen in levels if seen.trained]
         there = [number for number in pieces if number is not None]
         name = f"{training.stage}/{training.key}"
-        found.append(
-            {
-                "training": name,
-                "versions": versions.get(name, []),
-                "documents_trained_on": len(trained),
-                "documents_held_out": own.held_out,
-                "training_pieces": sum(there) if there and len(there) == len(pieces) else None,
-                "through": next((key for key, seen in levels[1:] if seen.trained - own.trained), ""),
-            }
-        )
+        exposure = {
+            "training": name,
+            "versions": versions.get(name, []),
+            "documents_trained_on": len(trained),
+            "documents_held_out": len(own.held_out),
+            "training_pieces": sum(there) if there and len(there) == len(pieces) else None,
+            "through": next((key for key, seen in levels[1:] if seen.trained - own.trained), ""),
+        }
+        found.append((exposure, trained | own.held_out))
     return found
 
 
@@ -274,7 +278,7 @@ def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen
         return _Seen()
     rows = rows_of(store.folder(curated) / SELECTION_FILE, doc_ids, ["doc_id", "split", "kept"])
     selected = frozenset(row["doc_id"] for row in rows if row["kept"] and row["split"] == "train")
-    held_out = sum(row["kept"] and row["split"] == "validation" for row in rows)
+    held_out = frozenset(row["doc_id"] for row in rows if row["kept"] and row["split"] == "validation")
     if selected and store.find(dataset.stage, dataset.key) is not None:
         read = rows_of(store.folder(dataset) / SEQUENCES_FILE, doc_ids, ["doc_id", "split"])
         trained = [row["doc_id"] for row in read if row["split"] == "train"]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from storage.catalog import Catalog, quoted, read_state
+from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
@@ -21,8 +20,8 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from tasks.generation.completions import given_id
+from tasks.lineage.documents import file_condition, find_forgotten, find_targets
 from tasks.lineage.training_data import continued, datasets_of, exposures, shown_version, versions_by_training
-from tasks.upkeep.forget import find_targets
 
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
 _DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
@@ -47,6 +46,7 @@ def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
         or _forgotten(store, thing)
         or _model(store, corpus, thing)
         or _newest_completion(store, thing)
+        or _document(store, corpus, thing, below=True)
         or _removed_document(store, corpus, thing)
     )
     if found is None:
@@ -166,22 +166,17 @@ def _model(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
     }
 
 
-def _document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
+def _document(store: Store, corpus: str, thing: str, below: bool = False) -> dict[str, Any] | None:
     if not read_state(store, corpus):
         return None
     catalog = Catalog(store, corpus)
-    name, absolute = quoted(thing.removeprefix("./")), quoted(str(Path(thing).expanduser().absolute()))
-    beginning = f"or starts_with(doc_id, {name})" if _DIGITS.fullmatch(thing) else ""
-    files = catalog.query(
-        f"select * from files where path = {name} or doc_id = {name} {beginning} "
-        f"or concat(rtrim(source, '/'), '/', path) = {absolute} order by path"
-    )
+    files = catalog.query(f"select * from files where {file_condition(thing, below)} order by path")
     if not files:
         return None
     if all(row["reason_code"] == FORGOTTEN for row in files):  # the files are still at their source
         known, contents = read_tombstones(store), {row["sha256"] for row in files}
         same = [item for item in known.documents.values() if item.sha256 in contents]
-        if items := known.named(thing) or same[:1]:
+        if items := find_forgotten(known, thing) or same[:1]:
             return {"files": files, **_tombstone(store, thing, items)}
     doc_ids = {row["doc_id"] for row in files if row["doc_id"]}
     ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids)) or "''"
@@ -201,7 +196,7 @@ def _document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
 
 
 def _forgotten(store: Store, thing: str) -> dict[str, Any] | None:
-    items = read_tombstones(store).named(thing)
+    items = find_forgotten(read_tombstones(store), thing)
     return _tombstone(store, thing, items) if items else None
 
 

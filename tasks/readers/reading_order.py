@@ -81,7 +81,7 @@ def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: 
     if gutter is None:
         return text
     found = "\r\n".join(_characters(layer, line) for line in _by_column(rows, gutter))
-    return _HYPHENATED.sub("", found)
+    return _HYPHENATED.sub("\ufffe", found)
 
 
 def _looks_suspicious(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, n_characters: int) -> bool:

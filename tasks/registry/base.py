@@ -15,7 +15,7 @@ from typing import Any
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.registry import CHAMPION
+from storage.registry import CHAMPION, find_version, registered_versions
 from tasks.core.run import Run
 from tasks.core.settings import ModelSettings, Settings
 from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
@@ -74,15 +74,16 @@ def check_base(run: Run, settings: Settings) -> Base | None:
 
 def _checkpoint(run: Run, name: str) -> ArtifactRef:
     folder = Path(name).expanduser()
+    is_outside = folder.is_dir() and find_version(registered_versions(run.store), name, run.corpus) is None
     if run.plan:
-        if not folder.is_dir():
+        if not is_outside:
             ref = resolve_version(run, name).checkpoint
             if run.store.find(ref.stage, ref.key) is not None:
                 return ref
         raise BaseError(
             f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
         )
-    if not folder.is_dir() or _is_bundle(folder):
+    if not is_outside or _is_bundle(folder):
         return checkpoint_of(run, name)
     run.home.create().cache.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=run.home.cache, prefix="base-") as place:

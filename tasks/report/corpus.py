@@ -344,12 +344,15 @@ def corpus_page(found: Row, corpus: str) -> list[str]:
     )
 
 
+OF_MODELS = ("suggest", "train", "evaluate", "generate")  # stages of which the page shows nothing
+
+
 def write(outcome: Outcome) -> Page | None:
     """Write the page of a run's corpus: its files, documents and what was refused."""
     if outcome.made("snapshot") is None:
         return None
     run = outcome.run
-    state = read_state(run.store, run.corpus)
+    state = {stage: refs for stage, refs in read_state(run.store, run.corpus).items() if stage not in OF_MODELS}
     return outcome.draw_once("corpus", f"Corpus {run.corpus}", state, lambda: outcome.draw_in_subprocess(draw_corpus))
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -71,6 +71,8 @@ class WalkedFile:
         status: "" for a file to extract, else "skipped", "rejected" or "failed".
         reason: Why it is not extracted.
         pending_digest: Placeholder for the digest of an object that was not fetched; "" for a file that is at hand.
+        label: What of the path stands for the source: its first part where several sources are walked, the whole path
+            of a source that is a file.
     """
 
     path: str
@@ -83,6 +85,7 @@ class WalkedFile:
     status: Literal["", "skipped", "rejected", "failed"] = ""
     reason: str = ""
     pending_digest: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class ListedFile:
 
     path: str
     source: str
+    label: str
     size: int
     sha256: str | None
     suffix: str
@@ -273,7 +277,8 @@ class FolderSource:
             include = Patterns(self.include) if self.include else None
             yield from walk_folder(self.path, source, f"{label}/" if label else "", filters, excluded, include)
         else:  # Named itself: no pattern applies.
-            yield file_row(label or encode_path(self.name), source, str(self.path), status, filters)
+            name = label or encode_path(self.name)
+            yield replace(file_row(name, source, str(self.path), status, filters), label=name)
 
 
 def walk_folder(

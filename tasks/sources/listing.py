@@ -121,7 +121,7 @@ def walk_sources(
                 locations[digest] = min(file.location, locations.get(digest, file.location))
         suffix = encode_path(splitext(file.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
         suffix = suffixes.setdefault(suffix, suffix)
-        listed.append(ListedFile(file.path, file.source, file.size, sha256, suffix, status, reason))
+        listed.append(ListedFile(file.path, file.source, file.label, file.size, sha256, suffix, status, reason))
     return Walked(sorted(listed, key=lambda file: file.path), locations, n_ignored, n_pending)
 
 
@@ -159,6 +159,7 @@ def list_sources(
                 if row.location in seen:
                     continue
                 seen.add(row.location)
+                row = replace(row, label=label)
             if row.reason != EXCLUDED_REASON or row.location not in covered:
                 yield row
     for place in places:

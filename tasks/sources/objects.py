@@ -104,7 +104,8 @@ class ObjectSource:
                 relative, info = item
                 path = prefix + encode_path(relative) if relative else label or encode_path(self.name)
                 copy = folder / _copy_name(relative)
-                listed = WalkedFile(path, source, str(copy), info.size, info.mtime_ns or 0)
+                own = "" if relative else path  # the source is the object
+                listed = WalkedFile(path, source, str(copy), info.size, info.mtime_ns or 0, label=own)
                 if too_large := refuse_large(info.size, filters):
                     return replace(listed, status="rejected", reason=too_large)
                 status = _current_copy(copy, info, exact=filters.fetch)
@@ -115,8 +116,8 @@ class ObjectSource:
                     status = status or _fetch(filesystem, info, copy)
                 except OSError as error:
                     reason = f"object cannot be fetched: {_first_line(error)}"
-                    return WalkedFile(path, source, str(copy), status="failed", reason=reason)
-                return file_row(path, source, str(copy), status, filters)
+                    return WalkedFile(path, source, str(copy), status="failed", reason=reason, label=own)
+                return replace(file_row(path, source, str(copy), status, filters), label=own)
 
             with ThreadPoolExecutor(max_workers=N_DOWNLOADS) as threads:
                 for start in range(0, len(wanted), BATCH_OBJECTS):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import CUTS, CUTS_FILE, DROPPED, DROPPED_FILE, SELECTION, SELECTION_FILE
 from storage.tables import read_rows, stream_rows, write_table
 from tasks.core.stage import Work, stage
+from tasks.lineage.documents import file_condition
 
 REASON_CODE = "ablated"
 
@@ -138,18 +138,8 @@ def _of_condition(catalog: Catalog, condition: str, words: str) -> LeftOut:
 
 def _of_paths(catalog: Catalog, asked: str) -> frozenset[str]:
     """Return the documents whose every path matches."""
-    inside: set[str] = set()
-    outside: set[str] = set()
-    columns = "select path, source, doc_id from files where doc_id is not null and status in ('ok', 'duplicate')"
-    for row in catalog.query(columns):
-        (inside if _is_meant(asked, row["path"], row["source"]) else outside).add(row["doc_id"])
-    return frozenset(inside - outside)
-
-
-def _is_meant(asked: str, path: str, source: str) -> bool:
-    """Return True for the file or folder asked for, a path in it, or one that fits the pattern; absolute ones too."""
-    beginning = asked.removeprefix("./").rstrip("/")
-    for place in (path, f"{source.rstrip('/')}/{path}"):
-        if place == beginning or place.startswith(f"{beginning}/") or fnmatchcase(place, asked):
-            return True
-    return False
+    rows = catalog.query(
+        "select doc_id from files where doc_id is not null and status in ('ok', 'duplicate') "
+        f"group by doc_id having bool_and({file_condition(asked, below=True, patterns=True)})"
+    )
+    return frozenset(row["doc_id"] for row in rows)

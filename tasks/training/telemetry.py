@@ -273,7 +273,9 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
             continue
         most = min(int(index.length[place]), MOST_PROMPT_IDS, max(1, context // 2))
         ids = np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False)[start : start + most].tolist()
-        found[shard, start] = _cut(tokenizer, ids)
+        prompt = _cut(tokenizer, ids)
+        if prompt not in found.values():  # samples are told apart by their prompts
+            found[shard, start] = prompt
         if len(found) == N_PROMPTS:
             break
     return list(found.values())

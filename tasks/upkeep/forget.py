@@ -16,38 +16,30 @@ runs go first, because by what goes it is known which they are.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from storage.catalog import CORPUS_REF, LISTED, Catalog, quoted, read_state
+from storage.catalog import CORPUS_REF, LISTED, Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import EXTRACTS, EXTRACTS_FILE, FILES, FILES_FILE
 from storage.store import Store
 from storage.tombstones import (
     FORGETTING_LOCK,
     Tombstone,
     Tombstones,
-    place_digest,
     read_tombstones,
     write_tombstones,
 )
-from tasks.curate.corpus import Corpus
-from tasks.ingest.extract import document_id, present_segments
-from tasks.lineage.training_data import exposures
-from tasks.sources.git import without_commit
+from tasks.ingest.extract import present_segments
+from tasks.lineage.documents import SEGMENT_STAGES, find_forgotten, find_targets, paths_of, place_digests
+from tasks.lineage.training_data import exposed_documents
 from tasks.upkeep.forget_quotes import TRAIN, clear_pages, find_quotes, show_samples
 from tasks.upkeep.rewriting import (
-    SEGMENT_STAGES,
     TRIMMED,
     forgotten_rows,
     holders,
@@ -57,26 +49,11 @@ from tasks.upkeep.rewriting import (
     trim_tables,
 )
 
-_ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
 # what stays although it came from a document: models, what they wrote and their figures, and what none is made from
 KEPT = ("train", "bundle", "suggest", "tokenizer", "evaluate", "gates", "complete", "generate", "prompts")
 
 _Instead = Mapping[tuple[str, str], ArtifactRef | None]  # of what goes, by stage and key
-
-
-@dataclass(frozen=True)
-class Target:
-    """A document that is meant.
-
-    Attributes:
-        sha256: Sha256 of its bytes.
-        path: A path at which it lay; empty where no listing has it.
-    """
-
-    doc_id: str
-    sha256: str
-    path: str = ""
 
 
 def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
@@ -92,7 +69,9 @@ def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_r
     """
     known = read_tombstones(store)
     targets = find_targets(store, corpus, thing)
-    before = {item.doc_id for item in known.named(thing)} | known.documents.keys() & {item.doc_id for item in targets}
+    before = {item.doc_id for item in find_forgotten(known, thing)} | known.documents.keys() & {
+        item.doc_id for item in targets
+    }
     # a forgetting that was killed is finished under any name: the one it was called by may be gone by now
     if not targets and not before and known.pending is None:
         raise UserError(
@@ -103,20 +82,23 @@ def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_r
     named = {target.doc_id: Tombstone(target.doc_id, target.sha256, reason, since) for target in targets}
     wanted = with_copies(store, Tombstones({**named, **known.documents}, known.pending))
     new = {doc_id: item for doc_id, item in wanted.documents.items() if doc_id not in known.documents}
-    seen_by = exposures(store, new) if new else []
+    exposed = exposed_documents(store, new) if new else []
+    paths = paths_of(store, {doc_id: item.sha256 for doc_id, item in new.items()})
     result: dict[str, Any] = {
-        "documents": [{"doc_id": target.doc_id, "path": target.path} for target in targets if target.doc_id in new],
+        "documents": [{"doc_id": name, "path": min(found)[0] if found else ""} for name, found in paths.items()],
         "known": len(before),
-        "seen_by": seen_by,
+        "seen_by": [exposure for exposure, _ in exposed],
         "near_duplicates": _near_duplicates(store, corpus, wanted.documents) if new else [],
         "dry_run": dry_run,
     }
     if dry_run:
         sweep = plan_sweep(store, wanted)
     else:
-        trainings = tuple(item["training"] for item in seen_by)
-        places = places_of(store, {doc_id: item.sha256 for doc_id, item in new.items()})
-        _bury(store, {name: replace(item, seen_by=trainings, places=places[name]) for name, item in new.items()})
+        buried = {}
+        for name, item in new.items():
+            seen_by = tuple(exposure["training"] for exposure, read in exposed if name in read)
+            buried[name] = replace(item, seen_by=seen_by, places=place_digests(paths[name]))
+        _bury(store, buried)
         sweep = finish_forgetting(home, store) or Sweep()
     return {**result, **sweep.report()}
 
@@ -144,72 +126,6 @@ def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> lis
         "select distinct f.doc_id, f.path from clusters c join files f using (doc_id) where f.status = 'ok' and "
         f"c.cluster in (select cluster from clusters where doc_id in ({ids})) and f.doc_id not in ({ids}) order by path"
     )
-
-
-def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
-    """Return the documents that go by a name, sorted by path and id.
-
-    A path stands for everything that ever lay there as far as the store knows, in all listings of the corpus's sources,
-    and for what lies in it: the members of an archive, the files of a folder.
-
-    Args:
-        corpus: The corpus in whose sources a path is looked for; ids are of the whole store.
-        thing: An id or at least eight digits of one, a path or folder (as the listing has it, or where it lies), or the
-            beginning of paths with `*` behind it.
-    """
-    state = read_state(store, corpus)
-    current = {ref.key for ref in state.get("snapshot") or state.get(LISTED, [])}
-    listings = [found.key for found in store.manifests("snapshot")]
-    with Corpus() as session:
-        files = _rows_of(session, store, ("snapshot",), FILES_FILE, FILES)
-        extracts = _rows_of(session, store, SEGMENT_STAGES, EXTRACTS_FILE, EXTRACTS)
-        sources = session.sql(f"select distinct part, source from {files}").fetchall()
-        own = {without_commit(source) for part, source in sources if listings[part] in current}
-        listed = ", ".join(sorted({quoted(source) for _, source in sources if without_commit(source) in own})) or "null"
-        name = thing.removeprefix("./")
-        if name.endswith("*"):
-            named = f"starts_with(path, {quoted(name[:-1])})"
-        else:
-            whole = quoted(f"{Path(thing).expanduser().absolute()}/") if thing else "null"
-            named = (
-                f"(starts_with(concat(path, '/'), {quoted(name.rstrip('/') + '/')}) "
-                f"or starts_with(concat(rtrim(source, '/'), '/', path, '/'), {whole}))"
-            )
-        queries = [f"path from {files} where {named} and source in ({listed})"]
-        if _ID.fullmatch(thing):
-            begins = f"where starts_with(doc_id, {quoted(thing)})"
-            queries = [f"'' from {extracts} {begins}", f"path from {files} {begins}", *queries]
-        found: dict[str, Target] = {}
-        for query in queries:
-            rows = session.sql(f"select doc_id, sha256, {query} and sha256 is not null order by part, place").fetchall()
-            for doc_id, sha256, path in rows:
-                # a container is no document, but its bytes are found again like those of one
-                target = Target(doc_id or document_id(sha256), sha256, path)
-                if path or target.doc_id not in found:
-                    found[target.doc_id] = target
-    return sorted(found.values(), key=lambda target: (target.path, target.doc_id))
-
-
-def places_of(store: Store, targets: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return digests of the paths at which documents lay in any listing: each path within its source and whole.
-
-    Args:
-        targets: Sha256 of the documents' bytes, by id.
-    """
-    found: dict[str, set[str]] = {doc_id: set() for doc_id in targets}
-    with Corpus() as session:
-        files = _rows_of(session, store, ("snapshot",), FILES_FILE, FILES)
-        session.insert("contents", pa.table({"sha256": pa.array(set(targets.values()), pa.string())}))
-        query = f"select distinct doc_id, sha256, source, path from {files} where sha256 in (from contents)"
-        for doc_id, sha256, source, path in session.sql(query).fetchall():
-            if (name := doc_id or document_id(sha256)) in found:
-                found[name] |= {place_digest(path), place_digest(f"{source.rstrip('/')}/{path}")}
-    return {doc_id: tuple(sorted(digests)) for doc_id, digests in found.items()}
-
-
-def _rows_of(session: Corpus, store: Store, stages: Sequence[str], name: str, schema: pa.Schema) -> str:
-    """Return SQL for the rows of a table in all artefacts of some stages."""
-    return session.rows_of([str(store.folder(m.ref)) for stage in stages for m in store.manifests(stage)], name, schema)
 
 
 # taking documents out

@@ -47,9 +47,9 @@ from storage.tombstones import FORGOTTEN, Tombstones
 from tasks.curate.evalset import load_grams
 from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import is_doubtful
+from tasks.lineage.documents import SEGMENT_STAGES
 from tasks.training.telemetry import JOURNAL_FILE, read_notes
 
-SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read
 SELECTION_TABLES = {SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS}
 TRIMMED = {"curate": SELECTION_TABLES, "ablate": SELECTION_TABLES, "snapshot": {FILES_FILE: FILES}}
 # the tables that name documents, of stages whose artefacts are rewritten or trimmed

@@ -142,7 +142,7 @@ def _containment_problems(store: Store, state: State, frozen: dict[str, str]) ->
 
 def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:
     for name, share in zip(names, shares, strict=True):
-        if share >= limit:
+        if share > limit:
             yield (
                 f"document {name} is {role}, but {share:.1%} of its runs of thirteen words stand in {other} text "
                 f"(curate.max_containment is {limit})"

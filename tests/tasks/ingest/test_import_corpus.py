@@ -246,7 +246,7 @@ def test_ingestion_goes_on_as_for_files(home: Home, tmp_path: Path) -> None:
 
 
 def listed(path: str, source: str, sha256: str | None) -> ListedFile:
-    return ListedFile(path, source, 1, sha256, ".jsonl", "", "")
+    return ListedFile(path, source, "", 1, sha256, ".jsonl", "", "")
 
 
 def test_corpora_are_told_from_files_by_source_and_by_content() -> None:

@@ -166,7 +166,7 @@ def test_files_that_changed_vanished_or_grew_say_so(tmp_path):
     assert [(outcome.status, outcome.reason_code) for outcome in found] == [
         ("failed", "changed"),
         ("failed", "changed"),
-        ("rejected", "too_large"),
+        ("failed", "changed"),
         ("failed", "unreadable"),
     ]
     assert all(outcome.reason for outcome in found)

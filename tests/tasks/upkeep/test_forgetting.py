@@ -31,13 +31,14 @@ from storage.tables import read_columns, read_rows, write_table
 from storage.tombstones import read_tombstones
 from tasks.evaluation.texts import evaluation_texts
 from tasks.generation.prompts import PROMPTS
+from tasks.lineage.documents import find_targets
 from tasks.lineage.training_data import exposures, first_paths
 from tasks.lineage.why import explain
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from tasks.training.telemetry import read_notes
 from tasks.upkeep import forget as sweep
-from tasks.upkeep.forget import find_targets, finish_forgetting, forget, refuse_forgotten
+from tasks.upkeep.forget import finish_forgetting, forget, refuse_forgotten
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.verify import verify_home
 
