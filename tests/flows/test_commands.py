@@ -241,6 +241,24 @@ def test_generate_continues_a_prompt_the_same_way_twice(first: dict[str, Any], h
     assert one["rows"][0]["finish_reason"] in ("stop", "length")
 
 
+def test_every_continuation_of_a_prompt_is_printed_also_where_settings_ask_for_several(
+    first: dict[str, Any], home: Path
+) -> None:
+    asked = ["generate", "The import statement", "--max-new-tokens", "8", "--seed", "3"]
+    texts = [row["text"] for row in answer(home, *asked, "--set", "generate.n_samples=2")["rows"]]
+    shown = invoke(home, *asked, "--set", "generate.n_samples=2").stdout
+    assert len(texts) == 2 and all(text in shown for text in texts)
+
+
+def test_prompts_of_which_none_is_continued_end_in_an_error_also_for_machines(
+    first: dict[str, Any], home: Path
+) -> None:
+    asked = ["generate", "word", "--max-new-tokens", "1000000", "--set", "generate.overflow=refuse"]
+    for more in ([], ["--json"]):
+        done = invoke(home, *asked, *more)
+        assert done.exit_code == 1 and "no prompt could be continued" in done.stderr
+
+
 def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": f"p{n}", "prompt": "word " * n}) + "\n" for n in range(1, 5)))

@@ -69,6 +69,11 @@ def test_a_parquet_column_is_read_by_its_name(tmp_path: Path) -> None:
     assert len({item.doc_id for item in found}) == 2
 
 
+def test_rows_are_read_whatever_the_case_of_the_files_ending(tmp_path: Path) -> None:
+    found = read_texts(lines(tmp_path / "X.JSONL", [{"text": "one"}, {"text": "two"}]))
+    assert [item.text for item in found] == ["one", "two"]
+
+
 def test_equal_rows_are_documents_of_their_own(tmp_path: Path) -> None:
     found = read_texts(lines(tmp_path / "x.jsonl", [{"text": "one"}, {"text": "one"}]))
     assert len({item.doc_id for item in found}) == 2

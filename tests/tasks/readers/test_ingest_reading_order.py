@@ -50,6 +50,11 @@ def test_columns_written_row_by_row_are_read_one_after_the_other(shift):
     assert lines_of(interleaved(LEFT, RIGHT, shift)) == [*LEFT, *RIGHT]
 
 
+def test_a_word_divided_at_the_end_of_a_line_is_left_to_who_sees_the_document():
+    divided = [*RIGHT[:-2], "of it, and each of the models is a self-", "contained folder that anybody can serve"]
+    assert lines_of(interleaved(LEFT, divided))[-2:] == divided[-2:]
+
+
 def test_a_title_across_both_columns_stays_above_them():
     content = text_lines([TITLE], left=60, top=720) + interleaved(LEFT, RIGHT)
     assert lines_of(content) == [TITLE, *LEFT, *RIGHT]

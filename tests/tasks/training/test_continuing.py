@@ -79,6 +79,19 @@ def test_a_folder_with_the_name_of_a_registered_model_is_a_base_by_its_path(
     assert found is not None and found.checkpoint.stage == "bundle"
 
 
+def test_the_name_of_a_registered_model_wins_over_a_folder_of_that_name(
+    tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "champion").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with direct_run(copy_of_store(tiny, tmp_path / "home")) as run:
+        ref = tiny.checkpoint
+        made = Models({ref.digest: Registered(ref, ref, ref, version="1")}, {"champion": ref.digest})
+        write_models(run.store, "default", made)
+        found = check_base(run, settings_from("champion"))
+    assert found is not None and found.checkpoint == tiny.checkpoint
+
+
 def test_a_registered_model_is_a_base_by_its_artefact(tiny: Ran, bundle: Path) -> None:
     with direct_run(tiny.run.home) as run:
         found = check_base(run, settings_from(bundle))

@@ -87,6 +87,13 @@ def test_a_prompt_is_short_and_leaves_half_of_the_context_free(folders: dict[str
     assert len(prompt) == 8
 
 
+def test_documents_that_begin_alike_give_one_prompt(tmp_path: Path) -> None:
+    licence = "Licensed to whom it may concern, under the terms of the fold; see the file."
+    folders = {"s": shard(tmp_path / "alike", [f"{licence} {name}" for name in "abcdefgh"])}
+    index = index_of([(number * len(ids_of(f"{licence} a")), 20) for number in range(8)])
+    assert len(first_ids(index, folders, TOKENIZER, 256)) == 1
+
+
 def network(dropout: float = 0.2) -> Transformer:
     torch.manual_seed(0)
     config = ModelConfig(TOKENIZER.vocab_size, max_seq_len=32, n_layer=1, n_head=2, d_model=16, drop_resid=dropout)

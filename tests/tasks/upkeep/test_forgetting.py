@@ -185,6 +185,33 @@ def test_the_next_run_does_not_revive_a_forgotten_document_wherever_it_lies(
     assert problems(home) == []
 
 
+def test_copies_in_other_files_are_listed_with_the_document_that_was_named(
+    home: Home, source: Path, tmp_path: Path
+) -> None:
+    both = Path(shutil.copytree(source, tmp_path / "both"))
+    with zipfile.ZipFile(both / "box.zip", "w") as box:
+        box.write(source / "secret" / "1.txt", "inside.txt")
+    run_prepare(home, both)
+    done = forget(home, open_store(home.store), "secret/1.txt", "", "default", dry_run=False)
+    assert sorted(item["path"] for item in done["documents"]) == ["box.zip/inside.txt", "secret/1.txt"]
+
+
+def test_each_forgotten_document_names_the_models_that_saw_it_and_a_folder_is_known_by_its_name(
+    trained: Trained, home: Home, source: Path, tmp_path: Path
+) -> None:
+    later = Path(shutil.copytree(source, tmp_path / "later"))
+    (later / "secret" / "new.txt").write_text(secret_text(7))
+    ran = run_prepare(home, later)
+    new = next(
+        row["doc_id"] for row in read_rows(ran.folder(ran.ingested.snapshot) / "files.parquet") if "new" in row["path"]
+    )
+    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
+    buried = read_tombstones(open_store(home.store)).documents
+    assert buried[new].seen_by == ()
+    assert {item.seen_by for name, item in buried.items() if name != new} == {(f"train/{trained.checkpoint.key}",)}
+    assert forget(home, open_store(home.store), "secret", "", "default", dry_run=False)["known"] == len(buried)
+
+
 def test_nothing_that_is_still_there_is_extracted_again(home: Home, source: Path) -> None:
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     ran = run_prepare(home, source)
