@@ -322,7 +322,7 @@ class _Worker:
         self._log = self._folder / "stderr.log"
         environment = {
             "TMPDIR": str(self._folder),
-            "OMP_THREAD_LIMIT": "1",
+            "OMP_THREAD_LIMIT": "1",  # Several Tesseracts with threads of their own slow each other down.
             "MALLOC_ARENA_MAX": "2",  # Each arena reserves address space, which the memory limit counts.
         }
         try:

@@ -151,10 +151,6 @@ def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
 @cache
 def _tesserocr() -> ModuleType:
     """The library, loaded on first use: the process that only plans has no need of it."""
-    limit = os.environ.get("OMP_THREAD_LIMIT")
-    # A build with OpenMP reads this when it is loaded; its threads slow several workers down. It is not left behind
-    # where it was not set before: PyTorch in the same process would then compute on one core.
-    os.environ["OMP_THREAD_LIMIT"] = "1"
     try:
         import tesserocr
     except ImportError as error:
@@ -162,11 +158,6 @@ def _tesserocr() -> ModuleType:
             f"OCR needs the Python package tesserocr, which cannot be loaded ({error}); install it (pip install "
             "tesserocr) or switch OCR off"
         ) from None
-    finally:
-        if limit is None:
-            del os.environ["OMP_THREAD_LIMIT"]
-        else:
-            os.environ["OMP_THREAD_LIMIT"] = limit
     module: ModuleType = tesserocr
     return module
 
