@@ -29,6 +29,7 @@ from tasks.sources.folder import (
     WalkedFile,
     encode_path,
     file_row,
+    matched,
     refuse_large,
 )
 from tasks.sources.ignore import Patterns
@@ -168,17 +169,15 @@ def _left_out(relative: str, filters: Filters, include: Patterns | None) -> tupl
     Both are "" for a key that is wanted.
     """
     parts = relative.split("/")
-    included = {patterns: False for patterns in (include, filters.include) if patterns is not None}
+    included = filters.included(include)
     for number in range(1, len(parts) + 1):
         path, is_folder = "/".join(parts[:number]), number < len(parts)
         if is_folder and parts[number - 1] in EXCLUDED_FOLDERS:
             return path, EXCLUDED_REASON
         if filters.exclude is not None and filters.exclude.verdict(path, is_folder=is_folder):
             return path, ""
-        for patterns, above in included.items():
-            verdict = patterns.verdict(path, is_folder=is_folder)
-            included[patterns] = above if verdict is None else verdict
-    return ("", "") if all(included.values()) else (relative, "")
+        included = matched(included, path, is_folder)
+    return ("", "") if all(match for _, match in included) else (relative, "")
 
 
 def _fetch(filesystem: Any, info: Any, copy: Path) -> os.stat_result:
