@@ -62,9 +62,11 @@ def listed(tmp_path):
 def fetches(monkeypatch) -> list[str]:
     """The addresses that were fetched from."""
     seen = []
-    original = git_source._fetch
+    original = git_source._fetch_refs
     monkeypatch.setattr(
-        git_source, "_fetch", lambda mirror, address, *refs: (seen.append(address), original(mirror, address, *refs))[1]
+        git_source,
+        "_fetch_refs",
+        lambda mirror, address, *refs: (seen.append(address), original(mirror, address, *refs))[1],
     )
     return seen
 
