@@ -231,7 +231,7 @@ class _Document:
                 self._given_up = self._given_up or is_last
             elif part.n_members or (part.asked is None and not part.pages):
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
-            else:
+            elif part.detected.kind not in ("text", "code"):  # of which the one page was read, and no other is lost
                 number = part.page_in_work
                 # as the first part put it off for OCR, if that it was
                 layer = next((page for page in self._parts[0].lines() if page.page == number), None)

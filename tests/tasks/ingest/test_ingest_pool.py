@@ -468,6 +468,13 @@ def test_several_threads_may_submit_at_once():
     assert [outcome.status for outcome in outcomes] == ["ok", "failed", "ok", "ok"] * 10
 
 
+def test_a_text_whose_process_died_after_its_page_has_one_page():
+    with Pool(1, QUICK, FAKE_WORKER) as pool:
+        outcome = pool.submit(fake("text")).result()
+    assert [(page.page, page.text) for page in outcome.pages] == [(1, "some text")]
+    assert (outcome.status, outcome.encoding, outcome.reason_code) == ("ok", "utf-8", "memory")
+
+
 def test_closing_kills_what_is_running_and_cancels_the_rest():
     with Pool(1, Limits(), FAKE_WORKER) as pool:
         futures = [pool.submit(fake("hang")), pool.submit(fake("fine"))]
