@@ -21,6 +21,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +101,7 @@ def _have_bytecode(path: Path) -> None:
     from tasks.ingest.pool import ExtractionPool, ExtractJob
 
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with tempfile.TemporaryDirectory() as place, ExtractionPool(1) as pool:
+    with tempfile.TemporaryDirectory() as place, closing(ExtractionPool(1)) as pool:
         pool.submit(ExtractJob(path, sha256_file(path), path.suffix, Path(place, "0"))).result()
 
 
@@ -118,7 +119,7 @@ def scans(corpus: Path, rounds: int) -> Iterator[Row]:
             seconds, peer = _bare_tesseract(paths, Path(place))
         theirs.append(seconds)
         started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as place, ExtractionPool(WORKERS) as pool:
+        with tempfile.TemporaryDirectory() as place, closing(ExtractionPool(WORKERS)) as pool:
             # as a segment does it: the largest first
             order = sorted(paths, key=lambda path: -path.stat().st_size)
             jobs = [ExtractJob(path, digests[path], path.suffix, Path(place, path.stem)) for path in order]
@@ -197,7 +198,7 @@ def nasty(corpus: Path) -> Iterator[Row]:
     paths = _files(corpus / "nasty", "*.pdf")
     started = time.perf_counter()
     options = ExtractOptions(ocr=False)
-    with tempfile.TemporaryDirectory() as place, ExtractionPool(WORKERS) as pool:
+    with tempfile.TemporaryDirectory() as place, closing(ExtractionPool(WORKERS)) as pool:
         jobs = [
             ExtractJob(path, sha256_file(path), ".pdf", Path(place, str(number)), options)
             for number, path in enumerate(paths)

@@ -158,7 +158,7 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
     if retried and extract.name not in run.refresh:
         index = segment_index(run.store, settings.extract)
         for content in retried:
-            best = index[content.identity]
+            best = index[content.sha256, content.suffix]
             if best.content != content:  # an earlier attempt gave more text
                 del placed[content]
                 placed[best.content] = best.segment
@@ -207,9 +207,10 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
     ]
     index = {} if import_segment.name in run.refresh else import_index(run.store, asked)
     placed = [(part, index[part]) for part in parts if part in index]
+    new = [part for part in parts if part not in index]
     # a part of a larger file is a segment, whole files are gathered
-    new = (part for part in parts if part not in index)
-    cuts = cut_segments(new, sources.sizes, alone=lambda part: not part.whole)
+    alone = [(part,) for part in new if not part.whole]
+    cuts = [*alone, *cut_segments((part for part in new if part.whole), sources.sizes)]
     calls = [
         Call(replace(asked, parts=cut), {"locations": [paths.get(part.sha256, "") for part in cut]}, len(cut))
         for cut in cuts
@@ -228,12 +229,12 @@ def _report(run: Run, stage: Stage, placed: list[Placed], reused: int) -> list[P
     return placed
 
 
-def segments_of(run: Run, *placed: Sequence[Placed]) -> Segments:
-    """Return the segments that hold some contents, those of each argument together, with their live documents."""
+def segments_of(run: Run, placed: Iterable[Placed]) -> Segments:
+    """Return the segments that hold some contents, those of each stage together, with their live documents."""
     contents: dict[ArtifactRef, set[str]] = defaultdict(set)
-    for content, ref in (pair for part in placed for pair in part):
+    for content, ref in placed:
         contents[ref].add(content.sha256)
-    refs = [ref for part in placed for ref in sorted({ref for _, ref in part}, key=_KEY)]
+    refs = sorted(contents, key=attrgetter("stage", "key"))
     live = [_live_documents(run, ref, contents[ref]) for ref in refs]
     return Segments(refs, [contents[ref] for ref in refs], live)
 
@@ -251,8 +252,8 @@ def _live_documents(run: Run, segment: ArtifactRef, contents: Collection[str]) -
     }
 
 
-def places_in_order(*placed: Sequence[Placed]) -> list[tuple[Content, str]]:
+def places_in_order(placed: Iterable[Placed]) -> list[tuple[Content, str]]:
     """Return contents with the keys of their segments, sorted; there may be hundreds of thousands."""
-    places = [(content, ref.key) for part in placed for content, ref in part]
+    places = [(content, ref.key) for content, ref in placed]
     # as the pairs sort, and several times faster
     return sorted(places, key=lambda place: (place[0].sha256, place[0].suffix, place[0].attempt, place[1]))

@@ -1,7 +1,7 @@
 """Export of a corpus as Parquet that other programs read: documents or their tokens.
 
-In go the artefacts of a corpus's last completed run; out comes a folder of Parquet files of some hundred MB each, with
-a record of what they hold and, where there are ids in them, the tokeniser. Memory holds a batch at a time.
+The artefacts of a corpus's last completed run become a folder of Parquet files of some hundred MB each, with a record
+of what they hold and, where there are ids in them, the tokeniser. Memory holds a batch at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, SHARD_FILE
+from storage.schemas import DOCUMENTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store
 from tasks.curate.view import DocumentView, kept_by_segment, paths_of, segment_tables
 from tasks.tokens.tokenizers import TOKENIZER_FILE
@@ -147,11 +147,11 @@ def _document_batches(store: Store, state: State, split: str) -> Iterator[pa.Tab
 def _token_batches(store: Store, state: State, split: str) -> Iterator[pa.Table]:
     shards = _per_segment(state, "tokenise")
     yield TOKENS.empty_table()
-    kept = kept_by_segment(store, state["curate"][0], shards, "tokens.parquet", split)
+    kept = kept_by_segment(store, state["curate"][0], shards, TOKENS_FILE, split)
     for ref, selected in zip(shards.refs, kept, strict=True):
         folder = store.folder(ref)
         columns = ["doc_id", "offset", "length", "n_bytes"]
-        rows = pq.read_table(folder / "tokens.parquet", columns=columns)
+        rows = pq.read_table(folder / TOKENS_FILE, columns=columns)
         # in the order of the shard, which is then read from front to back
         place = pc.index_in(rows.column("doc_id"), value_set=selected.column("doc_id").combine_chunks())
         rows = rows.append_column("place", place).filter(pc.is_valid(place)).sort_by("offset")

@@ -81,14 +81,12 @@ def document_id(sha256: str, locator: str = "") -> str:
 _Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pages`
 
 
-def extract_rows(
-    content: Content, document: Iterable[Extraction], forgotten: Tombstones | None = None
-) -> Iterator[_Rows]:
+def extract_rows(content: Content, document: Iterable[Extraction], forgotten: Tombstones) -> Iterator[_Rows]:
     """Rows of `extracts` for a file and the members in it, each with its rows of `pages`.
 
     Args:
         document: the file, then its members.
-        forgotten: documents of which only that is told.
+        forgotten: documents of which nothing but that is kept.
     """
     for found in document:
         doc_id = document_id(content.sha256, found.locator)
@@ -103,7 +101,7 @@ def extract_rows(
             pages = []
         digest = sha256_json([row, pages])
         row |= {"suffix": content.suffix, "attempt": content.attempt, "digest": digest}
-        if forgotten is not None and forgotten.covers(doc_id, row["sha256"]):
+        if forgotten.covers(doc_id, row["sha256"]):
             row, pages = forgotten_row(row), []
         yield row, pages
 
@@ -111,10 +109,10 @@ def extract_rows(
 def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of `extracts` that replaces the row of a forgotten document: identity, size and a reason."""
     kept = {name: row[name] for name in ("doc_id", "file_sha256", "locator", "sha256", "size", "media_type")}
-    told = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
+    verdict = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
     nothing = dict.fromkeys(("title", "programming_language", "encoding", "encoding_confidence"))
-    digest = sha256_json([{**kept, **told, **nothing}, []])
-    return {**kept, **told, **nothing, "suffix": row["suffix"], "attempt": row["attempt"], "digest": digest}
+    digest = sha256_json([{**kept, **verdict, **nothing}, []])
+    return {**kept, **verdict, **nothing, "suffix": row["suffix"], "attempt": row["attempt"], "digest": digest}
 
 
 def _extract_contents(
@@ -194,24 +192,18 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
 Item = TypeVar("Item", bound=Any)  # a `Content`, or a part of a corpus
 
 
-def cut_segments(
-    contents: Iterable[Item], sizes: Mapping[str, int], alone: Callable[[Item], bool] | None = None
-) -> list[tuple[Item, ...]]:
+def cut_segments(contents: Iterable[Item], sizes: Mapping[str, int]) -> list[tuple[Item, ...]]:
     """Cut contents, sorted by digest, into segments.
 
     A segment ends with the file that fills it, so the cuts before and after a finished segment do not depend on it.
 
     Args:
         sizes: bytes of each content, by sha256.
-        alone: whether a content is a segment by itself.
     """
     segments: list[tuple[Item, ...]] = []
     current: list[Item] = []
     size = 0
     for content in sorted(contents):
-        if alone is not None and alone(content):
-            segments.append((content,))
-            continue
         current.append(content)
         size += sizes[content.sha256]
         if size >= SEGMENT_BYTES or len(current) >= SEGMENT_FILES:
@@ -265,7 +257,7 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
     for number, manifest in enumerate(segments):
         for entry in manifest.settings["contents"]:
             content = Content(**entry)
-            attempts[content.identity].append((content, number))
+            attempts[content.sha256, content.suffix].append((content, number))
     several = {number for found in attempts.values() if len(found) > 1 for _, number in found}
     worths = {number: _worths(store, segments[number].ref) for number in sorted(several)}
     doubtful = {number: _doubtful(store, item.ref) for number, item in enumerate(segments) if item.counts["doubtful"]}

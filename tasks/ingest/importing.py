@@ -195,15 +195,15 @@ def import_parts(
         forgotten: Documents that are left out, by id.
     """
     left_out = Tombstones(forgotten)
-    with _Columns(out / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(out / EXTRACTS_FILE, EXTRACTS) as told:
+    with _Columns(out / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(out / EXTRACTS_FILE, EXTRACTS) as extracts:
         for done, (part, location) in enumerate(zip(parts, locations, strict=True), start=1):
             with unchanged(location, part, cache):
-                _import_part(part, Path(location), settings, repair, documents, told, left_out)
+                _import_part(part, Path(location), settings, repair, documents, extracts, left_out)
             progress(done, len(parts))
     write_table(out / PAGES_FILE, PAGES, ())  # what was never on a page
-    digest = sha256_json([documents.digest.hexdigest(), told.digest.hexdigest()])
-    refused = told.count - documents.count - sum(not part.number for part in parts)
-    return {"rows": documents.count, "refused": max(0, refused), "digest": digest}
+    digest = sha256_json([documents.digest.hexdigest(), extracts.digest.hexdigest()])
+    refused = extracts.count - documents.count - sum(not part.number for part in parts)
+    return {"rows": documents.count, "refused": refused, "digest": digest}
 
 
 def _import_part(
@@ -212,7 +212,7 @@ def _import_part(
     settings: DocumentsSettings,
     repair: bool,
     documents: _Columns,
-    told: _Columns,
+    extracts: _Columns,
     forgotten: Tombstones,
 ) -> None:
     """Write the rows of one part, and a record of the file with its first."""
@@ -234,16 +234,16 @@ def _import_part(
         entry = next(entries, None)
     except ExtractionProblem as problem:
         if part.number == 0:
-            told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, problem, _UNKNOWN))
+            extracts.add(_record(part, document_id(part.sha256), "", part.sha256, 0, problem, _UNKNOWN))
         return
     if part.number == 0:
         empty = None if entry is not None else ExtractionProblem("skipped", "empty", "the table holds no rows")
-        told.add(_record(part, document_id(part.sha256), "", part.sha256, 0, empty, known))
+        extracts.add(_record(part, document_id(part.sha256), "", part.sha256, 0, empty, known))
     while entry is not None:
         record, document, size = entry
         if document is not None:
             documents.add(document, size)
-        told.add(record)
+        extracts.add(record)
         entry = next(entries, None)
 
 

@@ -37,11 +37,6 @@ class Content:
     attempt: int = 0
 
     @property
-    def identity(self) -> tuple[str, str]:
-        """Return what identifies an extraction: the bytes, under a suffix."""
-        return self.sha256, self.suffix
-
-    @property
     def name(self) -> str:
         """Name of the file in the journal; a suffix may hold what no file name can."""
         suffix = hashlib.sha256(self.suffix.encode("utf-8", "surrogatepass")).hexdigest()[:16]

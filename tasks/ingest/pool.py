@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, Stopped, module_command, write_message
@@ -232,7 +231,7 @@ class _Document:
                 self._given_up = self._given_up or is_last
             elif part.n_members or (part.asked is None and not part.pages):
                 self._given_up = True  # The way to the next member or to the first page is the trouble.
-            else:
+            elif part.detected.kind not in ("text", "code"):  # of which the one page was read, and no other is lost
                 number = part.page_in_work
                 # as the first part put it off for OCR, if that it was
                 layer = next((page for page in self._parts[0].lines() if page.page == number), None)
@@ -323,7 +322,7 @@ class _Worker:
         self._log = self._folder / "stderr.log"
         environment = {
             "TMPDIR": str(self._folder),
-            "OMP_THREAD_LIMIT": "1",
+            "OMP_THREAD_LIMIT": "1",  # Several Tesseracts with threads of their own slow each other down.
             "MALLOC_ARENA_MAX": "2",  # Each arena reserves address space, which the memory limit counts.
         }
         try:
@@ -419,8 +418,6 @@ def _death(status: int, where: str) -> _Loss:
 class ExtractionPool:
     """Extract documents in worker processes; for use by several threads at once.
 
-    As a context manager it waits for what was submitted; leaving it by an exception kills what is running.
-
     Args:
         workers: How many processes; they start when there is work.
         limits: Deadlines and memory of one document.
@@ -445,14 +442,6 @@ class ExtractionPool:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> ExtractionPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(wait=kind is None)
-
     def submit(self, job: ExtractJob) -> Future[Extraction]:
         """Queue a document.
 
@@ -466,36 +455,27 @@ class ExtractionPool:
         document = _Document(job)
         with self._lock:
             if self._closed:
-                raise PoolError("the extraction pool is closed; submit documents before leaving its with block")
+                raise PoolError("the extraction pool is closed and takes no documents")
             self._queue.put((_NEW, next(self._numbers), document.part()))
         return document.future
 
-    def close(self, wait: bool = False) -> None:
-        """End the pool; afterwards no process and no temporary file is left.
+    def close(self) -> None:
+        """End the pool: cancel what is queued, kill what is running, whose futures raise `PoolError`.
 
-        Args:
-            wait: Whether to finish what was submitted. Otherwise queued documents are cancelled, running ones
-                are killed, and their futures raise `PoolError`.
+        Afterwards no process and no temporary file is left.
         """
         with self._lock:
-            first = not self._closed
+            if self._closed:
+                return
             self._closed = True
-            if first:
-                for _ in self._threads:
-                    self._queue.put((_END, next(self._numbers), None))
-        try:
-            if wait:
-                for thread in self._threads:
-                    thread.join()
-        finally:
-            # Also when an interrupt ended the wait.
-            if first:
-                os.close(self._stop_write)  # wakes all threads, which kill their workers
-                for thread in self._threads:
-                    thread.join()
-                os.close(self._stop_read)
-                with contextlib.suppress(OSError):
-                    self._folder.cleanup()
+            for _ in self._threads:
+                self._queue.put((_END, next(self._numbers), None))
+        os.close(self._stop_write)  # wakes all threads, which kill their workers
+        for thread in self._threads:
+            thread.join()
+        os.close(self._stop_read)
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
 
     def _serve(self, number: int) -> None:
         """The life of one thread: parts of documents one after another, each by a worker that is fit for it."""

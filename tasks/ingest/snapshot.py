@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.digest import canonical_json, sha256_json, sorted_rows_digest
+from storage.digest import list_digest, sha256_json, sorted_rows_digest
 from storage.manifest import RefSet
 from storage.schemas import EXTRACTS, EXTRACTS_FILE, FILES, FILES_FILE, PAGES, PAGES_FILE
 from storage.tables import unpacked_size, write_batches
@@ -39,7 +38,7 @@ _CONTENTS = pa.schema(
 
 @dataclass(frozen=True)
 class SnapshotSettings:
-    """Identity of a listing; the listing itself comes as a resource.
+    """Identity of a listing; the listing itself is an unkeyed argument.
 
     Attributes:
         listing: digest of all paths with their contents.
@@ -64,15 +63,7 @@ class Listing:
     def settings(self) -> SnapshotSettings:
         """Return what goes into the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
-        return SnapshotSettings(_stream_digest(map(_FIELDS_OF_FILE, self.files)), _stream_digest(contents))
-
-
-def _stream_digest(items: Iterable[Any]) -> str:
-    """Digest of a long list, an item at a time."""
-    digest = hashlib.sha256()
-    for item in items:
-        digest.update(canonical_json(item).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
+        return SnapshotSettings(list_digest(map(_FIELDS_OF_FILE, self.files)), list_digest(contents))
 
 
 # A row for each path, and for each member of a container at its first path. By `spot`, the first record of a content is

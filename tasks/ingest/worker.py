@@ -44,7 +44,6 @@ class _CannotWrite(OSError):
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    os.environ["OMP_THREAD_LIMIT"] = "1"  # Several Tesseracts with threads of their own slow each other down.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500", "ascii")  # the first to go when the machine is out of memory
     logging.disable(logging.CRITICAL)  # pypdf warns about every oddity of a broken file; the outcome says enough.

@@ -129,12 +129,11 @@ class Budget:
                 f"unpacking stopped: the members so far come to more than {self._total} bytes (archive_max_bytes)",
             )
 
-    def read(self, stream: IO[bytes], chunk_bytes: int = CHUNK_BYTES, booked: bool = False) -> bytes:
+    def read(self, stream: IO[bytes], booked: bool = False) -> bytes:
         """Read one entry to its end.
 
         Args:
             stream: The entry.
-            chunk_bytes: How much to ask for at a time.
             booked: Whether the stream books by itself what comes out of it.
 
         Returns:
@@ -144,18 +143,14 @@ class Budget:
             ExtractionProblem: The entry or all entries together are too large; nothing more was decompressed then.
         """
         whole = io.BytesIO()
-        while chunk := stream.read(chunk_bytes):
+        while chunk := stream.read(CHUNK_BYTES):
             if not booked:
                 self.take(len(chunk))
             if whole.tell() + len(chunk) > self._entry_bytes:
-                raise self.too_large()
+                reason = f"the member unpacks to more than {self._entry_bytes} bytes (max_file_bytes)"
+                raise ExtractionProblem("rejected", "too_large", reason)
             whole.write(chunk)
         return whole.getvalue()
-
-    def too_large(self) -> ExtractionProblem:
-        """Return the problem of an entry that is larger than a file may be."""
-        reason = f"the member unpacks to more than {self._entry_bytes} bytes (max_file_bytes)"
-        return ExtractionProblem("rejected", "too_large", reason)
 
 
 class Locators:
@@ -215,10 +210,8 @@ def is_tar_header(block: bytes) -> bool:
     return int(match[1], 8) == sum(block[:148]) + 8 * ord(" ") + sum(block[156:TAR_BLOCK])
 
 
-def _corrupt(what: str, error: Exception | str) -> ExtractionProblem:
-    detail = error if isinstance(error, str) else str(error) or type(error).__name__
-    if isinstance(error, RecursionError):
-        detail = "headers without end"
+def _corrupt(what: str, error: Exception) -> ExtractionProblem:
+    detail = "headers without end" if isinstance(error, RecursionError) else str(error) or type(error).__name__
     return ExtractionProblem("failed", "corrupt", f"{what}: {detail}")
 
 

@@ -139,7 +139,7 @@ def looks_like_text(head: bytes, whole: bool = True) -> bool:
         whole: Whether that is the whole file; else it may end in the middle of a character.
 
     Returns:
-        False where NUL or other control bytes, speak against it.
+        False where NUL or other control bytes speak against it.
     """
     if not head or head.startswith(_WIDE_MARKS) or utf16_without_mark(head):
         return True

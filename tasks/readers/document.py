@@ -81,9 +81,6 @@ def yield_document(
     """
     if not data:
         return Extraction("skipped", "the file is empty", "empty")
-    if len(data) > options.max_file_bytes:
-        reason = f"the file has {len(data)} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
-        return Extraction("rejected", reason, "too_large")
     detected = identify(data, suffix, options)
     if detected.kind not in CONTAINERS:
         return (yield from _yield_pages(data, detected, options, passwords, pages, ocr_pages))

@@ -1,9 +1,9 @@
 """Text from the picture of a page: Tesseract inside this process, through tesserocr.
 
-In goes an 8-bit grey image, out come the text and the mean confidence of its words. The pixels are handed over in
-memory, and the engine stays for the pages to come: starting a program for each page, writing a file for it and reading
-the language data again costs as much as a third of the recognition. Text and confidence come from one recognition's
-table of words. A page that reads badly is asked for its orientation once and read again upright.
+An 8-bit grey image gives its text and the mean confidence of its words. The pixels are handed over in memory, and the
+engine stays for the pages to come: starting a program for each page, writing a file for it and reading the language
+data again costs as much as a third of the recognition. Text and confidence come from one recognition's table of words.
+A page that reads badly is asked for its orientation once and read again upright.
 
 Tesseract is native code: it may crash, or end the process when memory runs out. So this runs in worker processes that
 may die (`tasks.ingest.worker`), never in the one that holds the results.
@@ -151,10 +151,6 @@ def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
 @cache
 def _tesserocr() -> ModuleType:
     """The library, loaded on first use: the process that only plans has no need of it."""
-    limit = os.environ.get("OMP_THREAD_LIMIT")
-    # A build with OpenMP reads this when it is loaded; its threads slow several workers down. It is not left behind
-    # where it was not set before: PyTorch in the same process would then compute on one core.
-    os.environ["OMP_THREAD_LIMIT"] = "1"
     try:
         import tesserocr
     except ImportError as error:
@@ -162,11 +158,6 @@ def _tesserocr() -> ModuleType:
             f"OCR needs the Python package tesserocr, which cannot be loaded ({error}); install it (pip install "
             "tesserocr) or switch OCR off"
         ) from None
-    finally:
-        if limit is None:
-            del os.environ["OMP_THREAD_LIMIT"]
-        else:
-            os.environ["OMP_THREAD_LIMIT"] = limit
     module: ModuleType = tesserocr
     return module
 
@@ -305,5 +296,5 @@ def _folder_of_the_program() -> tuple[Path, ...]:
         done = subprocess.run(["tesseract", "--list-langs"], capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    told = re.search(r'languages in "?([^"\n]*?)"? \(\d+\)', (done.stdout + done.stderr).decode("utf-8", "replace"))
-    return (Path(told[1]),) if told and Path(told[1]).is_dir() else ()
+    named = re.search(r'languages in "?([^"\n]*?)"? \(\d+\)', (done.stdout + done.stderr).decode("utf-8", "replace"))
+    return (Path(named[1]),) if named and Path(named[1]).is_dir() else ()

@@ -77,7 +77,10 @@ def extract_pdf(
             return (yield from _extract_with_pypdf(data, options, "PDFium: no page found", passwords, pages))
         if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
             document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
-        title = _title(document)
+        try:
+            title = one_line(document.get_metadata_value("Title")) or None
+        except UnicodeDecodeError:  # Half of a pair of surrogates.
+            title = None
         second_opinion = cache(partial(_second_opinion, data, passwords))
         any_text = False
         n_read_by_ocr = 0
@@ -97,13 +100,6 @@ def extract_pdf(
     if ocr_missing and not any_text:
         raise ocr_missing
     return title
-
-
-def _title(document: pdfium.PdfDocument) -> str | None:
-    try:
-        return one_line(document.get_metadata_value("Title")) or None
-    except UnicodeDecodeError:  # Half of a pair of surrogates.
-        return None
 
 
 def _open(data: bytes, passwords: Sequence[str]) -> pdfium.PdfDocument | None:

@@ -96,8 +96,8 @@ class Extraction:
     Attributes:
         status: "ok": there is text; "skipped": not looked into; "rejected": looked into and refused;
             "failed": an error, a deadline or a limit, which may go differently another time.
-        reason: Why, for people; empty when ok.
-        reason_code: Why, for programs; empty when ok.
+        reason: Why, for people; of a document that is ok only what it lacks, such as a page.
+        reason_code: The same for programs.
         kind: "pdf", "image", "code", "text", or a container: "archive", "table"; empty when it is none of these.
         media_type: For example "application/pdf".
         title: The title that the document itself states, if it does.
@@ -205,7 +205,7 @@ def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> Non
     lost = next((page for page in seen if page.error_code), None)
     if any(page.text.strip() for page in seen):
         if lost:
-            # A document that is there but for a page stays one; what it lacks is told all the same.
+            # A document that is there but for a page stays one; what it lacks is recorded all the same.
             outcome.reason_code, outcome.reason = lost.error_code, _name_page(lost)
         return
     # A page that stands for those beyond a limit is neither a page nor damaged.

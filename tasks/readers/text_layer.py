@@ -296,7 +296,7 @@ def _unassigned(text: str) -> re.Pattern[str] | None:
 
 
 SAME_LINE = 0.75  # Similarity from which two lines are two readings of one.
-LINES_COMPARED = 400  # Of each reading; the pages in question have few typed lines.
+LINES_COMPARED = 400  # Of a layer: each line read costs as many; the pages in question have few typed lines.
 AGREEING_WORDS = 0.6
 
 _WORD = re.compile(r"\w+")
@@ -310,9 +310,10 @@ def merge_lines(layer: str, read: str) -> str:
         read: What OCR made of the picture.
 
     Returns:
-        Every line of either, each once.
+        Every line of either; what both have stands there once, as far as lines are compared.
     """
-    typed = [line for line in layer.split("\n") if line.strip()][:LINES_COMPARED]
+    whole = [line for line in layer.split("\n") if line.strip()]
+    typed = whole[:LINES_COMPARED]
     left = {index: _bare(line) for index, line in enumerate(typed)}
     lines = []
     for line in read.split("\n"):
@@ -323,7 +324,7 @@ def merge_lines(layer: str, read: str) -> str:
             lines.append(typed[match])
             del left[match]
     rest = [typed[index] for index in left if left[index]]
-    return "\n".join([*rest, *lines])
+    return "\n".join([*rest, *whole[LINES_COMPARED:], *lines])
 
 
 def agree(layer: str, read: str) -> bool:

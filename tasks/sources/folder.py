@@ -45,6 +45,8 @@ LARGEST_INTEGER = 2**63 - 1  # SQLite's integers are signed; some file systems n
 MAX_PATTERN_BYTES = 128 * 1024
 MAX_PATTERN_LINES = 2000
 
+Included = tuple[tuple[Patterns, bool], ...]  # patterns that a file must match, and whether it or one above it does
+
 _TO_ENCODE = re.compile("[%\udc80-\udcff]")
 _SPECIAL_FILES = (
     (stat.S_ISLNK, "symbolic link, not followed"),
@@ -143,6 +145,16 @@ class Filters:
     max_bytes: int | None = None
     fetch: bool = True
 
+    def included(self, include: Patterns | None) -> Included:
+        """Return the patterns that a file must match, of which some are those of its source."""
+        return tuple((patterns, False) for patterns in (include, self.include) if patterns is not None)
+
+
+def matched(included: Included, relative: str, is_folder: bool) -> Included:
+    """Return the patterns as they are for an entry of a folder: the last one on its way that says something counts."""
+    verdicts = ((patterns, above, patterns.verdict(relative, is_folder=is_folder)) for patterns, above in included)
+    return tuple((patterns, above if verdict is None else verdict) for patterns, above, verdict in verdicts)
+
 
 def encode_path(path: str) -> str:
     """Return a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
@@ -200,7 +212,7 @@ class _Folder:
         location: Where it lies.
         prefix: What the paths of its entries begin with, encoded, with "/" at the end.
         relative: The same below its source, not encoded, for patterns.
-        wanted: Patterns that a file must match, and whether a folder above already did.
+        wanted: Patterns that a file must match, as they are for the folder.
         ignores: `.gitignore` files of it and of the folders above, the nearest first, each with the length of
             `relative` where it lies.
         in_work_tree: Whether it belongs to a git work tree.
@@ -209,7 +221,7 @@ class _Folder:
     location: str
     prefix: str
     relative: str
-    wanted: tuple[tuple[Patterns, bool], ...]
+    wanted: Included
     ignores: tuple[tuple[Patterns, int], ...] = ()
     in_work_tree: bool = False
 
@@ -231,14 +243,6 @@ class _Folder:
             if verdict is not None:
                 return verdict
         return False
-
-    def matched(self, relative: str, is_folder: bool) -> tuple[tuple[Patterns, bool], ...]:
-        """`wanted` as it is for one of its entries."""
-        matched = []
-        for patterns, above in self.wanted:
-            verdict = patterns.verdict(relative, is_folder=is_folder)
-            matched.append((patterns, above if verdict is None else verdict))
-        return tuple(matched)
 
 
 @dataclass(frozen=True)
@@ -299,8 +303,7 @@ def walk_folder(
         excluded: Locations of folders to pass over without a row.
         include: Patterns of this folder alone; they apply besides those of the filters.
     """
-    outer = tuple((patterns, False) for patterns in (include, filters.include) if patterns is not None)
-    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", outer)]
+    pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", filters.included(include))]
     while pending:
         folder = pending.pop()
         try:
@@ -334,7 +337,7 @@ def walk_folder(
             if filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder):
                 yield None
                 continue
-            wanted = folder.matched(relative, is_folder) if folder.wanted else ()
+            wanted = matched(folder.wanted, relative, is_folder) if folder.wanted else ()
             if status is None:
                 pending.append(
                     _Folder(location, f"{encoded}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree)

@@ -149,7 +149,7 @@ class GitSource:
             commit = self._find(mirror)
         if commit is None and is_commit:
             with contextlib.suppress(UserError):  # A commit on no branch; not every server hands it out.
-                _fetch(mirror, self.address, self.revision)
+                _fetch_refs(mirror, self.address, self.revision)
             commit = self._find(mirror)
         if commit is None:
             heads = _git(mirror, "for-each-ref", "--count=20", "--format=%(refname:short)", "refs/heads").decode(
@@ -166,7 +166,7 @@ class GitSource:
         if self.revision == "HEAD":
             refs.append("+HEAD:refs/sheepfold/head")
         try:
-            _fetch(mirror, self.address, *refs)
+            _fetch_refs(mirror, self.address, *refs)
         except UserError as error:
             raise UserError(f"cannot fetch {self.address}: {error}; check the address and your rights to it") from None
 
@@ -299,7 +299,7 @@ def _find_commit(mirror: Path, name: str) -> str | None:
     return found if _COMMIT.fullmatch(found) else None
 
 
-def _fetch(mirror: Path, address: str, *refs: str) -> None:
+def _fetch_refs(mirror: Path, address: str, *refs: str) -> None:
     """Fetch refs; addresses and refs come behind `--`, so that none can be taken for an option."""
     options = ("--quiet", "--force", "--prune", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head")
     _git(mirror, "fetch", *options, "--", address, *refs, seconds=FETCH_SECONDS)
@@ -378,8 +378,8 @@ def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[s
         if git.returncode:
             errors.seek(0)
             lines = errors.read(BLOCK).decode("utf-8", "replace").strip().splitlines()
-            told = [line.removeprefix("fatal: ") for line in lines if line and line not in _BOILERPLATE]
-            raise UserError("; ".join(told[-3:]) or f"git {arguments[0]} failed")
+            causes = [line.removeprefix("fatal: ") for line in lines if line and line not in _BOILERPLATE]
+            raise UserError("; ".join(causes[-3:]) or f"git {arguments[0]} failed")
 
 
 def _kill(git: subprocess.Popen[bytes]) -> None:

@@ -107,7 +107,7 @@ def walk_sources(
             else:
                 yield row
 
-    for file, digest in digest_files(wanted(), memo, HASHING_THREADS):
+    for file, digest in digest_files(wanted(), memo):
         status, reason, sha256 = str(file.status), file.reason, None
         if isinstance(digest, OSError):
             status, reason = "failed", f"cannot be read: {digest}"
@@ -252,23 +252,20 @@ class HashMemo:
         return otherwise
 
 
-def digest_files(
-    files: Iterable[WalkedFile], memo: HashMemo, workers: int = 4
-) -> Iterator[tuple[WalkedFile, str | OSError | None]]:
+def digest_files(files: Iterable[WalkedFile], memo: HashMemo) -> Iterator[tuple[WalkedFile, str | OSError | None]]:
     """Find the SHA-256 of files, reading only those that changed; as many are in memory as the memo is asked for.
 
     Args:
         files: Rows of a walk that was just taken: what the memo knows about a file is asked by the state that the
             walk saw.
         memo: Digests of earlier runs; updated.
-        workers: Threads to read with.
 
     Yields:
         Each row with the digest in hexadecimal, or the error that kept the file from being read; with None if it has a
         status. Objects that were not fetched keep their `pending_digest`.
     """
     rest = iter(files)
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as threads:
+    with ThreadPoolExecutor(max_workers=HASHING_THREADS) as threads:
         while batch := list(islice(rest, BATCH_FILES)):
             states = {
                 file.location: FileState(file.size, file.mtime_ns, file.ctime_ns, file.inode)

@@ -29,6 +29,7 @@ from tasks.sources.folder import (
     WalkedFile,
     encode_path,
     file_row,
+    matched,
     refuse_large,
 )
 from tasks.sources.ignore import Patterns
@@ -38,7 +39,7 @@ BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
 BLOCK = 4 << 20
 SETTLED_NS = 60 * 10**9  # Our clock and the server's may differ by so much.
 
-_SAFE_SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,16}")
+_SAFE_SUFFIX = re.compile(r"\.[A-Za-z0-9+]{1,16}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,10 @@ class ObjectSource:
         with owner_lock(folder / "lock") if filters.fetch else contextlib.nullcontext():
             objects = _list(filesystem, base, source)
             if filters.fetch:
-                _remove_gone(folder, {_copy_name(key) for key, info in objects if not refuse_large(info.size, filters)})
+                _remove_gone(
+                    folder,
+                    {_copy_name(key or info.path) for key, info in objects if not refuse_large(info.size, filters)},
+                )
             wanted = []
             left_out: set[str] = set()
             for relative, info in objects:
@@ -103,7 +107,7 @@ class ObjectSource:
             def row(item: tuple[str, Any]) -> WalkedFile:
                 relative, info = item
                 path = prefix + encode_path(relative) if relative else label or encode_path(self.name)
-                copy = folder / _copy_name(relative)
+                copy = folder / _copy_name(relative or info.path)
                 own = "" if relative else path  # the source is the object
                 listed = WalkedFile(path, source, str(copy), info.size, info.mtime_ns or 0, label=own)
                 if too_large := refuse_large(info.size, filters):
@@ -165,17 +169,15 @@ def _left_out(relative: str, filters: Filters, include: Patterns | None) -> tupl
     Both are "" for a key that is wanted.
     """
     parts = relative.split("/")
-    included = {patterns: False for patterns in (include, filters.include) if patterns is not None}
+    included = filters.included(include)
     for number in range(1, len(parts) + 1):
         path, is_folder = "/".join(parts[:number]), number < len(parts)
         if is_folder and parts[number - 1] in EXCLUDED_FOLDERS:
             return path, EXCLUDED_REASON
         if filters.exclude is not None and filters.exclude.verdict(path, is_folder=is_folder):
             return path, ""
-        for patterns, above in included.items():
-            verdict = patterns.verdict(path, is_folder=is_folder)
-            included[patterns] = above if verdict is None else verdict
-    return ("", "") if all(included.values()) else (relative, "")
+        included = matched(included, path, is_folder)
+    return ("", "") if all(match for _, match in included) else (relative, "")
 
 
 def _fetch(filesystem: Any, info: Any, copy: Path) -> os.stat_result:
@@ -220,10 +222,10 @@ def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:
     return status if is_current else None
 
 
-def _copy_name(relative: str) -> str:
-    """Name of the copy of an object, with a suffix for those who look at it."""
-    digest = hashlib.sha256(os.fsencode(relative)).hexdigest()
-    suffix = Path(relative).suffix
+def _copy_name(key: str) -> str:
+    """Name of the copy of an object, with its suffix: that has a say in how the file is read."""
+    digest = hashlib.sha256(os.fsencode(key)).hexdigest()
+    suffix = Path(key).suffix
     return f"{digest[:2]}/{digest[2:]}{suffix if _SAFE_SUFFIX.fullmatch(suffix) else ''}"
 
 

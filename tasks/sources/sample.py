@@ -1,9 +1,9 @@
 """A small corpus to try things on: text, source code, born-digital PDFs, scans and images.
 
-In goes a folder, out come about two megabytes of documents of every kind that ingestion reads. All of it is
-made on the spot from what every Python carries (the language reference in `pydoc_data` and the standard
-library's own sources), so nothing is downloaded and nothing is shipped. The same Python and libraries give
-the same bytes, and a file that is already right is left alone: building it twice changes nothing.
+About two megabytes of documents of every kind that ingestion reads. All of it is made on the spot from what every
+Python carries (the language reference in `pydoc_data` and the standard library's own sources), so nothing is downloaded
+and nothing is shipped. The same Python and libraries give the same bytes, and a file that is already right is left
+alone: building it twice changes nothing.
 
 The language reference repeats itself, and a corpus of copies would be a poor sample: a paragraph that was
 used is not used again, and a topic goes to one file only. The PDFs have no dates and random identifiers.

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import running_sums, span_hashes
+from tasks.text.words import I64, U64, running_sums, span_hashes
 
 SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
 N_CLASSES = 8
@@ -66,8 +66,6 @@ _SURE_BULLETS = "•‣◦▪▫■□●○◆◇▶►"  # these mark an item 
 
 _MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 
-Ints = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -96,7 +94,7 @@ def _class_table() -> npt.NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextArrays:
     """Documents as arrays.
 
     Attributes:
@@ -115,23 +113,23 @@ class Batch:
 
     codes: npt.NDArray[np.uint32]
     classes: npt.NDArray[np.uint8]
-    text_bounds: Ints
-    class_counts: Ints
-    word_starts: Ints
-    word_ends: Ints
-    word_lengths: Ints
-    word_hashes: Hashes
-    word_documents: Ints
-    word_bounds: Ints
-    n_words: Ints
-    solid: Ints
+    text_bounds: I64
+    class_counts: I64
+    word_starts: I64
+    word_ends: I64
+    word_lengths: I64
+    word_hashes: U64
+    word_documents: I64
+    word_bounds: I64
+    n_words: I64
+    solid: I64
 
-    def per_document(self, documents: Ints, weights: Ints | None = None) -> Ints:
+    def per_document(self, documents: I64, weights: I64 | None = None) -> I64:
         """Count things per document, or sum their weights; `documents` is the number of the document of each."""
         return np.bincount(documents, weights, minlength=len(self.n_words))
 
 
-def make_batch(texts: Sequence[str]) -> Batch:
+def make_batch(texts: Sequence[str]) -> TextArrays:
     """Lay texts end to end and find their words."""
     joined = "\n".join(["", *texts, ""])
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -147,7 +145,7 @@ def make_batch(texts: Sequence[str]) -> Batch:
     starts, ends = edges[::2], edges[1::2]
     bounds = np.searchsorted(starts, text_bounds)
     n_words = np.diff(bounds)
-    return Batch(
+    return TextArrays(
         codes=codes,
         classes=classes,
         text_bounds=text_bounds,
@@ -177,12 +175,12 @@ def share(part: npt.NDArray[Any], whole: npt.NDArray[Any], places: int = 4) -> n
     return np.round(np.divide(part, whole, out=np.zeros(len(part)), where=np.asarray(whole) > 0), places)
 
 
-def _sums_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
+def _sums_between(values: npt.NDArray[Any], bounds: I64) -> I64:
     """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
     return np.diff(running_sums(values)[bounds])
 
 
-def _highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
+def _highest_between(values: npt.NDArray[Any], bounds: I64) -> I64:
     """Return the maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
     highest = np.zeros(len(bounds) - 1, dtype=np.int64)
     filled = bounds[1:] > bounds[:-1]
@@ -191,7 +189,7 @@ def _highest_between(values: npt.NDArray[Any], bounds: Ints) -> Ints:
     return highest
 
 
-def _characters(batch: Batch) -> Columns:
+def _characters(batch: TextArrays) -> Columns:
     """Shares of classes of characters; of those that are not white space, if nothing else is said."""
     counts = batch.class_counts
     letters = counts[:, LETTER] + counts[:, UPPER] + counts[:, UNSPACED]
@@ -208,7 +206,7 @@ def _characters(batch: Batch) -> Columns:
     }
 
 
-def _words(batch: Batch) -> Columns:
+def _words(batch: TextArrays) -> Columns:
     lettered = _highest_between(batch.classes, np.append(batch.word_starts, len(batch.classes))) >= LETTER
     stop_words = make_batch([" ".join(STOP_WORDS)]).word_hashes
     present = [batch.per_document(batch.word_documents[batch.word_hashes == word]) > 0 for word in stop_words]
@@ -224,12 +222,12 @@ def _words(batch: Batch) -> Columns:
 class Units(NamedTuple):
     """Lines or paragraphs that hold words: the first word of each, one beyond the last, and the document."""
 
-    first: Ints
-    last: Ints
-    document: Ints
+    first: I64
+    last: I64
+    document: I64
 
 
-def _lines(batch: Batch) -> Columns:
+def _lines(batch: TextArrays) -> Columns:
     feeds = np.flatnonzero(batch.codes == LINE_FEED)
     starts, ends = feeds[:-1] + 1, feeds[1:]
     bounds = np.searchsorted(starts, batch.text_bounds)
@@ -260,7 +258,7 @@ def _among(codes: np.ndarray, characters: str) -> Mask:
     return np.isin(codes, np.array([ord(char) for char in characters], dtype=np.uint32))
 
 
-def _shapes(batch: Batch, lines: Units) -> Columns:
+def _shapes(batch: TextArrays, lines: Units) -> Columns:
     """Shares of the lines by how they begin, end, and how long they are; and the number of sentences."""
     codes = batch.codes
     last, before = codes[batch.word_ends - 1], codes[batch.word_ends - 2]  # characters of each word
@@ -285,7 +283,7 @@ def _shapes(batch: Batch, lines: Units) -> Columns:
     return {**shares, "n_sentences": _sums_between(sentence_ends, batch.word_bounds)}
 
 
-def _duplicates(batch: Batch, units: Units, name: str) -> Columns:
+def _duplicates(batch: TextArrays, units: Units, name: str) -> Columns:
     """Shares of units that occurred earlier in their document, by number and by characters of their words."""
     hashes = span_hashes(batch.word_hashes, units.first, units.last)
     repeats = _find_repeated(units.document, hashes, np.arange(len(hashes))).later(len(hashes))
@@ -307,9 +305,9 @@ class Repeated(NamedTuple):
         firsts: lowest index of each group.
     """
 
-    places: Ints
-    sizes: Ints
-    firsts: Ints
+    places: I64
+    sizes: I64
+    firsts: I64
 
     def later(self, n: int) -> Mask:
         """Return a mask of `n` things: the second and later occurrences in each group."""
@@ -319,7 +317,7 @@ class Repeated(NamedTuple):
         return mask
 
 
-def _find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Repeated:
+def _find_repeated(documents: I64, hashes: U64, places: I64) -> Repeated:
     """Find equal things of a document that occur more than once.
 
     Args:
@@ -343,7 +341,7 @@ def _find_repeated(documents: Ints, hashes: Hashes, places: Ints) -> Repeated:
     return Repeated(kept, sizes, firsts)
 
 
-def _phrases(batch: Batch) -> Columns:
+def _phrases(batch: TextArrays) -> Columns:
     """Shares of the characters of words (white space apart) that lie in repeated n-grams of words.
 
     `top_Ngram_char_share`: occurrences times length of the most frequent n-gram, the longest of those equally frequent;

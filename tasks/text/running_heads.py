@@ -1,11 +1,10 @@
 """Running heads: headers, footers and page numbers that repeat from page to page, taken out.
 
-In go the texts of a document's pages, out come the same pages without them. A line counts as running when it stands
-at the same edge of most pages (or of most left or right ones) once its numbers are disregarded, when it is a number
-that keeps step with the pages, or when it is the outermost and begins or ends with such a number ("Chapter 3: Wool
-41"). Lines go from the edge inwards and only as long as each is running; at most three on an edge, never the middle
-of a page, and none at all where more lines than that repeat: then it is a form, whose text they are. Linear in the
-length of the pages; the same pages always give the same result.
+A line of a document's pages counts as running when it stands at the same edge of most pages (or of most left or right
+ones) once its numbers are disregarded, when it is a number that keeps step with the pages, or when it is the outermost
+and begins or ends with such a number ("Chapter 3: Wool 41"). Lines go from the edge inwards and only as long as each is
+running; at most three on an edge, never the middle of a page, and none at all where more lines than that repeat: then
+it is a form, whose text they are. Linear in the length of the pages; the same pages always give the same result.
 """
 
 from __future__ import annotations

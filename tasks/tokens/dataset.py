@@ -1,8 +1,8 @@
 """The dataset: an index of pieces over token shards, made anew in a moment when documents come or go.
 
-In go the kept documents as they lie in the shards, and with a mix the group of each; out come the pieces of every
-sequence (`sequences.parquet`), how often each id is predicted in training (`token_counts.parquet`), and an account of
-what became of every id (`dataset.json`). Nothing large is read or written: what one more document costs is the index.
+From the kept documents as they lie in the shards, and with a mix the group of each, follow the pieces of every sequence
+(`sequences.parquet`), how often each id is predicted in training (`token_counts.parquet`), and an account of what
+became of every id (`dataset.json`). Nothing large is read or written: what one more document costs is the index.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
         ForeignTokenizerError: there is no such file, or no tokeniser in it.
     """
     _check_there(path)
-    with _told(path):
+    with _faults_of(path):
         spec = path.read_text(encoding="utf-8")
         record = json.loads(spec)
         if not isinstance(record, dict):
@@ -93,7 +93,7 @@ def digest_of_tokenizer_file(path: Path) -> str:
     """
     _check_there(path, "tokenizer.file: ")
     beside = [path.with_name(name) for name in BESIDE]
-    with _told(path):
+    with _faults_of(path):
         return sha256_json([sha256_file(path), *(sha256_file(file) if file.is_file() else "" for file in beside)])
 
 
@@ -105,7 +105,7 @@ def _check_there(path: Path, setting: str = "") -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _faults_of(path: Path) -> Iterator[None]:
     """Raise every fault of a tokeniser with the file that it is in."""
     try:
         yield
@@ -128,6 +128,6 @@ def _told(path: Path) -> Iterator[None]:
 def _optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with _told(path):
+    with _faults_of(path):
         found = json.loads(path.read_text(encoding="utf-8"))
     return found if isinstance(found, dict) else {}

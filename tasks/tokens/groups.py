@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
 
 MOST_GROUPS = 10_000
+_BELOW = "if(label = '', path, substr(path, length(label) + 2))"
 # the first folder of the path below the source; files beside the folders are in none
-_FOLDER = "case when contains(path, '/') then split_part(path, '/', 1) end"
+_FOLDER = f"case when contains({_BELOW}, '/') then split_part({_BELOW}, '/', 1) end"
 _OF_PATHS = ("source", "folder")
 
 
@@ -50,7 +51,7 @@ class GroupsSettings:
     listing: str = ""
 
 
-@stage("groups", version=2, tables={GROUPS_FILE: GROUPS})
+@stage("groups", version=3, tables={GROUPS_FILE: GROUPS})
 def groups(
     work: Work,
     settings: GroupsSettings,
@@ -133,12 +134,12 @@ def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: Mix
     Raises:
         MixError: The settings name a group that is not there, or miss one that is.
     """
-    asked = asked_shares(tokens, sequences, mix)
     if not mix.by or not (mix.weights or mix.temperature):
         passes = _passes(tokens, mix)
         wanted = {name: passes[name] * sequences[name] for name in sorted(sequences)}
         # the nearest whole number, but not 0 for what is asked for
         return {name: max(math.floor(n + Fraction(1, 2)), 1 if n else 0) for name, n in wanted.items()}
+    asked = asked_shares(tokens, sequences, mix)
     limits = {name: Fraction(mix.max_epochs) * sequences[name] for name in asked}
     shares = {name: share for name, share in asked.items() if share}
     reads = dict.fromkeys(sorted(sequences), 0)

@@ -1,8 +1,8 @@
 """Pack documents into training sequences: pure functions of their lengths; no id is read or moved.
 
-In go the lengths of the documents in ids, out come pieces: spans of documents, and which sequence each belongs to. A
-sequence has T input places; a piece may bring one id more, its look-ahead, which is only the label of the sequence's
-last place. Three ways:
+Lengths of documents in ids become pieces: spans of documents, and which sequence each belongs to. A sequence has T
+input places; a piece may bring one id more, its look-ahead, which is only the label of the sequence's last place. Three
+ways:
 
 - `chunk_pieces`: every document by itself, T ids every S ids, the last chunk padded.
 - `concat_pieces`: the documents one after the other as one stream, cut every T ids.

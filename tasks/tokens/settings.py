@@ -242,6 +242,7 @@ def shown(value: str | float) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
+    """Return names for a message, sorted; of many the first."""
     found = sorted(names)
     more = f" and {len(found) - NAMES_SHOWN} more" if len(found) > NAMES_SHOWN else ""
     return ", ".join(shown(name) for name in found[:NAMES_SHOWN]) + more or "none"

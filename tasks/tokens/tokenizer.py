@@ -63,7 +63,7 @@ _SEPARATOR = b"\xff"  # a byte that is not in UTF-8
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of the stage: the part of `tasks.core.settings.TokenizerSettings` that shapes a tokeniser.
+    """Settings of the stage: the part of `tasks.tokens.settings.TokenizerSettings` that shapes a tokeniser.
 
     Attributes:
         fit_bytes: 0 where nothing is fitted.

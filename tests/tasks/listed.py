@@ -16,6 +16,6 @@ def rows_of(sources: Iterable[Source], filters: Filters, cache: Path, exclude: S
     return sorted((row for row in found if row is not None), key=lambda row: row.path)
 
 
-def digests_of(files: Iterable[WalkedFile], memo: HashMemo, workers: int = 1) -> list[str | OSError | None]:
+def digests_of(files: Iterable[WalkedFile], memo: HashMemo) -> list[str | OSError | None]:
     """The digest of each file, in their order."""
-    return [digest for _, digest in digest_files(files, memo, workers)]
+    return [digest for _, digest in digest_files(files, memo)]

@@ -109,7 +109,7 @@ def test_processes_that_read_files_are_killed_and_every_file_has_its_outcome(
                     kills += 1
             over.wait(moments.uniform(0, 0.3))
 
-    with ExtractionPool(2, Limits()) as pool:
+    with contextlib.closing(ExtractionPool(2, Limits())) as pool:
         killer = threading.Thread(target=kill)
         killer.start()
         try:

@@ -1,8 +1,8 @@
 """A stand-in for the extraction process that does what a hostile document would make it do.
 
 The name of the job's file says what: mute, hang, stall, crash, crash-unless-fresh, oom, exit, garbage, pages, worse,
-rough, endless, endless-blank, shared, shared-then-gone, blank-rest, changed-rest or archive; any other name is a
-success.
+rough, endless, endless-blank, shared, shared-then-gone, blank-rest, changed-rest, text or archive; any other name is
+a success.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def main() -> None:
                 turn_pages(name, job)
             elif name in ("blank-rest", "changed-rest"):
                 die_on_page_five(name, job, served)
+            elif name == "text":
+                die_behind_the_page(job["settled"])
             else:
                 misbehave(name, served)
                 turn(1, text=str(os.getpid()))
@@ -85,6 +87,15 @@ def die_on_page_five(name: str, job: dict[str, Any], served: int) -> None:
         turn(page, text="some text" if page < 5 else "")
     verdict = {"status": "rejected", "reason_code": "no_text", "reason": "no text on any of 2 pages"}
     write_message(1, {"done": {**verdict, "kind": "pdf"}})
+
+
+def die_behind_the_page(settled: int) -> None:
+    """The one page of a text, whatever was asked for, and death before the verdict unless the page was there before."""
+    write_message(1, {"detected": {"kind": "text", "media_type": "text/plain"}})
+    turn(1)
+    if not settled:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_message(1, {"done": {"status": "ok", "kind": "text", "media_type": "text/plain", "encoding": "utf-8"}})
 
 
 def unpack(skip: int) -> None:

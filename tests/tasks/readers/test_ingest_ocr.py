@@ -124,18 +124,6 @@ def test_the_program_is_asked_where_the_usual_places_have_nothing(monkeypatch, t
         ocr._folders.cache_clear()
 
 
-def test_loading_the_engine_leaves_the_thread_limit_of_the_process_alone():
-    """PyTorch in the same process would compute on one core."""
-    code = (
-        "import os; from tasks.readers.ocr import engine_version; engine_version(); "
-        "print(os.environ.get('OMP_THREAD_LIMIT'))"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_THREAD_LIMIT"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
-    assert done.stdout.strip() == "None"
-
-
 def test_memory_that_runs_out_during_recognition_ends_the_process():
     """Cleanly or by a signal, but it ends, so that the pool learns of it."""
     if sys.platform != "linux":

@@ -10,6 +10,7 @@ from PIL import Image
 from tasks.readers import pdf
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import ExtractOptions, PageText
+from tasks.readers.text_layer import LINES_COMPARED, merge_lines
 
 OPTIONS = ExtractOptions(ocr_dpi=150)
 PROSE = [
@@ -79,6 +80,12 @@ def test_a_header_typed_on_a_scan_is_kept_with_the_text_of_the_scan_each_line_on
     page = read(page_pdf(header, scan_of("", "", *PROSE[:2])))
     assert page.method == "both" and page.engine == "pypdfium2 + tesseract"
     assert page.text.count("Archive copy No. 4711") == 1 and page.text.count("cost of a run") == 1
+
+
+def test_lines_typed_on_a_scan_are_kept_however_many_there_are():
+    typed = [f"{number:03}" for number in range(LINES_COMPARED + 100)]
+    merged = merge_lines("\n".join(typed), "The text of the scan\n007").split("\n")
+    assert sorted(merged) == sorted([*typed, "The text of the scan"])
 
 
 def test_without_ocr_every_layer_is_kept(no_ocr):

@@ -62,9 +62,11 @@ def listed(tmp_path):
 def fetches(monkeypatch) -> list[str]:
     """The addresses that were fetched from."""
     seen = []
-    original = git_source._fetch
+    original = git_source._fetch_refs
     monkeypatch.setattr(
-        git_source, "_fetch", lambda mirror, address, *refs: (seen.append(address), original(mirror, address, *refs))[1]
+        git_source,
+        "_fetch_refs",
+        lambda mirror, address, *refs: (seen.append(address), original(mirror, address, *refs))[1],
     )
     return seen
 
@@ -135,11 +137,11 @@ def test_an_unchanged_revision_is_neither_written_nor_hashed_again(project, list
     monkeypatch.setattr(listing, "DISTRUST_NS", -3600 * 10**9)
     memo = HashMemo(tmp_path / "memo.db")
     first = listed(f"git+{project}@main")
-    digests_of(first.values(), memo, 1)
+    digests_of(first.values(), memo)
     second = listed(f"git+{project}@main")
     assert second == first
     monkeypatch.setattr(listing, "open_regular", None)
-    assert all(isinstance(digest, str) for digest in digests_of(second.values(), memo, 1))
+    assert all(isinstance(digest, str) for digest in digests_of(second.values(), memo))
 
 
 def test_submodules_and_links_are_rows_with_a_reason(project, listed):

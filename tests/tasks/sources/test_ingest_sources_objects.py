@@ -130,7 +130,16 @@ def test_tool_folders_are_one_skipped_row_each(walk, bucket):
 
 
 def test_a_single_object_is_a_source(walk):
-    assert texts(walk("docs/a.txt", Filters(include=Patterns(["*.pdf"])))) == {"a.txt": "one"}
+    rows = walk("docs/a.txt", Filters(include=Patterns(["*.pdf"])))
+    assert texts(rows) == {"a.txt": "one"}
+    assert [Path(row.location).suffix for row in rows] == [".txt"]  # it decides how the file is read
+
+
+def test_a_copy_has_the_suffix_of_its_object(walk, bucket):
+    names = {"a.c++", "a.h++", "a.tar.gz", "a.F90"}
+    for name in names:
+        put(bucket / "code" / name, "x")
+    assert {row.path: Path(row.location).suffix for row in walk("code")} == {n: Path(n).suffix for n in names}
 
 
 def test_paths_begin_with_the_prefix_where_there_are_several_sources(walk, bucket):

@@ -115,6 +115,25 @@ def test_a_source_is_a_group(home: Home, corpus: Ingestion, source: Path) -> Non
     assert set(group(home, corpus, "source").by_path.values()) == {str(source)}
 
 
+def test_a_folder_is_one_below_its_source_also_where_there_are_several(tmp_path: Path) -> None:
+    home = home_at(tmp_path / "home")
+    first = write(tmp_path / "first", {"x/1.txt": prose(1), "x/deep/2.txt": prose(2), "3.txt": prose(3)})
+    second = write(tmp_path / "second", {"y/4.txt": prose(4), "x/5.txt": prose(5)})
+    single = write(tmp_path / "third", {"6.txt": prose(6)}) / "6.txt"
+    corpus = ingest(home, "\n".join(map(str, (first, second, single))))
+    expected = {
+        "first/x/1.txt": "x",
+        "first/x/deep/2.txt": "x",
+        "first/3.txt": "none",
+        "second/y/4.txt": "y",
+        "second/x/5.txt": "x",
+        "6.txt": "none",
+    }
+    found = group(home, corpus, "folder").by_path
+    assert found == {path: expected[path] for path in trained(corpus)}
+    assert set(found.values()) == {"x", "y", "none"}
+
+
 def test_the_same_question_again_is_answered_from_the_store(home: Home, corpus: Ingestion) -> None:
     first, again = group(home, corpus, "language"), group(home, corpus, "language")
     assert again.run.reports["groups"].cached
