@@ -158,7 +158,7 @@ def extract_tools() -> dict[str, str]:
 
 @stage(
     "extract",
-    version=4,
+    version=5,
     unit="file",
     modules=("tasks.ingest.worker",),
     tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES},
