@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 1 << 16
 
-_NOTED = pa.schema([("doc_id", pa.string()), ("segment", pa.string())])
-
 
 class SegmentTable(NamedTuple):
     """Folder of a per-segment artefact, and the key of the extraction segment behind it."""
@@ -137,10 +135,6 @@ class Corpus:
             f'join "parts of {name}" as parts on parts.path = found.filename)'
         )
 
-    def want(self, noted: Mapping[str, str]) -> None:
-        """Want some documents, with the segment noted for each."""
-        self.insert("wanted", pa.table([list(noted), list(noted.values())], schema=_NOTED))
-
     def want_live(self, snapshot: Path) -> None:
         """Want the live documents of a snapshot, with the segments and the licences noted there."""
         self.sql(
@@ -243,20 +237,19 @@ def _misplaced(doc_id: str, n_found: int, n_tables: int) -> StoreError:
     )
 
 
-def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> dict[str, str]:
-    """Return the kept documents with the segment noted for each; only one side of the split when given."""
-    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "segment", "split", "kept"])
+def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[str]:
+    """Return the ids of the kept documents; only of one side of the split when given."""
+    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "split", "kept"])
     rows = rows.filter(rows["kept"]).to_pylist()
-    return {row["doc_id"]: row["segment"] for row in rows if split in ("", row["split"])}
+    return {row["doc_id"] for row in rows if split in ("", row["split"])}
 
 
 def kept_rows(
-    store: Store, noted: Mapping[str, str], tables: RefSet, name: str, columns: Sequence[str]
+    store: Store, curated: ArtifactRef, split: str, tables: RefSet, name: str, columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some documents, table by table.
+    """Yield the rows of the kept documents of one side of the split, table by table.
 
     Args:
-        noted: The segment noted for each document.
         tables: Per-segment artefacts; the same document may lie in several, one of which is the live one.
         name: File name of the table in each of them.
 
@@ -264,7 +257,7 @@ def kept_rows(
         StoreError: If a document lies in none of them, or in several none of which is the noted one.
     """
     with Corpus() as corpus:
-        corpus.want(noted)
+        corpus.want_kept(store.folder(curated), split)
         corpus.locate(tables_of(store, tables), name, live=tables.live)
         part, doc_id = corpus.columns("select part, doc_id from located")
     for number, ref in enumerate(tables.refs):

@@ -264,7 +264,7 @@ def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | Non
         by_ocr = table.filter(pc.and_(pc.greater(table["ocr_share"], 0), pc.is_valid(table["ocr_confidence"])))
         for row in by_ocr.to_pylist():
             scanned[row["doc_id"]] = row["n_pages"] * row["ocr_share"], row["ocr_confidence"]
-    kept = kept_documents(store, curated.ref) if scanned else {}
+    kept = kept_documents(store, curated.ref) if scanned else set()
     read = [found for doc_id, found in scanned.items() if doc_id in kept]
     pages = sum(n for n, _ in read)
     return pages, sum(n * confidence for n, confidence in read) / pages if pages else None

@@ -26,7 +26,7 @@ from tasks.evaluation.tables import (
     read_evaluation,
     read_metrics,
 )
-from tasks.lineage.contamination import by_exposure, read_contamination
+from tasks.lineage.contamination import by_share_seen, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
@@ -136,7 +136,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         `measured`; `evaluation`; `best` and `worst`, the documents with the fewest and the most bits per byte
         (`doc_id`, `path`, `kind`, `sums`, `begins`, and `seen`, the share of its 13-grams that stand in training text);
         `rival`, the champion that it met (`name`, `metrics`, `bits` per byte by dimension and value, and the
-        `difference` to it), or None; `exposures`, bits per byte by how much of a document stands in training text;
+        `difference` to it), or None; `exposures`, slices by how much of a document stands in training text;
         `completions`; `memorised`, figures of that stage; `pages`. What was not measured is empty.
 
     Raises:
@@ -151,7 +151,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         best=best,
         worst=worst,
         rival=_rival(store, measured),
-        exposures=[] if seen is None else by_exposure(seen, _rows(documents)),
+        exposures=[] if seen is None else by_share_seen(seen, documents),
         completions=first_completions(store, measured.completions, _marks(store, measured)),
         memorised=read_metrics(store, measured.memorised) if measured.memorised else {},
         pages=sorted(pages),
@@ -188,12 +188,6 @@ def paths_of(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dict[s
     if not any(manifest.stage == "snapshot" for _, manifest in ancestors(store, ref)):
         return {}
     return first_paths(store, ref, sorted(set(doc_ids)))
-
-
-def _rows(documents: Evaluated) -> list[dict[str, object]]:
-    names = ("nll_nats", "charged_nats", "bytes", "lost_bytes")
-    columns = zip(documents.doc_id, *(documents.sums[name].tolist() for name in names), strict=True)
-    return [dict(zip(("doc_id", *names), row, strict=True)) for row in columns]
 
 
 def _rival(store: Store, measured: Measured) -> Row | None:

@@ -442,7 +442,6 @@ def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **
     from model.checkpoint import load_weights, save_weights
     from model.distributed import rank_device
     from model.execution import Execution
-    from model.order import Group
     from tasks.tokens.index import groups_of, open_sequences
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
@@ -452,7 +451,7 @@ def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **
         plan,
         open_sequences(dataset, shards, "train", network.max_seq_len),
         open_sequences(dataset, shards, "validation", network.max_seq_len, job.validation_sample),
-        groups=[Group(item.first, item.count, item.reads) for item in groups_of(dataset)],
+        groups=groups_of(dataset),
         device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,
         checkpoint_seconds=job.checkpoint_seconds,
