@@ -8,8 +8,9 @@ noted for it. Memory is bounded by a setting, not by the number of documents.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 1 << 16
 
 
-class SegmentTable(NamedTuple):
+@dataclass(frozen=True)
+class SegmentTable:
     """Folder of a per-segment artefact, and the key of the extraction segment behind it."""
 
     segment: str
@@ -107,7 +109,7 @@ class Corpus:
         """Return the result of a query as one table."""
         return self.connection.sql(query).to_arrow_table()
 
-    def insert(self, name: str, rows: pa.Table | pa.RecordBatch) -> None:
+    def insert(self, name: str, rows: pa.Table) -> None:
         """Append rows to a table, which is made if it is not there."""
         self.connection.register("fresh_rows", rows)
         self.sql(f"create table if not exists {name} as select * from fresh_rows limit 0")
@@ -165,7 +167,7 @@ class Corpus:
         Raises:
             StoreError: If a document lies in none of them, or in several none of which is the noted one.
         """
-        parts = [(n, segment, str(Path(folder) / name)) for n, (segment, folder) in enumerate(tables)]
+        parts = [(n, table.segment, str(Path(table.folder) / name)) for n, table in enumerate(tables)]
         numbers, segments, paths = zip(*parts, strict=True) if parts else ((), (), ())
         listed = pa.table(
             [pa.array(numbers, pa.int32()), pa.array(segments, pa.string()), pa.array(paths, pa.string())],
@@ -185,7 +187,7 @@ class Corpus:
             none = "".join(f', null as "{column}"' for column in columns)
             self.sql(f"create table located as select doc_id, 0 as part, 0 as place{none} from wanted limit 0")
         if live is not None:
-            self._keep_told(live)
+            self._keep_live(live)
         else:
             self._keep_noted(len(parts))
         lost = "select min(doc_id) from wanted where doc_id not in (select doc_id from located)"
@@ -193,21 +195,21 @@ class Corpus:
         if missing is not None:
             raise _misplaced(missing, 0, len(parts))
 
-    def tell(self, live: Sequence[Collection[str]]) -> None:
-        """Make the table `told` of the documents that are read in each of several tables, by `doc_id` and `part`."""
-        self.sql("create or replace table told (doc_id varchar, part int)")
+    def list_live(self, live: Sequence[Collection[str]]) -> None:
+        """Make the table `live` of the documents that are read in each of several tables, by `doc_id` and `part`."""
+        self.sql("create or replace table live (doc_id varchar, part int)")
         for number, names in enumerate(live):
             rows = pa.table(
                 {"doc_id": pa.array(names, pa.string()), "part": pa.repeat(pa.scalar(number, pa.int32()), len(names))}
             )
-            self.insert("told", rows)
+            self.insert("live", rows)
 
-    def _keep_told(self, live: Sequence[Collection[str]]) -> None:
-        self.tell(live)
+    def _keep_live(self, live: Sequence[Collection[str]]) -> None:
+        self.list_live(live)
         self.sql(
-            "create or replace table told as select doc_id, min(part) as part from told "
+            "create or replace table live as select doc_id, min(part) as part from live "
             "join located using (doc_id, part) group by doc_id; "
-            "delete from located where (doc_id, part) not in (from told); drop table told"
+            "delete from located where (doc_id, part) not in (from live); drop table live"
         )
 
     def _keep_noted(self, n_tables: int) -> None:

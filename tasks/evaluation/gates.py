@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic.dataclasses import dataclass as settings_dataclass
 
+from storage.catalog import json_value
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
@@ -120,11 +121,8 @@ class Verdict:
 
     def document(self) -> dict[str, Any]:
         """Return the verdict for JSON, which knows no infinite numbers."""
-        values = asdict(self)
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        document: dict[str, Any] = json_value(asdict(self))
+        return document
 
 
 def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:

@@ -39,7 +39,7 @@ _CONTENTS = pa.schema(
 
 @dataclass(frozen=True)
 class SnapshotSettings:
-    """Identity of a listing; the listing itself comes as a resource.
+    """Identity of a listing; the listing itself is an argument without a key.
 
     Attributes:
         listing: digest of all paths with their contents.

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.lineage import ancestor, ancestors, manifest_of
+from storage.lineage import ancestors, manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.registry import ModelVersion, registered_versions
 from storage.schemas import DOCUMENTS_FILE, FILES_FILE, SELECTION_FILE, SEQUENCES_FILE
@@ -92,12 +92,14 @@ def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int])
     return f"Documents in these sequences: {named}{more}."
 
 
-def first_paths(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
-    """Return the first path of each document in the snapshot that a dataset was made from.
+def first_paths(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
+    """Return the first path of each document in the snapshot that an artefact was made from; none without a snapshot.
 
     Where that one was cleared away others name what they have, the newest what several do.
     """
-    listing = ancestor(store, dataset, "snapshot")
+    listing = next((manifest for _, manifest in ancestors(store, ref) if manifest.stage == "snapshot"), None)
+    if listing is None:
+        return {}
     listings = [listing]
     if store.find(listing.stage, listing.key) is None:
         listings = sorted(store.manifests(listing.stage), key=lambda manifest: manifest.created)

@@ -36,7 +36,7 @@ from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.launch import Callbacks, Job, launch, train_job
-from tasks.training.telemetry import Sampler, Watch, first_ids, sync_journal
+from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, first_ids, sync_journal
 
 if TYPE_CHECKING:
     from model.order import Group
@@ -245,7 +245,7 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
 @stage(
     "train",
     version=4,
-    tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
+    tables={HISTORY_FILE: HISTORY, TELEMETRY_FILE: HISTORY},
     unkeyed=("execution", "tags"),
 )
 def train(
