@@ -54,7 +54,6 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
     started = time.perf_counter()
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import save_weights
-    from model.order import Group
     from storage.lineage import manifest_of
     from storage.manifest import ArtifactRef
     from storage.store import open_store
@@ -74,7 +73,7 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
             TrainConfig.from_dict(settings),
             open_sequences(store.folder(dataset), shards, "train", network.max_seq_len),
             open_sequences(store.folder(dataset), shards, "validation", network.max_seq_len, VALIDATION_SAMPLE),
-            groups=[Group(item.first, item.count, item.reads) for item in groups_of(store.folder(dataset))],
+            groups=groups_of(store.folder(dataset)),
             checkpoint_dir=Path(folder),
             checkpoint_seconds=CHECKPOINT_SECONDS,
         )

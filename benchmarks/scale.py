@@ -30,6 +30,7 @@ from benchmarks.table import Row, report
 from storage import schemas
 from storage.tables import write_batches
 from tasks.core.subprocesses import Subprocesses
+from tasks.curate.corpus import SegmentTable
 from tasks.curate.curate import CurationSettings, select_documents
 from tasks.curate.dedup import find_duplicates
 from tasks.curate.settings import DedupSettings
@@ -65,7 +66,7 @@ class Corpus:
     """Folders of a made corpus, as the stages take them."""
 
     folder: Path
-    tables: list[list[str]]
+    tables: list[SegmentTable]
     measured: list[str]
 
 
@@ -93,7 +94,7 @@ def _write_segments(corpus: Corpus, rows: int) -> Iterator[pa.RecordBatch]:
         documents, measures = corpus.folder / f"documents-{number}", corpus.folder / f"measures-{number}"
         documents.mkdir()
         measures.mkdir()
-        corpus.tables.append([f"segment-{number}", str(documents)])
+        corpus.tables.append(SegmentTable(f"segment-{number}", str(documents)))
         corpus.measured.append(str(measures))
         # an exact copy has the text of its source, a near one a text of its own
         texts = np.where(numbers % 10 == 9, sources(numbers), numbers)

@@ -171,7 +171,7 @@ class Catalog:
             if cursor.description is None:
                 return []
             names = _distinct([column[0] for column in cursor.description])
-            return [dict(zip(names, map(_json_value, row), strict=True)) for row in cursor.fetchall()]
+            return [dict(zip(names, map(json_value, row), strict=True)) for row in cursor.fetchall()]
         except duckdb.Error as error:
             raise QueryError(str(error)) from error
 
@@ -255,7 +255,8 @@ def _distinct(names: list[str]) -> list[str]:
     return distinct
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return a value as JSON holds it: null for infinite numbers and NaN, hexadecimal digits for bytes."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, str | int | float | bool):
@@ -263,9 +264,9 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         return float(value)
     if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     return str(value)

@@ -454,7 +454,7 @@ def _check_network(settings: Settings) -> None:
     """Refuse an impossible network, training or overlap now, not after the documents have been read."""
     model, train = settings.model, settings.train
     try:
-        contexts = [network.max_seq_len for network in _possible_networks(model)]
+        contexts = [network.max_seq_len for network in networks_of(model, vocab_size=512).values()]
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise SettingsError(str(error)) from error
@@ -471,16 +471,20 @@ def _check_network(settings: Settings) -> None:
             )
 
 
-def _possible_networks(model: ModelSettings) -> list[ModelConfig]:
-    """Return the networks that the settings allow: one, or those of the ladder.
+def networks_of(model: ModelSettings, vocab_size: int, **defaults: Any) -> dict[str, ModelConfig]:
+    """Return the networks that the settings allow, by preset: the given one, or those of the ladder.
+
+    Args:
+        defaults: values where the settings give none.
 
     Raises:
         ValueError: if they allow none.
     """
-    found, problem = [], ValueError("no preset")
+    found: dict[str, ModelConfig] = {}
+    problem = ValueError("no preset")
     for name in LADDER if model.preset == AUTO else (model.preset,):
         try:
-            found.append(preset(name, vocab_size=512, **model.overrides))
+            found[name] = preset(name, vocab_size, **{**defaults, **model.overrides})
         except ValueError as error:
             problem = error
     if not found:

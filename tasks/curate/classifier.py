@@ -25,7 +25,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
-from tasks.curate.settings import listed_paths
+from tasks.curate.settings import listed_paths, shown_files
 from tasks.readers.decode import decode
 from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
@@ -80,7 +80,6 @@ class Examples:
         repeated: how many more were equal, or nearly equal, to one of them: on both sides of a cross-validation they
             would make the classifier look better than it is.
         empty: how many held no text.
-        refused: how many rows could not be read.
         left_out: how many were beyond `MAX_EXAMPLES` or `MAX_CHARS`.
         places: hash of each distinct text, and where it was first found.
     """
@@ -88,7 +87,6 @@ class Examples:
     texts: list[str]
     repeated: int
     empty: int
-    refused: int
     left_out: int
     places: dict[bytes, str]
 
@@ -101,11 +99,10 @@ def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
     """
     for path in paths:
         if path.is_dir():
-            inside = [file for file in path.rglob("*") if file.is_file()]
-            shown = [file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts)]
+            shown = shown_files(path)
             if not shown:
                 raise ExamplesError(f"classifier.{side} names {path}, a folder without files; {_POSSIBLE}")
-            yield from sorted(shown)
+            yield from shown
         elif path.is_file():
             yield path
         else:
@@ -170,7 +167,7 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
         )
     if told:
         logger.warning("classifier.%s: %s", side, told)
-    return Examples(texts, repeated, empty, refused.count, len(places) - len(distinct), places)
+    return Examples(texts, repeated, empty, len(places) - len(distinct), places)
 
 
 def refuse_shared(good: Examples, bad: Examples) -> None:

@@ -8,8 +8,9 @@ noted for it. Memory is bounded by a setting, not by the number of documents.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 1 << 16
 
-_NOTED = pa.schema([("doc_id", pa.string()), ("segment", pa.string())])
 
-
-class SegmentTable(NamedTuple):
+@dataclass(frozen=True)
+class SegmentTable:
     """Folder of a per-segment artefact, and the key of the extraction segment behind it."""
 
     segment: str
@@ -109,7 +109,7 @@ class Corpus:
         """Return the result of a query as one table."""
         return self.connection.sql(query).to_arrow_table()
 
-    def insert(self, name: str, rows: pa.Table | pa.RecordBatch) -> None:
+    def insert(self, name: str, rows: pa.Table) -> None:
         """Append rows to a table, which is made if it is not there."""
         self.connection.register("fresh_rows", rows)
         self.sql(f"create table if not exists {name} as select * from fresh_rows limit 0")
@@ -136,10 +136,6 @@ class Corpus:
             f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
             f'join "parts of {name}" as parts on parts.path = found.filename)'
         )
-
-    def want(self, noted: Mapping[str, str]) -> None:
-        """Want some documents, with the segment noted for each."""
-        self.insert("wanted", pa.table([list(noted), list(noted.values())], schema=_NOTED))
 
     def want_live(self, snapshot: Path) -> None:
         """Want the live documents of a snapshot, with the segments and the licences noted there."""
@@ -171,7 +167,7 @@ class Corpus:
         Raises:
             StoreError: If a document lies in none of them, or in several none of which is the noted one.
         """
-        parts = [(n, segment, str(Path(folder) / name)) for n, (segment, folder) in enumerate(tables)]
+        parts = [(n, table.segment, str(Path(table.folder) / name)) for n, table in enumerate(tables)]
         numbers, segments, paths = zip(*parts, strict=True) if parts else ((), (), ())
         listed = pa.table(
             [pa.array(numbers, pa.int32()), pa.array(segments, pa.string()), pa.array(paths, pa.string())],
@@ -191,7 +187,7 @@ class Corpus:
             none = "".join(f', null as "{column}"' for column in columns)
             self.sql(f"create table located as select doc_id, 0 as part, 0 as place{none} from wanted limit 0")
         if live is not None:
-            self._keep_told(live)
+            self._keep_live(live)
         else:
             self._keep_noted(len(parts))
         lost = "select min(doc_id) from wanted where doc_id not in (select doc_id from located)"
@@ -199,21 +195,21 @@ class Corpus:
         if missing is not None:
             raise _misplaced(missing, 0, len(parts))
 
-    def tell(self, live: Sequence[Collection[str]]) -> None:
-        """Make the table `told` of the documents that are read in each of several tables, by `doc_id` and `part`."""
-        self.sql("create or replace table told (doc_id varchar, part int)")
+    def list_live(self, live: Sequence[Collection[str]]) -> None:
+        """Make the table `live` of the documents that are read in each of several tables, by `doc_id` and `part`."""
+        self.sql("create or replace table live (doc_id varchar, part int)")
         for number, names in enumerate(live):
             rows = pa.table(
                 {"doc_id": pa.array(names, pa.string()), "part": pa.repeat(pa.scalar(number, pa.int32()), len(names))}
             )
-            self.insert("told", rows)
+            self.insert("live", rows)
 
-    def _keep_told(self, live: Sequence[Collection[str]]) -> None:
-        self.tell(live)
+    def _keep_live(self, live: Sequence[Collection[str]]) -> None:
+        self.list_live(live)
         self.sql(
-            "create or replace table told as select doc_id, min(part) as part from told "
+            "create or replace table live as select doc_id, min(part) as part from live "
             "join located using (doc_id, part) group by doc_id; "
-            "delete from located where (doc_id, part) not in (from told); drop table told"
+            "delete from located where (doc_id, part) not in (from live); drop table live"
         )
 
     def _keep_noted(self, n_tables: int) -> None:
@@ -243,20 +239,19 @@ def _misplaced(doc_id: str, n_found: int, n_tables: int) -> StoreError:
     )
 
 
-def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> dict[str, str]:
-    """Return the kept documents with the segment noted for each; only one side of the split when given."""
-    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "segment", "split", "kept"])
+def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[str]:
+    """Return the ids of the kept documents; only of one side of the split when given."""
+    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "split", "kept"])
     rows = rows.filter(rows["kept"]).to_pylist()
-    return {row["doc_id"]: row["segment"] for row in rows if split in ("", row["split"])}
+    return {row["doc_id"] for row in rows if split in ("", row["split"])}
 
 
 def kept_rows(
-    store: Store, noted: Mapping[str, str], tables: RefSet, name: str, columns: Sequence[str]
+    store: Store, curated: ArtifactRef, split: str, tables: RefSet, name: str, columns: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some documents, table by table.
+    """Yield the rows of the kept documents of one side of the split, table by table.
 
     Args:
-        noted: The segment noted for each document.
         tables: Per-segment artefacts; the same document may lie in several, one of which is the live one.
         name: File name of the table in each of them.
 
@@ -264,7 +259,7 @@ def kept_rows(
         StoreError: If a document lies in none of them, or in several none of which is the noted one.
     """
     with Corpus() as corpus:
-        corpus.want(noted)
+        corpus.want_kept(store.folder(curated), split)
         corpus.locate(tables_of(store, tables), name, live=tables.live)
         part, doc_id = corpus.columns("select part, doc_id from located")
     for number, ref in enumerate(tables.refs):

@@ -2,7 +2,7 @@
 
 Everything it reads was measured before, so that another threshold costs seconds. What it drops is in `dropped.parquet`
 with a reason, what it leaves out of a text in `cuts.parquet`. Documents are rows of a `Corpus` and never objects; only
-runs of thirteen words are compared outside of the database, segment by segment.
+13-grams are compared outside of the database, segment by segment.
 
 The split is a pure function of texts: a document is in validation if the hash of every text in its cluster (all that
 equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation.
@@ -59,7 +59,7 @@ from tasks.text.words import distinct
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
-GRAM_BYTES = 64  # of the memory of queries, for each run of thirteen words of validation that is held
+GRAM_BYTES = 64  # of the memory of queries, for each 13-gram of validation that is held
 MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
 
 # Which of several like documents is kept, the first: typed before read by OCR, then the longest, then by id.
@@ -110,7 +110,7 @@ def curate(
         select_documents,
         sum(unpacked_size(Path(folder) / MEASURES_FILE) for folder in measured),
         snapshot=work.folder(snapshot),
-        tables=[list(table) for table in tables_of(work.store, documents)],
+        tables=tables_of(work.store, documents),
         measured=measured,
         scored=matching_folders(work.store, documents, scores) if scores.refs else [],
         duplicates=work.folder(duplicates),
@@ -127,7 +127,7 @@ def curate(
 
 def select_documents(
     snapshot: Path,
-    tables: list[list[str]],
+    tables: list[SegmentTable],
     measured: list[str],
     scored: list[str],
     duplicates: Path,
@@ -146,18 +146,17 @@ def select_documents(
         measured: Folder of measures and signatures for each of them.
         scored: Folder of the classifier's scores for each of them; empty where there is none.
         duplicates: Folder of near pairs and clusters.
-        evaluation: Folder of the runs of thirteen words of evaluation sets.
+        evaluation: Folder of the 13-grams of evaluation sets.
         out: Folder for the tables.
         spill: Folder for temporary files.
         memory_bytes: Memory of queries.
     """
     chosen = settings.curate
-    places = [SegmentTable(*table) for table in tables]
     with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
-        corpus.locate(places, DOCUMENTS_FILE, ["text_sha256", "n_bytes", "ocr_share"])
+        corpus.locate(tables, DOCUMENTS_FILE, ["text_sha256", "n_bytes", "ocr_share"])
         _list_candidates(corpus, measured, scored, parquet(duplicates / CLUSTERS_FILE), settings.policy)
-        segments = partial(_segments, corpus, places, measured)
+        segments = partial(_segments, corpus, tables, measured)
         _cut_evaluation_text(corpus, segments, evaluation, chosen)
         refuse_duplicates(corpus, parquet(duplicates / PAIRS_FILE), chosen.near_duplicates == "drop")
         _split_without_leaks(corpus, segments, chosen, memory_bytes // GRAM_BYTES)

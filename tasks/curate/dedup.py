@@ -60,7 +60,7 @@ def dedup(
         find_duplicates,
         sum(unpacked_size(Path(table.folder) / DOCUMENTS_FILE) for table in tables),
         snapshot=work.folder(snapshot),
-        tables=[list(table) for table in tables],
+        tables=tables,
         signed=matching_folders(work.store, documents, measures),
         known="" if before is None else str(work.folder(before) / VERIFIED_FILE),
         out=work.out,
@@ -74,7 +74,7 @@ def dedup(
 
 def find_duplicates(
     snapshot: Path,
-    tables: list[list[str]],
+    tables: list[SegmentTable],
     signed: list[str],
     known: str,
     out: Path,
@@ -96,12 +96,11 @@ def find_duplicates(
     """
     with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
-        places = [SegmentTable(*table) for table in tables]
-        corpus.locate(places, DOCUMENTS_FILE, ["text_sha256"])
+        corpus.locate(tables, DOCUMENTS_FILE, ["text_sha256"])
         _number_texts(corpus)
         found = near_pairs(
             _CorpusMinhashes(corpus, signed),
-            lambda wanted: _read_texts(corpus, wanted, places),
+            lambda wanted: _read_texts(corpus, wanted, tables),
             settings.threshold,
             max_bucket=settings.max_bucket,
             known=_known_pairs(corpus, known) if known else None,

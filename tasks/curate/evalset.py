@@ -1,7 +1,7 @@
 """The evaluation set: the frozen documents that models are compared on.
 
 It keeps its own copy of the texts, so that it stays the same when the corpus grows, and any tokeniser can be measured
-on it; what results are told apart by; and the runs of thirteen words of each, so that training text that quotes it is
+on it; what results are told apart by; and the 13-grams of each, so that training text that quotes it is
 seen when the document is gone.
 """
 
@@ -138,7 +138,7 @@ def _grams(work: Work, corpus: Corpus, measures: RefSet) -> Hashes:
 
 
 def load_grams(folder: Path) -> Hashes:
-    """Runs of thirteen words of an evaluation set's documents, in the order of its rows."""
+    """13-grams of an evaluation set's documents, in the order of its rows."""
     return Hashes(
         np.load(folder / GRAMS_FILE, mmap_mode="r", allow_pickle=False),
         np.load(folder / OFFSETS_FILE, allow_pickle=False),

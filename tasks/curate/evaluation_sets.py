@@ -20,7 +20,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
 from tasks.core.stage import Work, stage
-from tasks.curate.settings import listed_paths
+from tasks.curate.settings import listed_paths, shown_files
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
 from tasks.text.cleaning import normalise_text
@@ -50,7 +50,7 @@ class EvaluationSetError(UserError):
 
 @dataclass(frozen=True)
 class EvaluationSetSettings:
-    """Identity of the sets; where they lie comes as a resource.
+    """Identity of the sets; where they lie is an argument without a key.
 
     Attributes:
         files: of each file that is read, how (its suffix decides) and its digest; sorted.
@@ -102,7 +102,7 @@ def evaluation_files(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            inside = [file for file in shown_files(path) if file.suffix.lower() in SUFFIXES]
             if not inside:
                 raise EvaluationSetError(
                     f"evaluation set {path} is a folder without any file of {', '.join(SUFFIXES)}: name the files"
@@ -123,8 +123,8 @@ def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
     Shorter texts in them are left out.
 
     Args:
-        paths: Parquet, JSON Lines, JSON or text files, or folders with files of `SUFFIXES`. A file of any other suffix
-            is read as text.
+        paths: Parquet, JSON Lines, JSON or text files, or folders with files of `SUFFIXES`, of which hidden ones are
+            passed over. A file of any other suffix is read as text.
         refused: Counts the rows that cannot be read.
 
     Raises:

@@ -1,8 +1,8 @@
 """Text on both sides: validation documents that stand in training text, training documents that stand in validation.
 
 Clusters see documents that resemble each other as wholes; a page that stands word for word in a manual is no such
-thing. What is compared are runs of thirteen words, which every segment keeps beside its measures. Documents are numbers
-here, and one segment is in memory at a time; of validation documents a bounded number of runs.
+thing. What is compared are 13-grams, which every segment keeps beside its measures. Documents are numbers here, and one
+segment is in memory at a time; of validation documents a bounded number of 13-grams.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SegmentSignatures:
     numbers: I64
 
     def grams(self) -> Hashes:
-        """Return the runs of thirteen words of the documents.
+        """Return the 13-grams of the documents.
 
         They are copied out of files that are mapped at each use: held open, those of a hundred segments would use up
         the files a process may have.
@@ -52,7 +52,7 @@ class SegmentSignatures:
         return load_signatures(self.measures).gram_hashes.take(self.places)
 
     def gram_counts(self) -> I64:
-        """Return (n,) how many runs of thirteen words each document has."""
+        """Return (n,) how many 13-grams each document has."""
         offsets = load_signatures(self.measures).gram_offsets
         return offsets[self.places + 1] - offsets[self.places]
 
@@ -82,7 +82,7 @@ def contained(
     Args:
         held_out: The validation documents.
         trained: Yields the training documents, in the same order at each call.
-        limit: Largest share of a document's runs of thirteen words that may stand on the other side.
+        limit: Largest share of a document's 13-grams that may stand on the other side.
         grams_at_once: Runs of validation documents in memory at a time, about; if there are more, all documents are
             read again for each part of the values that a hash may have. 0 for all at once.
 

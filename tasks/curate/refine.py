@@ -9,9 +9,8 @@ text are cut out without a trace.
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -68,14 +67,12 @@ def refine(
 ) -> str:
     """Cut and redact the texts of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    listed = work.scratch / "cuts.json"  # may be long
-    listed.write_text(json.dumps(cuts), encoding="utf-8")
     made = work.in_subprocess(
         refine_segment,
         unpacked_size(source),
         documents=source,
         measures=work.folder(measures) / MEASURES_FILE,
-        cuts=listed,
+        cuts=cuts,
         redact_kinds=settings.redact,
         out=work.out / DOCUMENTS_FILE,
     )
@@ -86,13 +83,12 @@ def refine(
 def refine_segment(
     documents: Path,
     measures: Path,
-    cuts: Path,
+    cuts: Cuts,
     redact_kinds: tuple[str, ...],
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write the refined documents of a segment; returns counts and a digest."""
-    cut_out: Cuts = json.loads(cuts.read_text(encoding="utf-8"))
     counts = {"redactions": 0, "cut_chars": 0}
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -104,7 +100,7 @@ def refine_segment(
         for row, measured in found:
             if row["doc_id"] != measured["doc_id"]:
                 raise StoreError(f"{measures} does not hold the measures of {documents}: --refresh measure")
-            spans = [(start, length) for start, length in cut_out.get(row["doc_id"], [])]
+            spans = cuts.get(row["doc_id"], [])
             text, n_redacted = refine_text(row["text"], measured["pii"], redact_kinds, spans)
             n_cut = sum(length for _, length in spans)
             counts["redactions"] += n_redacted
@@ -145,8 +141,8 @@ def refine_text(
     cuts = [*cuts, *((span["start"], span["length"]) for span, gone in zip(wanted, hit, strict=True) if gone)]
     if not spans:
         return (cut(text, cuts) if cuts else text), 0
-    redacted, counts = redact(text, spans, kinds)
-    return (cut(redacted, _moved(text, spans, cuts)) if cuts else redacted), sum(counts.values())
+    redacted = redact(text, spans)
+    return (cut(redacted, _moved(text, spans, cuts)) if cuts else redacted), len(spans)
 
 
 def _touched(spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[bool]:
@@ -171,33 +167,26 @@ def _moved(text: str, spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) 
     return [(start + shifts[bisect_right(starts, start)], length) for start, length in cuts]
 
 
-def redact(text: str, spans: Sequence[Mapping[str, Any]], kinds: Collection[str]) -> tuple[str, dict[str, int]]:
+def redact(text: str, spans: Sequence[Mapping[str, Any]]) -> str:
     """Replace personal data.
 
     Args:
         spans: `kind`, `start` and `length` in characters of the text, as the column `pii` of the measures has them.
-        kinds: the kinds to replace; others stay as they are.
-
-    Returns:
-        The text, and how many spans of each kind were replaced; kinds without any are left out.
 
     Raises:
         ValueError: for spans that overlap or lie outside the text: they belong to another text.
     """
-    parts, counts, done = [], dict[str, int](), 0
+    parts, done = [], 0
     for span in sorted(spans, key=lambda span: int(span["start"])):
         kind, start, end = str(span["kind"]), int(span["start"]), int(span["start"]) + int(span["length"])
-        if kind not in kinds:
-            continue
         if start < done or end > len(text):
             raise ValueError(
                 f"a span of kind {kind} at {start} to {end} overlaps another or the end of a text of {len(text)} "
                 "characters; spans must be those of this very text"
             )
         parts += [text[done:start], stand_in(kind, text[start:end])]
-        counts[kind] = counts.get(kind, 0) + 1
         done = end
-    return "".join([*parts, text[done:]]), dict(sorted(counts.items()))
+    return "".join([*parts, text[done:]])
 
 
 def stand_in(kind: str, found: str) -> str:

@@ -42,6 +42,12 @@ def listed_paths(lines: str) -> list[Path]:
     return [Path(line.strip()).expanduser() for line in lines.splitlines() if line.strip()]
 
 
+def shown_files(folder: Path) -> list[Path]:
+    """Return the files in a folder and below it, sorted, without hidden ones and those in hidden folders."""
+    inside = (file for file in folder.rglob("*") if file.is_file())
+    return sorted(file for file in inside if not any(part[0] == "." for part in file.relative_to(folder).parts))
+
+
 @dataclass(frozen=True, config=STRICT)
 class CurateSettings:
     """Selection of documents and the split into training and validation; quality thresholds are `policy`'s."""

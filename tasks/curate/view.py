@@ -65,10 +65,6 @@ def segment_tables(store: Store, measures: RefSet, texts: RefSet, scores: RefSet
     Args:
         scores: Empty where there is no classifier.
     """
-    if len(measures.refs) != len(texts.refs) or len(scores.refs) not in (0, len(texts.refs)):
-        raise ValueError(
-            f"{len(measures.refs)} tables of measures, {len(scores.refs)} of scores, {len(texts.refs)} of texts"
-        )
     scored = scores.refs or [None] * len(texts.refs)
     return [
         SegmentTables(

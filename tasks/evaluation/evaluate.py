@@ -87,15 +87,15 @@ def evaluate(
             "are broken; train it anew, with a lower train.lr if its loss left all bounds"
         )
     counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
-    rival = KneserNey.load(work.folder(ngram)) if ngram is not None else None
+    ngram_model = KneserNey.load(work.folder(ngram)) if ngram is not None else None
     documents = Evaluated(
         doc_id=rows["doc_id"],
         labels={name: rows[name] for name in DIMENSIONS},
-        sums=document_sums(bundle, encoded, scores, counts, rival),
+        sums=document_sums(bundle, encoded, scores, counts, ngram_model),
     )
     metrics = figures(documents)
-    if rival is not None:
-        metrics |= {"val/ngram_order": float(len(rival.orders)), "val/ngram_tokens": float(rival.tokens)}
+    if ngram_model is not None:
+        metrics |= {"val/ngram_order": float(len(ngram_model.orders)), "val/ngram_tokens": float(ngram_model.tokens)}
     write_evaluation(work.out, Evaluation(metrics, documents.slices()), documents)
     work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
     nll = documents.sums["nll_nats"].tolist()
@@ -132,13 +132,13 @@ def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) 
 
 
 def document_sums(
-    bundle: Bundle, encoded: EncodedDocuments, scores: TokenScores, counts: np.ndarray, rival: KneserNey | None
+    bundle: Bundle, encoded: EncodedDocuments, scores: TokenScores, counts: np.ndarray, ngram_model: KneserNey | None
 ) -> dict[str, np.ndarray]:
     """Return sums over the predicted ids of each document, by their names in `Sums`.
 
     Args:
         counts: (V,) occurrences of each id in the training text.
-        rival: the n-gram model, if there is one.
+        ngram_model: the n-gram model, if there is one.
     """
     from model.metrics import unigram_log_probabilities
 
@@ -160,8 +160,8 @@ def document_sums(
         "uniform_nats": tokens * math.log(bundle.tokenizer.vocab_size),
         "unigram_nats": total(-unigram[encoded.ids[predicted]]),
     }
-    if rival is not None:
-        found["ngram_nats"] = total(rival.nll(encoded.ids, encoded.lengths)[predicted])
+    if ngram_model is not None:
+        found["ngram_nats"] = total(ngram_model.nll(encoded.ids, encoded.lengths)[predicted])
     return found
 
 

@@ -12,11 +12,11 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import SELECTION_FILE
 from storage.store import Store
-from storage.tables import read_columns
 from tasks.core.stage import NoSettings, Work, stage
-from tasks.curate.corpus import Corpus, kept_documents
+from tasks.curate.corpus import Corpus, parquet
 from tasks.curate.evalset import copy_documents
 from tasks.evaluation.split import split_inputs
+from tasks.lineage.training_data import trainings_of
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -34,36 +34,26 @@ def fresh(
     measures: RefSet,
 ) -> str:
     """Copy the documents that came since some earlier selections into a set to measure a model on."""
-    wanted = came_since(work.store, curated, known)
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
-        corpus.want(wanted)
+        want_new(corpus, work.store, curated, known)
         return copy_documents(work, corpus, snapshot, documents, measures)
 
 
 def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
     """Return the selections of documents that a model, and those that it continues, were trained with."""
-    found: list[ArtifactRef] = []
-    waiting = [checkpoint]
-    while waiting:
-        inputs = manifest_of(store, waiting.pop())
-        if "dataset" not in inputs.inputs:
-            continue  # trained elsewhere
-        (cut,) = inputs.input_refs("dataset")
-        found += manifest_of(store, cut).input_refs("curated")
-        waiting += inputs.input_refs("base") if "base" in inputs.inputs else []
-    return RefSet.of(sorted(set(found)))
+    datasets = (ref for made in trainings_of(store, checkpoint) for ref in made.input_refs("dataset"))
+    return RefSet.of(sorted({ref for dataset in datasets for ref in manifest_of(store, dataset).input_refs("curated")}))
 
 
-def came_since(store: Store, curated: ArtifactRef, known: RefSet) -> dict[str, str]:
-    """Return the documents in use, by id, that were in no earlier selection and resemble none that was."""
-    before: set[str] = set()
-    for ref in known.refs:
-        before.update(read_columns(store.folder(ref) / SELECTION_FILE, ["doc_id"])["doc_id"])
-    rows = read_columns(store.folder(curated) / SELECTION_FILE, ["doc_id", "cluster"])
-    cluster_of = dict(zip(rows["doc_id"], rows["cluster"], strict=True))
-    read = {cluster for doc_id, cluster in cluster_of.items() if doc_id in before}
-    kept = kept_documents(store, curated)
-    return {doc_id: place for doc_id, place in kept.items() if doc_id not in before and cluster_of[doc_id] not in read}
+def want_new(corpus: Corpus, store: Store, curated: ArtifactRef, known: RefSet) -> None:
+    """Want the documents in use that were in no earlier selection and resemble none that was."""
+    corpus.want_kept(store.folder(curated))
+    before = " union all ".join(
+        f"select doc_id from {parquet(store.folder(ref) / SELECTION_FILE)}" for ref in known.refs
+    )
+    selection = parquet(store.folder(curated) / SELECTION_FILE)
+    # the cluster of a known document is its own, too
+    corpus.sql(f"delete from wanted where cluster in (select cluster from {selection} where doc_id in ({before}))")
 
 
 def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
@@ -82,7 +72,10 @@ def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
         return None
     curated = inputs["curated"]
     assert isinstance(curated, ArtifactRef)
-    if not came_since(run.store, curated, known):
+    with Corpus() as corpus:
+        want_new(corpus, run.store, curated, known)
+        came_since = corpus.sql("from wanted limit 1").fetchall()
+    if not came_since:
         run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
         return None
     return fresh(run, NoSettings(), known=known, **inputs)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic.dataclasses import dataclass as settings_dataclass
 
+from storage.catalog import json_value
 from storage.digest import sha256_json
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
@@ -120,11 +121,8 @@ class Verdict:
 
     def document(self) -> dict[str, Any]:
         """Return the verdict for JSON, which knows no infinite numbers."""
-        values = asdict(self)
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        document: dict[str, Any] = json_value(asdict(self))
+        return document
 
 
 def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -264,7 +262,7 @@ def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | Non
         by_ocr = table.filter(pc.and_(pc.greater(table["ocr_share"], 0), pc.is_valid(table["ocr_confidence"])))
         for row in by_ocr.to_pylist():
             scanned[row["doc_id"]] = row["n_pages"] * row["ocr_share"], row["ocr_confidence"]
-    kept = kept_documents(store, curated.ref) if scanned else {}
+    kept = kept_documents(store, curated.ref) if scanned else set()
     read = [found for doc_id, found in scanned.items() if doc_id in kept]
     pages = sum(n for n, _ in read)
     return pages, sum(n * confidence for n, confidence in read) / pages if pages else None

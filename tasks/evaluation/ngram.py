@@ -303,7 +303,7 @@ class KneserNey:
 
     @classmethod
     def load(cls, folder: Path) -> KneserNey:
-        """Read the signatures that `save` wrote."""
+        """Read the model that `save` wrote."""
         vocab_size, tokens, highest = np.load(folder / "sizes.npy", allow_pickle=False).tolist()
         return cls(SavedOrders(folder, highest, vocab_size), vocab_size, tokens)
 

@@ -20,6 +20,7 @@ from storage.schemas import DOCUMENTS_FILE, EVALSET
 from storage.tables import write_table
 from tasks.core.stage import Work, stage
 from tasks.curate.evalset import frozen_evalset
+from tasks.curate.settings import shown_files
 from tasks.evaluation.split import SPLITS, SplitSettings, copy_split, split_inputs
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import (
@@ -75,8 +76,7 @@ def read_texts(path: Path, refused: Refused, column: str = COLUMN) -> list[Text]
         TextsError: there is no text in it, or something that is none; two documents have one name.
     """
     if path.is_dir():
-        files = [item for item in sorted(path.rglob("*")) if item.is_file() and not _hidden(item.relative_to(path))]
-        texts = [_file_text(item, path) for item in files]
+        texts = [_file_text(item, path) for item in shown_files(path)]
         texts = list({item.doc_id: item for item in texts}.values())  # the same bytes twice are one document
     elif not path.is_file():
         raise TextsError(
@@ -96,10 +96,6 @@ def read_texts(path: Path, refused: Refused, column: str = COLUMN) -> list[Text]
             f"{path}: the ids {', '.join(map(repr, twice[:5]))} occur more than once; each document needs its own"
         )
     return texts
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _file_text(path: Path, root: Path) -> Text:

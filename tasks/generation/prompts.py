@@ -58,7 +58,7 @@ CHARS_PER_NEW_TOKEN = 32  # of a prompt; reading a token costs an eighth of maki
 
 @dataclass(frozen=True)
 class PromptsSettings:
-    """Identity of a list of prompts; the list comes as a resource."""
+    """Identity of a list of prompts; the list itself is an argument without a key."""
 
     digest: str
 

@@ -9,6 +9,7 @@ Both sets of documents are kept as beginnings of ids, because snapshots may be r
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from storage.catalog import read_state
@@ -66,11 +67,11 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
     Args:
         documents: The present ones, which count as read where nothing was recorded in time.
     """
-    trained = read_state(store, corpus).get("train")
-    listing = _listing_behind(store, corpus)
-    if not trained or listing is None:
+    state = read_state(store, corpus)
+    listing = _listing_behind(store, state)
+    if listing is None:
         return set()
-    name, training = f"{READ_REF}/{corpus}", trained[0].key
+    name, training = f"{READ_REF}/{corpus}", state["train"][0].key
     note = store.read_ref(name)
     known = set(note["documents"]) if note is not None and note["training"] == training else None
     if store.find(listing.stage, listing.key) is not None:
@@ -83,9 +84,8 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
     return found
 
 
-def _listing_behind(store: Store, corpus: str) -> ArtifactRef | None:
+def _listing_behind(store: Store, state: Mapping[str, Sequence[ArtifactRef]]) -> ArtifactRef | None:
     """Return the snapshot of the latest training: the newest, where others gave the same dataset."""
-    state = read_state(store, corpus)
     trained, prepared = state.get("train"), state.get(dataset.name)
     if not trained:
         return None

@@ -6,20 +6,17 @@ that any texts in that layout can be asked about.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from model.metrics import bits_per_byte
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import CONTAMINATION, DOCUMENTS_FILE
 from storage.tables import read_columns, write_table
 from tasks.core.stage import NoSettings, Work, stage
+from tasks.evaluation.tables import Evaluated, Slice
 from tasks.lineage.gram_overlap import SEEN_FILE, evalset_grams
 from tasks.text.overlap import GramIndex
 
@@ -51,37 +48,13 @@ def read_contamination(folder: Path) -> dict[str, float]:
     return dict(zip(columns["doc_id"], columns["share"], strict=True))
 
 
-@dataclass(frozen=True)
-class Exposure:
-    """Evaluation documents of which some share stands in training text.
-
-    Attributes:
-        name: `unseen`, `partly seen` or `mostly seen`.
-        documents, n_bytes: Number of documents and of their bytes.
-        bits_per_byte: Result of the model on them; NaN where there are no bytes.
-    """
-
-    name: str
-    documents: int
-    n_bytes: int
-    bits_per_byte: float
-
-
-def by_exposure(shares: Mapping[str, float], documents: Iterable[Mapping[str, Any]]) -> list[Exposure]:
-    """Return bits per byte of documents that training text holds nothing, something and most of.
+def by_share_seen(shares: Mapping[str, float], documents: Evaluated) -> list[Slice]:
+    """Return documents that training text holds nothing, something and most of, as slices.
 
     Args:
         shares: As `read_contamination` gives them.
-        documents: Rows with `doc_id`, `nll_nats`, `charged_nats`, `bytes` and `lost_bytes`, as an evaluation has them.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {"unseen": [], "partly seen": [], "mostly seen": []}
-    for row in documents:
-        share = shares[row["doc_id"]]
-        groups["unseen" if not share else "mostly seen" if share >= MOSTLY_SEEN else "partly seen"].append(row)
-    found = []
-    for name, rows in groups.items():
-        n_bytes, lost = (sum(row[column] for row in rows) for column in ("bytes", "lost_bytes"))
-        nats = sum(row["nll_nats"] + row["charged_nats"] for row in rows)
-        bits = bits_per_byte(nats, n_bytes, lost) if n_bytes else math.nan
-        found.append(Exposure(name, len(rows), n_bytes, bits))
-    return found
+    share = np.array([shares[doc_id] for doc_id in documents.doc_id])
+    some = (share > 0) & (share < MOSTLY_SEEN)
+    groups = {"unseen": share == 0, "partly seen": some, "mostly seen": share >= MOSTLY_SEEN}
+    return [Slice("seen", name, documents.total(np.flatnonzero(rows))) for name, rows in groups.items()]

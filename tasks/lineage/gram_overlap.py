@@ -46,14 +46,12 @@ def gram_overlap(
 ) -> str:
     """Mark the 13-grams of an evaluation set that stand in the training text of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    listed = work.scratch / "trained.txt"  # may be long
-    listed.write_text("\n".join(sorted(trained)), encoding="utf-8")
     made = work.in_subprocess(
         mark_seen,
         unpacked_size(source),
         evalset=work.folder(evalset) / DOCUMENTS_FILE,
         source=source,
-        trained=listed,
+        trained=sorted(trained),
         out=work.out / SEEN_FILE,
     )
     work.counts.update(made)
@@ -61,12 +59,12 @@ def gram_overlap(
 
 
 def mark_seen(
-    evalset: Path, source: Path, trained: Path, out: Path, progress: Callable[[int, int], None]
+    evalset: Path, source: Path, trained: list[str], out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, int]:
     """Write for each distinct 13-gram of the evaluation set, in sorted order, True if it stands in training text."""
     index = GramIndex(evalset_grams(evalset)[1].values)
     seen = np.zeros(len(index), bool)
-    wanted = set(trained.read_text(encoding="utf-8").split("\n"))
+    wanted = set(trained)
     done, n_rows = 0, count_rows(source)
     for rows in stream_columns(source, ["doc_id", "text"]):
         texts = [text for doc_id, text in zip(rows["doc_id"], rows["text"], strict=True) if doc_id in wanted]

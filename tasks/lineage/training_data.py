@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.lineage import ancestor, ancestors, manifest_of
+from storage.lineage import ancestors, manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.registry import ModelVersion, registered_versions
 from storage.schemas import DOCUMENTS_FILE, FILES_FILE, SELECTION_FILE, SEQUENCES_FILE
@@ -92,12 +92,14 @@ def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int])
     return f"Documents in these sequences: {named}{more}."
 
 
-def first_paths(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
-    """Return the first path of each document in the snapshot that a dataset was made from.
+def first_paths(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
+    """Return the first path of each document in the snapshot that an artefact was made from; none without a snapshot.
 
     Where that one was cleared away others name what they have, the newest what several do.
     """
-    listing = ancestor(store, dataset, "snapshot")
+    listing = next((manifest for _, manifest in ancestors(store, ref) if manifest.stage == "snapshot"), None)
+    if listing is None:
+        return {}
     listings = [listing]
     if store.find(listing.stage, listing.key) is None:
         listings = sorted(store.manifests(listing.stage), key=lambda manifest: manifest.created)
@@ -110,6 +112,14 @@ def first_paths(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) ->
 
 
 # the texts that models were trained on
+
+
+def trainings_of(store: Store, checkpoint: ArtifactRef | None) -> Iterator[Manifest]:
+    """Yield the training of a checkpoint and those that it continues; none of a model from elsewhere."""
+    while checkpoint is not None and checkpoint.stage == "train":
+        made = manifest_of(store, checkpoint)
+        yield made
+        checkpoint = next(iter(made.input_refs("base")), None) if "base" in made.inputs else None
 
 
 def datasets_of(store: Store, ref: ArtifactRef) -> list[ArtifactRef]:
@@ -207,7 +217,7 @@ def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict
     versions = versions_by_training(store)
     for training in _trainings(store):
         levels = []
-        for one in _chain(store, training):
+        for one in trainings_of(store, training.ref):
             (dataset,) = one.input_refs("dataset")
             if dataset.key not in known:
                 known[dataset.key] = _seen(store, dataset, doc_ids)
@@ -239,7 +249,7 @@ def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
     """
     found = {}
     for training in _trainings(store):
-        name, *bases = (f"{one.stage}/{one.key}" for one in _chain(store, training))
+        name, *bases = (f"{one.stage}/{one.key}" for one in trainings_of(store, training.ref))
         through = next((base for base in bases if base in trainings), None)
         if through is not None and name not in trainings:
             found[name] = through.rpartition("/")[2]
@@ -261,15 +271,6 @@ def shown_version(item: ModelVersion) -> dict[str, Any]:
 
 def _trainings(store: Store) -> list[Manifest]:
     return sorted(store.manifests("train"), key=lambda found: (found.created, found.key))
-
-
-def _chain(store: Store, training: Manifest) -> Iterator[Manifest]:
-    """Yield a training and those that it continues."""
-    current: Manifest | None = training
-    while current is not None and current.stage == "train":
-        yield current
-        base = current.input_refs("base") if "base" in current.inputs else []
-        current = manifest_of(store, base[0]) if base else None
 
 
 def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen:

@@ -41,6 +41,7 @@ from tasks.curate.evalset import trains_on_evalset
 from tasks.evaluation.compare import champion_figures
 from tasks.evaluation.gates import Verdict, curated_of, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
+from tasks.lineage.training_data import trainings_of
 from tasks.report.model_card import model_card, parameters_of
 from tasks.training.train import sync_run, train
 
@@ -142,12 +143,8 @@ def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> b
 
     False for models that were trained elsewhere.
     """
-    if checkpoint.stage != "train":
-        return False
-    if trains_on_evalset(store, curated_of(store, checkpoint).ref, evalset):
-        return True
-    inputs = manifest_of(store, checkpoint)
-    return "base" in inputs.inputs and any(trained_on(store, base, evalset) for base in inputs.input_refs("base"))
+    trainings = trainings_of(store, checkpoint)
+    return any(trains_on_evalset(store, curated_of(store, made.ref).ref, evalset) for made in trainings)
 
 
 def decide(

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from storage.atomic import write_file
+from storage.catalog import json_value
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef
 from storage.store import Store
 from tasks.evaluation.compare import Difference, DocumentPair, SlicePair, compare_evaluations
+from tasks.lineage.training_data import first_paths
 from tasks.report.evaluation import (
     TITLES,
     beginning,
     beginnings,
     first_completions,
-    paths_of,
 )
 from tasks.report.page import render
 from tasks.report.queries import Row
@@ -67,7 +68,7 @@ def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Se
         notes=notes,
         comparison=found,
         begins=beginnings(store, evalset, doc_ids),
-        paths=paths_of(store, evalset, doc_ids),
+        paths=first_paths(store, evalset, doc_ids),
         completions=list(zip(*(first_completions(store, side.completions) for side in (a, b)), strict=True)),
     )
 
@@ -161,7 +162,7 @@ def pair_document(found: Row) -> dict[str, Any]:
         "completions": completions,
         "notes": list(found.notes),
     }
-    finite: dict[str, Any] = _finite(document)
+    finite: dict[str, Any] = json_value(document)
     return finite
 
 
@@ -176,12 +177,3 @@ def _bits_per_byte(item: SlicePair | DocumentPair) -> dict[str, float]:
 
 def _difference(difference: Difference) -> dict[str, Any]:
     return {**asdict(difference), "clear": difference.is_clear}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN, so that a number that is not known is null."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from model.metrics import perplexity
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE
@@ -173,7 +174,6 @@ def generation_page(found: Row, corpus: str) -> list[str]:
         found: what `collect_generation` returns.
         corpus: its name.
     """
-    nats = -found.logprob / found.tokens if found.tokens else math.nan
     settings = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(found.settings.items())}
     return draw_page(
         "completions.html",
@@ -181,6 +181,6 @@ def generation_page(found: Row, corpus: str) -> list[str]:
         reasons=REASONS,
         shades=SHADES,
         # the model's own, of what it wrote
-        perplexity=math.inf if nats > 700 else math.exp(nats),
+        perplexity=perplexity(-found.logprob, found.tokens),
         **vars(found) | {"settings": settings},
     )

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.lineage import ancestors
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE, DOCUMENTS_FILE, SPANS_FILE
 from storage.store import Store
@@ -26,7 +25,7 @@ from tasks.evaluation.tables import (
     read_evaluation,
     read_metrics,
 )
-from tasks.lineage.contamination import by_exposure, read_contamination
+from tasks.lineage.contamination import by_share_seen, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
 from tasks.report.page import Notice, draw_page, notices_of, render
 from tasks.report.queries import Row
@@ -136,7 +135,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         `measured`; `evaluation`; `best` and `worst`, the documents with the fewest and the most bits per byte
         (`doc_id`, `path`, `kind`, `sums`, `begins`, and `seen`, the share of its 13-grams that stand in training text);
         `rival`, the champion that it met (`name`, `metrics`, `bits` per byte by dimension and value, and the
-        `difference` to it), or None; `exposures`, bits per byte by how much of a document stands in training text;
+        `difference` to it), or None; `exposures`, slices by how much of a document stands in training text;
         `completions`; `memorised`, figures of that stage; `pages`. What was not measured is empty.
 
     Raises:
@@ -151,7 +150,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         best=best,
         worst=worst,
         rival=_rival(store, measured),
-        exposures=[] if seen is None else by_exposure(seen, _rows(documents)),
+        exposures=[] if seen is None else by_share_seen(seen, documents),
         completions=first_completions(store, measured.completions, _marks(store, measured)),
         memorised=read_metrics(store, measured.memorised) if measured.memorised else {},
         pages=sorted(pages),
@@ -166,7 +165,7 @@ def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapp
     n = min(MOST_DOCUMENTS, len(order) // 2)
     chosen = [order[:n], order[::-1][: min(MOST_DOCUMENTS, len(order) - n)]]
     doc_ids = [documents.doc_id[row] for rows in chosen for row in rows]
-    begins, paths = beginnings(store, measured.evalset, doc_ids), paths_of(store, measured.evalset, doc_ids)
+    begins, paths = beginnings(store, measured.evalset, doc_ids), first_paths(store, measured.evalset, doc_ids)
 
     def described(row: int) -> Row:
         doc_id, kind = documents.doc_id[row], documents.labels["kind"][row]
@@ -181,19 +180,6 @@ def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str], len
     texts = pq.read_table(store.folder(evalset) / DOCUMENTS_FILE, columns=["doc_id", "text"])
     texts = texts.filter(pc.is_in(texts["doc_id"], value_set=pa.array(sorted(set(doc_ids)), pa.string())))
     return {row["doc_id"]: row["text"][:length] for row in texts.to_pylist()}
-
-
-def paths_of(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
-    """Return where documents of an artefact were found; nothing of those that came from no corpus."""
-    if not any(manifest.stage == "snapshot" for _, manifest in ancestors(store, ref)):
-        return {}
-    return first_paths(store, ref, sorted(set(doc_ids)))
-
-
-def _rows(documents: Evaluated) -> list[dict[str, object]]:
-    names = ("nll_nats", "charged_nats", "bytes", "lost_bytes")
-    columns = zip(documents.doc_id, *(documents.sums[name].tolist() for name in names), strict=True)
-    return [dict(zip(("doc_id", *names), row, strict=True)) for row in columns]
 
 
 def _rival(store: Store, measured: Measured) -> Row | None:
@@ -235,7 +221,7 @@ def _marks(store: Store, measured: Measured) -> dict[tuple[str, int], list[Mark]
     paths: dict[str, str] = {}
     doc_ids = {span["doc_id"] for span in spans}
     for dataset in datasets_of(store, measured.checkpoint):  # those that a base was trained on among them
-        paths |= paths_of(store, dataset, doc_ids - paths.keys())
+        paths |= first_paths(store, dataset, doc_ids - paths.keys())
     place = itemgetter("id", "sample", "start", "length", "words")
     found: dict[tuple[str, int], list[Mark]] = {}
     for (name, sample, start, length, words), same in groupby(sorted(spans, key=place), place):
@@ -252,7 +238,7 @@ def write(outcome: Outcome) -> Page | None:
     run, measured = outcome.run, outcome.measured
     if measured is None:
         return None
-    beside = sorted(outcome.pages() & LINKED)
+    beside = sorted(LINKED.intersection(path.name for path in outcome.folder.glob("*.html")))
 
     def draw() -> list[str]:
         return evaluation_page(collect_evaluation(run.store, measured, beside), run.corpus)

@@ -24,8 +24,8 @@ from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
 from tasks.training.telemetry import TELEMETRY_FILE, Sample, read_notes
 from tasks.training.throughput import duration, flops_per_token
+from tasks.training.train import HISTORY_FILE
 
-HISTORY_FILE = "history.parquet"
 EVENTS = {  # what kinds of events are called; another kind is shown as it is
     "spike": "loss spike",
     "kernel": "attention kernel",

@@ -67,10 +67,6 @@ class Outcome:
         """Return the first artefact that the run remembers of a stage."""
         return next(iter(self.run.produced.get(stage, ())), None)
 
-    def pages(self) -> set[str]:
-        """Return the file names of the pages that are there."""
-        return {path.name for path in self.folder.glob("*.html")}
-
     def draw_once(
         self, name: str, title: str, drawn_from: Any, draw: Callable[[], Sequence[str]], *beside: str
     ) -> Page:

@@ -1,7 +1,7 @@
 """Text that stands in two places: validation in training, an external evaluation set in training.
 
 Similarity of whole documents does not see it: a page that stands word for word in a manual resembles the manual by
-less than a hundredth. What counts here is containment, the share of a document's runs of thirteen words that stand
+less than a hundredth. What counts here is containment, the share of a document's 13-grams that stand
 elsewhere. Memory follows the smaller side (validation, evaluation set); training text streams by in blocks.
 """
 
@@ -102,7 +102,7 @@ def common(one: U64, other: U64) -> U64:
 
 
 def overlapping_spans(text: str, grams: U64) -> list[tuple[int, int]]:
-    """Stretches of a text whose runs of thirteen words stand in another, as (start, length) in characters.
+    """Stretches of a text whose 13-grams stand in another, as (start, length) in characters.
 
     A stretch goes from its first word to the end of its last; stretches that touch or overlap are one. A long text is
     worked through in pieces, so that memory follows what is found and not the text.

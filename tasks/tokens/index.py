@@ -19,6 +19,7 @@ from tasks.tokens.tokenizers import PAD
 
 if TYPE_CHECKING:
     from model.data import SpanSource
+    from model.order import Group
 
 
 @dataclass(frozen=True)
@@ -61,23 +62,6 @@ class Index:
         return Index(self.shards, *pieces, offsets, self.isolated)
 
 
-@dataclass(frozen=True)
-class ReadGroup:
-    """Training sequences that are read equally often.
-
-    Attributes:
-        first, count: they are the sequences from `first` to before `first + count`.
-        reads: how many of them an epoch reads; some come several times where it is more than `count`.
-        tokens: ids to predict in all of them.
-    """
-
-    name: str
-    first: int
-    count: int
-    reads: int
-    tokens: int
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the content of `dataset.json`: the account of every id, the groups, the notes.
 
@@ -88,15 +72,16 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def groups_of(folder: Path) -> list[ReadGroup]:
+def groups_of(folder: Path) -> list[Group]:
     """Return the groups that are read, in the order of their sequences; one of all sequences where there is no mix.
 
     Args:
         folder: of the dataset.
     """
-    names = ("name", "first", "count", "reads", "tokens")
+    from model.order import Group
+
     groups = read_record(folder)["groups"]
-    return [ReadGroup(*(group[name] for name in names)) for group in groups if group["reads"]]
+    return [Group(group["first"], group["count"], group["reads"]) for group in groups if group["reads"]]
 
 
 def load_index(folder: Path, split: str) -> Index:

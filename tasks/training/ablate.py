@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.catalog import Catalog, QueryError
+from storage.catalog import Catalog, QueryError, quoted
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
@@ -115,7 +115,7 @@ def documents_of(catalog: Catalog, source: str) -> LeftOut:
         raise UserError("--without names nothing: give a kind, a folder, a pattern of paths or a condition")
     kinds = {row["kind"] for row in catalog.query("select distinct kind from documents")}
     if asked in kinds:
-        return _of_condition(catalog, f"kind = '{asked.replace(chr(39), 2 * chr(39))}'", f"of kind {asked}")
+        return _of_condition(catalog, f"kind = {quoted(asked)}", f"of kind {asked}")
     found = _of_paths(catalog, asked)
     if found:
         return LeftOut(f"in {asked}", found)

@@ -50,7 +50,7 @@ GRACE_SECONDS = 10.0  # for the ranks to end by themselves
 LOG_LINES = 15  # of the processes' output in an error that explains nothing itself
 _OURS = ("model", "storage", "tasks", "builtins")  # whose errors are raised here as what they are there
 # errors of gloo and NCCL in a rank after another one has ended
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
+_CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _cause(place: Path, status: int | None) -> Exception:
             f"the processes of the training ended without a result (torchrun's exit status is {status}); was memory "
             f"short, or did something end them? The last lines of {place / LOG_FILE}:\n" + "\n".join(lines[-LOG_LINES:])
         )
-    first = min(records, key=lambda record: (record["is_echo"], record["time"]))
+    first = min(records, key=lambda record: (record["is_consequence"], record["time"]))
     error = _rebuilt(first)
     error.add_note(f"in rank {first['rank']}:\n{first['traceback']}")
     return error
@@ -442,7 +442,6 @@ def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **
     from model.checkpoint import load_weights, save_weights
     from model.distributed import rank_device
     from model.execution import Execution
-    from model.order import Group
     from tasks.tokens.index import groups_of, open_sequences
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
@@ -452,7 +451,7 @@ def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **
         plan,
         open_sequences(dataset, shards, "train", network.max_seq_len),
         open_sequences(dataset, shards, "validation", network.max_seq_len, job.validation_sample),
-        groups=[Group(item.first, item.count, item.reads) for item in groups_of(dataset)],
+        groups=groups_of(dataset),
         device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,
         checkpoint_seconds=job.checkpoint_seconds,
@@ -479,7 +478,7 @@ def _write_error(path: Path, rank: int, error: Exception) -> None:
         "kind": f"{kind.__module__}.{kind.__qualname__}",
         "message": str(error),
         "attributes": {name: value for name, value in vars(error).items() if not name.startswith("__")},
-        "is_echo": isinstance(error, RuntimeError) and any(words in str(error) for words in _ECHOES),
+        "is_consequence": isinstance(error, RuntimeError) and any(words in str(error) for words in _CONSEQUENCES),
         "time": time.time(),
         "traceback": "".join(traceback.format_exception(error)),
     }

@@ -23,7 +23,7 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.core.machine import describe_device, detect_device, threads_each
-from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
+from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings, networks_of
 from tasks.core.stage import Work, stage
 from tasks.report.markdown import table
 from tasks.training.launch import Job, Nodes, launch, time_step
@@ -254,26 +254,19 @@ def candidates_of(
     Raises:
         UserError: if the settings fit no shape.
     """
-    from model.presets import LADDER, preset
-
-    shapes: dict[str, dict[str, Any]] = {}
+    defaults = {"max_seq_len": context} if model.preset == AUTO else {}
+    try:
+        networks = networks_of(model, vocab_size, **defaults)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    shapes = {name: network.to_dict() for name, network in networks.items()}
     plans: dict[str, dict[str, Any]] = {}
-    problem: ValueError | None = None
-    for name in LADDER if model.preset == AUTO else (model.preset,):
-        overrides = model.overrides if model.preset != AUTO else {"max_seq_len": context, **model.overrides}
-        try:
-            shape = preset(name, vocab_size, **overrides).to_dict()
-        except ValueError as error:
-            problem = error
-            continue
-        shapes[name] = shape
+    for name, shape in shapes.items():
         if model.preset == AUTO:
             rows = batch_for(shape["max_seq_len"], device)
             plans[name] = train_config(train, shape, 1_000, batch_size=rows, optimizer=OPTIMIZER, patience=PATIENCE)
         else:
             plans[name] = train_config(train, shape, 1_000)
-    if problem is not None and not shapes:
-        raise UserError(str(problem)) from problem
     return shapes, plans
 
 

@@ -32,13 +32,14 @@ from tasks.core.machine import describe_device, threads_each
 from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.lineage.training_data import name_documents
-from tasks.tokens.index import ReadGroup, groups_of, load_index
+from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.launch import Callbacks, Job, launch, train_job
-from tasks.training.telemetry import Sampler, Watch, first_ids, sync_journal
+from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, first_ids, sync_journal
 
 if TYPE_CHECKING:
+    from model.order import Group
     from tasks.core.run import Run
 
 logger = logging.getLogger("sheepfold")
@@ -101,41 +102,39 @@ def steps_of_tokens(
     max_tokens: int,
     train: dict[str, Any],
     labels: np.ndarray,
-    groups: Sequence[ReadGroup] = (),
-    most: int | None = None,
+    groups: Sequence[Group],
+    most: int,
 ) -> int:
     """Return the fewest steps that train on so many tokens, read in the order in which the trainer reads them.
 
     Args:
         train: a complete training configuration.
         labels: (n,) tokens to predict of each training sequence.
-        groups: reads per epoch of the sequences; one read of each if there are none.
+        groups: reads per epoch of the sequences.
         most: upper bound of the steps; nothing is counted beyond it.
 
     Raises:
         UserError: if there are no tokens to predict.
     """
-    from model.order import Group, Order
+    from model.order import Order
 
-    read = [Group(group.first, group.count, group.reads) for group in groups] or [Group(0, len(labels), len(labels))]
-    in_all = sum(group.reads // group.count * int(labels[group.first :][: group.count].sum()) for group in read)
+    in_all = sum(group.reads // group.count * int(labels[group.first :][: group.count].sum()) for group in groups)
     if not labels.any():
         raise UserError(
             f"train.max_tokens is {max_tokens}, but the training documents hold no token to predict: add documents"
         )
-    order = Order(read, train["seed"])
+    order = Order(groups, train["seed"])
     epochs, left = 0, max_tokens
-    if not any(group.reads % group.count for group in read):  # then every epoch reads the same sequences
+    if not any(group.reads % group.count for group in groups):  # then every epoch reads the same sequences
         epochs, left = divmod(max_tokens, in_all)
     sequences = epochs * order.epoch_size
     per_step = train["batch_size"] * train["grad_accum"]
-    while left > 0 and (most is None or sequences < most * per_step):
+    while left > 0 and sequences < most * per_step:
         so_far = np.cumsum(labels[order.at(np.arange(sequences, sequences + COUNTED_AT_ONCE))])
         place = int(np.searchsorted(so_far, left))
         sequences += min(place + 1, COUNTED_AT_ONCE)
         left -= int(so_far[min(place, COUNTED_AT_ONCE - 1)])
-    steps = -(-sequences // per_step)
-    return steps if most is None else min(steps, most)
+    return min(-(-sequences // per_step), most)
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
@@ -246,7 +245,7 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
 @stage(
     "train",
     version=4,
-    tables={HISTORY_FILE: HISTORY, "telemetry.parquet": HISTORY},
+    tables={HISTORY_FILE: HISTORY, TELEMETRY_FILE: HISTORY},
     unkeyed=("execution", "tags"),
 )
 def train(

@@ -152,8 +152,7 @@ def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str,
 def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
     """Yield id and normalised text of the documents of one side."""
     tables = RefSet(tuple(state["normalise"]), "")
-    kept = kept_documents(store, state["curate"][0], split)
-    for row in kept_rows(store, kept, tables, DOCUMENTS_FILE, ["doc_id", "text"]):
+    for row in kept_rows(store, state["curate"][0], split, tables, DOCUMENTS_FILE, ["doc_id", "text"]):
         yield row["doc_id"], row["text"]
 
 

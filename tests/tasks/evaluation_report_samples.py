@@ -8,7 +8,6 @@ from dataclasses import replace
 from storage.manifest import ArtifactRef
 from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair
 from tasks.evaluation.tables import DIMENSIONS, Evaluation, Slice, Sums
-from tasks.lineage.contamination import Exposure
 from tasks.report.comparison import Side
 from tasks.report.evaluation import Completion, Mark, Measured
 from tasks.report.queries import Row
@@ -72,9 +71,9 @@ def rich() -> Row:
         difference=Difference(-0.3, -0.4, -0.2, 30),
     )  # fmt: skip
     exposures = [
-        Exposure("unseen", 28, 38_000, 2.1),
-        Exposure("partly seen", 2, 2_000, 1.1),
-        Exposure("mostly seen", 0, 0, math.nan),
+        Slice("seen", "unseen", sums(2.1, 38_000, 28)),
+        Slice("seen", "partly seen", sums(1.1, 2_000, 2)),
+        Slice("seen", "mostly seen", Sums()),
     ]
     text = f"and {HOSTILE * 2} the end\n\n\nof a long tail" + " again" * 40
     return Row(

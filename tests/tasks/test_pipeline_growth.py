@@ -18,7 +18,7 @@ from storage.schemas import SHARD_FILE
 from storage.store import Store, StoreError, open_store
 from storage.tables import read_columns, read_rows
 from tasks.core.run import StageReport
-from tasks.curate.corpus import kept_documents, kept_rows
+from tasks.curate.corpus import Corpus, kept_documents, tables_of
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
 from tasks.upkeep.verify import check_split, check_tokens
@@ -238,7 +238,7 @@ def test_another_split_makes_another_evaluation_set(tiny: Ran, known: Home, sour
     assert after.prepared.evalset != tiny.prepared.evalset
     trained = kept_documents(after.run.store, after.ingested.curated, "train")
     rows = read_columns(after.folder(after.prepared.evalset) / "documents.parquet", ["doc_id"])
-    assert trained.keys().isdisjoint(rows["doc_id"])
+    assert trained.isdisjoint(rows["doc_id"])
 
 
 @pytest.mark.parametrize("stage", ["extract", "tokenizer", "tokenise", "train"])
@@ -368,10 +368,12 @@ def test_a_file_renamed_to_another_suffix_keeps_its_document(
 
 
 def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) -> None:
-    kept = {**kept_documents(tiny.run.store, tiny.ingested.curated), "lost": "nowhere"}
-    tables = RefSet(tuple(tiny.ingested.normalised), "")
-    with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
-        list(kept_rows(tiny.run.store, kept, tables, "documents.parquet", ["doc_id"]))
+    tables = tables_of(tiny.run.store, RefSet(tuple(tiny.ingested.normalised), ""))
+    with Corpus() as corpus:
+        corpus.want_kept(tiny.folder(tiny.ingested.curated))
+        corpus.sql("insert into wanted by name select 'lost' as doc_id, 'nowhere' as segment")
+        with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
+            corpus.locate(tables, "documents.parquet")
 
 
 def test_the_checks_of_a_finished_corpus_find_nothing(tiny: Ran) -> None:

@@ -15,6 +15,9 @@ from storage.errors import UserError
 from tasks.report.inspect.architecture import Subject, control_elements, sentence
 from tasks.report.vocabulary import Spelling
 
+COLUMNS = 4  # of each value that JSON and the page show
+NEXT_TOKENS = 10  # likeliest next tokens at each position in JSON
+
 
 class InspectError(UserError):
     """A prompt that cannot be looked at."""
@@ -135,13 +138,8 @@ def rounded(value: Any, digits: int = 4) -> Any:
     return value
 
 
-def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> dict[str, Any]:
-    """The inspection for machines.
-
-    Args:
-        columns: how many columns of each value are given.
-        candidates: how many next tokens are given at each position.
-    """
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """The inspection for machines."""
     found, subject = inspection.trace, inspection.subject
     return {
         "model": {
@@ -160,7 +158,7 @@ def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> d
                 "name": step.name,
                 "what": sentence(step, subject.config),
                 "shape": list(step.tensor.shape),
-                "first_columns": rounded(step.tensor[..., :columns] if step.tensor.dim() > 1 else step.tensor),
+                "first_columns": rounded(step.tensor[..., :COLUMNS] if step.tensor.dim() > 1 else step.tensor),
             }
             for step in found.steps
         ],
@@ -172,9 +170,9 @@ def to_json(inspection: Inspection, columns: int = 4, candidates: int = 10) -> d
         },
         "distances": rounded(inspection.distances),
         "hidden_norms": rounded(found.hidden.norm(dim=-1)),
-        "hidden_first_columns": rounded(found.hidden[..., :columns]),
+        "hidden_first_columns": rounded(found.hidden[..., :COLUMNS]),
         "increment_norms": rounded(found.increments.norm(dim=-1)),
-        "next": [next_tokens(inspection, place, candidates) for place in range(inspection.n_tokens)],
+        "next": [next_tokens(inspection, place, NEXT_TOKENS) for place in range(inspection.n_tokens)],
         "sequence": {
             "conditionals": rounded(found.score.log_probs),
             "log_probability": rounded(found.score.total),

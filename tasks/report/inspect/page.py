@@ -18,11 +18,10 @@ from model.trace import Step
 from storage.errors import UserError
 from tasks.report.charts import Point, Series, line_figure
 from tasks.report.inspect.architecture import control_elements, named, optimizer_name, sentence, title
-from tasks.report.inspect.inspection import Inspection, next_tokens, rounded
+from tasks.report.inspect.inspection import COLUMNS, Inspection, next_tokens, rounded
 from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
 
-COLUMNS = 4  # of each value that the tables show
 DIMENSIONS = 32  # of a state that the map shows
 CANDIDATES = 12
 BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map

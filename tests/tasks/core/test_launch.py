@@ -238,11 +238,11 @@ def test_a_step_that_the_processes_cannot_share_is_refused(job: Job, tmp_path: P
         launch(job, 3, tmp_path / "ranks")
 
 
-def test_the_first_error_is_told_and_not_its_echo(tmp_path: Path) -> None:
+def test_the_first_error_is_told_and_not_its_consequences(tmp_path: Path) -> None:
     errors = [
-        {"kind": "builtins.RuntimeError", "message": "Connection closed by peer", "is_echo": True, "time": 1.0},
-        {"kind": "builtins.ValueError", "message": "later", "is_echo": False, "time": 3.0},
-        {"kind": "builtins.ValueError", "message": "the batch holds token id 99", "is_echo": False, "time": 2.0},
+        {"kind": "builtins.RuntimeError", "message": "Connection closed by peer", "is_consequence": True, "time": 1.0},
+        {"kind": "builtins.ValueError", "message": "later", "is_consequence": False, "time": 3.0},
+        {"kind": "builtins.ValueError", "message": "the batch holds token id 99", "is_consequence": False, "time": 2.0},
     ]
     for rank, error in enumerate(errors):
         error_file(tmp_path, rank).write_text(
@@ -254,7 +254,14 @@ def test_the_first_error_is_told_and_not_its_echo(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_foreign_kind_names_it(tmp_path: Path) -> None:
-    record = {"kind": "torch.cuda.Odd", "message": "no", "is_echo": False, "time": 1.0, "rank": 1, "attributes": {}}
+    record = {
+        "kind": "torch.cuda.Odd",
+        "message": "no",
+        "is_consequence": False,
+        "time": 1.0,
+        "rank": 1,
+        "attributes": {},
+    }
     error_file(tmp_path, 1).write_text(json.dumps({**record, "traceback": ""}))
     error = _cause(tmp_path, 1)
     assert (type(error), str(error)) == (RankError, "rank 1 of the training failed: Odd: no")

@@ -61,6 +61,14 @@ def test_a_folder_stands_for_the_files_in_it(tmp_path: Path) -> None:
     assert set(grams(tmp_path)) == full_grams(PAGE)
 
 
+@pytest.mark.parametrize("name", ["._a.txt", ".cache/a.txt"])
+def test_hidden_files_in_a_folder_are_passed_over(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "a.txt", PAGE)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"\0\x05\x16\x07\xff")  # the notes that macOS lays beside a file are no text
+    assert set(grams(tmp_path)) == full_grams(PAGE)
+
+
 def test_short_texts_of_an_evaluation_set_forbid_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json.dumps({"q": PAGE, "a": "yes it is"}))
     found = evaluation_grams([path], Refused())

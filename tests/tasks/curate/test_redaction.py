@@ -15,20 +15,16 @@ LETTER = (
     "pays from DE89 3704 0044 0532 0130 00 or with 4111 1111 1111 1111; password = 'hG7$kQ2!mZ9'."
 )
 
-KINDS = ("email", "ip", "phone", "iban", "card", "secret")
-
 
 def spans(text: str) -> list[dict[str, Any]]:
     return [span._asdict() for span in find_pii(text)]
 
 
 def test_each_kind_gives_way_to_its_stand_in() -> None:
-    text, counts = redact(LETTER, spans(LETTER), KINDS)
-    assert text == (
+    assert redact(LETTER, spans(LETTER)) == (
         "Jane (email@example.com, +1 202-555-0143) logged in from 192.0.2.1 and 2001:db8::1,\n"
         "pays from [IBAN] or with [CARD]; password = '[SECRET]'."
     )
-    assert counts == {"card": 1, "email": 1, "iban": 1, "ip": 2, "phone": 1, "secret": 1}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +37,7 @@ def test_each_kind_gives_way_to_its_stand_in() -> None:
 )
 def test_spans_of_another_text_are_refused(wrong: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="must be those of this very text"):
-        redact("0123456789", wrong, KINDS)
+        redact("0123456789", wrong)
 
 
 def cut_out(marked: str) -> str:

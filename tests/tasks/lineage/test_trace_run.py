@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dedup_samples import plain_runs
 from tiny_run import Ran, copy_of_store, direct_run, text_of
@@ -19,8 +20,8 @@ from storage.schemas import COMPLETIONS, EVALSET, SPANS_FILE
 from storage.tables import read_columns, read_rows, write_table
 from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings
-from tasks.evaluation.tables import read_metrics
-from tasks.lineage.contamination import by_exposure, read_contamination
+from tasks.evaluation.tables import Evaluated, read_metrics
+from tasks.lineage.contamination import by_share_seen, read_contamination
 from tasks.lineage.memorised import MEMORISED_FILE, explain_memorised, explain_text
 from tasks.lineage.trace_index import trace_indexes
 from tasks.lineage.training_data import datasets_of, training_texts
@@ -200,13 +201,13 @@ def evalset_of(run: Run, texts: dict[str, str]) -> ArtifactRef:
 
 
 def test_bits_per_byte_of_seen_and_unseen_documents_add_up() -> None:
-    rows = [
-        {"doc_id": "a", "nll_nats": 1.5, "charged_nats": 0.5, "bytes": 4, "lost_bytes": 0},
-        {"doc_id": "b", "nll_nats": 3.0, "charged_nats": 0.0, "bytes": 6, "lost_bytes": 1},
-        {"doc_id": "c", "nll_nats": 1.0, "charged_nats": 0.0, "bytes": 2, "lost_bytes": 0},
-    ]
-    unseen, partly, mostly = by_exposure({"a": 0.0, "b": 0.5, "c": 0.0}, rows)
-    assert (unseen.documents, unseen.n_bytes) == (2, 6)
+    sums = {"tokens": [2, 3, 1], "nll_nats": [1.5, 3.0, 1.0], "charged_nats": [0.5, 0.0, 0.0]}
+    sums |= {"bytes": [4, 6, 2], "lost_bytes": [0, 1, 0]}
+    documents = Evaluated(["a", "b", "c"], {}, {name: np.array(column) for name, column in sums.items()})
+    slices = by_share_seen({"a": 0.0, "b": 0.5, "c": 0.0}, documents)
+    assert [item.value for item in slices] == ["unseen", "partly seen", "mostly seen"]
+    unseen, partly, mostly = (item.sums for item in slices)
+    assert (unseen.documents, unseen.bytes) == (2, 6)
     assert unseen.bits_per_byte == pytest.approx(3 / 0.6931471805599453 / 6)
     assert (partly.documents, mostly.documents) == (0, 1)
     assert mostly.bits_per_byte == pytest.approx((3 / 0.6931471805599453 + 8) / 6)

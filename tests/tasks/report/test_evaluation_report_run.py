@@ -73,7 +73,7 @@ def test_the_page_holds_the_figures_of_the_tables_and_is_drawn_once(home: Home, 
     listed = [*figures.best, *figures.worst]
     assert {item.doc_id for item in listed} == set(texts)
     assert all(texts[item.doc_id].startswith(item.begins) and item.path in words for item in listed)
-    assert sum(item.documents for item in figures.exposures) == len(texts)
+    assert sum(item.sums.documents for item in figures.exposures) == len(texts)
     assert figures.completions and all(item.marks is not None for item in figures.completions)
 
 

@@ -302,15 +302,15 @@ def test_reading_another_document_twice_is_another_training(folder: Path) -> Non
 def test_groups_lie_side_by_side_in_the_order_of_their_names(folder: Path) -> None:
     mix = MixSettings(by="kind", epochs="code=2,prose=0.5")
     built = build(folder, DOCUMENTS, index_of("pack", mix=mix), groups=GROUPS)
-    groups = groups_of(built.folder)
-    assert [(group.name, group.first) for group in groups] == [("code", 0), ("prose", groups[0].count)]
+    groups, recorded = groups_of(built.folder), built.record["groups"]
+    assert [(group["name"], group["first"]) for group in recorded] == [("code", 0), ("prose", groups[0].count)]
     assert groups[0].reads == 2 * groups[0].count
     assert sum(group.count for group in groups) == built.manifest.counts["train_sequences"]
     assert sum(group.reads for group in groups) == built.manifest.counts["train_reads"]
-    for group in groups:
+    for group, known in zip(groups, recorded, strict=True):
         own = [row for row in built.rows if group.first <= row["sequence"] < group.first + group.count]
-        assert {GROUPS[row["doc_id"]] for row in own} == {group.name}
-        assert built.index().labels[group.first :][: group.count].sum() == group.tokens
+        assert {GROUPS[row["doc_id"]] for row in own} == {known["name"]}
+        assert built.index().labels[group.first :][: group.count].sum() == known["tokens"]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -330,7 +330,7 @@ def test_a_group_that_is_left_out_is_cut_and_noted(folder: Path) -> None:
     built = build(folder, DOCUMENTS, index_of(mix=mix), groups=GROUPS)
     code = built.record["groups"][0]
     assert (code["name"], code["count"], code["reads"], code["cut"]) == ("code", 0, 0, 47)
-    assert [group.name for group in groups_of(built.folder)] == ["prose"]
+    assert [group.first for group in groups_of(built.folder)] == [built.record["groups"][1]["first"]]
     assert {row["doc_id"] for row in built.rows if row["split"] == "train"} == {"b", "e", "f"}
     assert "the mix leaves out group 'code': 2 document(s), 47 ids" in built.record["notes"]
 

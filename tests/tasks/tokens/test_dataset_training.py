@@ -15,7 +15,7 @@ from model.data import IGNORE
 from model.order import Group, Order
 from tasks.core.settings import SettingsError, load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
-from tasks.tokens.index import ReadGroup, groups_of, open_sequences
+from tasks.tokens.index import groups_of, open_sequences
 from tasks.tokens.packing import PACKINGS
 from tasks.tokens.settings import DatasetSettings, MixSettings
 from tasks.training.train import shard_folders, steps_of_tokens
@@ -86,25 +86,25 @@ def test_steps_for_tokens_follow_the_order_of_a_mixed_training(folder: Path) -> 
     built = build(folder, "pack", mix=MixSettings(by="kind", epochs="even=1.5,odd=0.4"))
     groups, labels = groups_of(built.folder), built.index().labels
     assert any(group.reads % group.count for group in groups)
-    order = Order([Group(group.first, group.count, group.reads) for group in groups], 7)
+    order = Order(groups, 7)
     plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
     in_all = int(labels[order.at(np.arange(order.epoch_size))].sum())
     for tokens in (1, 20, in_all, in_all + 1, 3 * in_all + 11):
-        steps = steps_of_tokens(tokens, plan, labels, groups)
+        steps = steps_of_tokens(tokens, plan, labels, groups, most=10**6)
         read = [int(labels[order.at(np.arange(2 * n))].sum()) for n in (steps - 1, steps)]
         assert read[0] < tokens <= read[1]
 
 
 def test_steps_for_very_many_tokens_are_counted_by_whole_epochs() -> None:
     plan = {"batch_size": 1, "grad_accum": 1, "seed": 7}
-    group = ReadGroup("all", first=0, count=3, reads=6, tokens=12)
-    assert steps_of_tokens(24 * 10**12, plan, np.array([3, 4, 5]), [group]) == 6 * 10**12
+    group = Group(first=0, count=3, reads=6)
+    assert steps_of_tokens(24 * 10**12, plan, np.array([3, 4, 5]), [group], most=10**13) == 6 * 10**12
 
 
 def test_steps_for_very_many_tokens_are_counted_up_to_the_most_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.training.train.COUNTED_AT_ONCE", 8)
     plan = {"batch_size": 2, "grad_accum": 2, "seed": 7}
-    group = ReadGroup("all", first=0, count=2, reads=3, tokens=7)  # one and a half passes an epoch: no epoch is a unit
+    group = Group(first=0, count=2, reads=3)  # one and a half passes an epoch: no epoch is a unit
     labels, looked_at = np.array([3, 4]), []
     at = Order.at
 
@@ -115,13 +115,13 @@ def test_steps_for_very_many_tokens_are_counted_up_to_the_most_there_may_be(monk
     monkeypatch.setattr(Order, "at", counted)
     assert steps_of_tokens(10**15, plan, labels, [group], most=25) == 25
     assert sum(looked_at) <= 25 * 4 + 8
-    assert steps_of_tokens(10, plan, labels, [group], most=25) == steps_of_tokens(10, plan, labels, [group])
-    assert steps_of_tokens(10**15, plan, labels, most=25) == 25
+    assert steps_of_tokens(10, plan, labels, [group], most=25) == 1
+    assert steps_of_tokens(10**15, plan, labels, [Group(0, 2, 2)], most=25) == 25
 
 
 def test_steps_are_counted_over_an_epoch_that_memory_does_not_hold() -> None:
     plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
-    group = ReadGroup("all", first=0, count=2, reads=10**14 + 1, tokens=7)
+    group = Group(first=0, count=2, reads=10**14 + 1)
     assert steps_of_tokens(7 * 10**5, plan, np.array([3, 4]), [group], most=10**9) == pytest.approx(10**5, rel=0.01)
 
 

@@ -356,6 +356,7 @@ def test_another_number_of_minutes_is_measured_anew(
 
 
 LABELS = np.array([31, 2, 30, 7, 1, 16, 31, 10])  # 128 in all
+ONCE = [Group(0, len(LABELS), len(LABELS))]
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 64, 127, 128, 129, 500, 1280])
@@ -363,19 +364,20 @@ def test_tokens_become_the_fewest_steps_that_train_on_so_many(tokens: int) -> No
     plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
 
     def trained_on(steps: int) -> int:
-        return int(LABELS[Order([Group(0, len(LABELS), len(LABELS))], 7).at(np.arange(2 * steps))].sum())
+        return int(LABELS[Order(ONCE, 7).at(np.arange(2 * steps))].sum())
 
-    steps = steps_of_tokens(tokens, plan, LABELS)
+    steps = steps_of_tokens(tokens, plan, LABELS, ONCE, most=1000)
     assert trained_on(steps - 1) < tokens <= trained_on(steps)
 
 
 def test_accumulated_batches_make_fewer_steps() -> None:
-    assert steps_of_tokens(1280, {"batch_size": 2, "grad_accum": 4, "seed": 7}, LABELS) == 10
+    assert steps_of_tokens(1280, {"batch_size": 2, "grad_accum": 4, "seed": 7}, LABELS, ONCE, most=1000) == 10
 
 
 def test_a_text_without_anything_to_predict_is_refused_for_a_number_of_tokens() -> None:
+    plan, labels = {"batch_size": 2, "grad_accum": 1, "seed": 7}, np.zeros(3, dtype=np.int64)
     with pytest.raises(UserError, match=r"train\.max_tokens is 9, .* add documents"):
-        steps_of_tokens(9, {"batch_size": 2, "grad_accum": 1, "seed": 7}, np.zeros(3, dtype=np.int64))
+        steps_of_tokens(9, plan, labels, [Group(0, 3, 3)], most=9)
 
 
 def test_a_training_for_a_number_of_tokens_trains_on_so_many(tmp_path: Path) -> None:
