@@ -162,7 +162,7 @@ def print_document(document: Any, depth: int = 0) -> None:
                 print_document(item, depth + 1)
             else:
                 print(f"{indent}{label}{':' if name else ''} {figure(name, item)}")
-    if isinstance(document, list) and len(document) > SHOWN:
+    if len(document) > SHOWN and (rows is not None or isinstance(document, list)):
         print(f"{indent}and {len(document) - SHOWN:,} more (--json has all)")
 
 

@@ -17,7 +17,7 @@ from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, rea
 from storage.store import Store
 from tasks.core.executor import act
 from tasks.core.run import Run
-from tasks.core.settings import EvaluationSettings, Settings
+from tasks.core.settings import EvaluationSettings, Settings, load_settings
 from tasks.core.stage import Call, NoSettings
 from tasks.evaluation.compare import Drift, champion_figures, drift_between, other_figures
 from tasks.evaluation.evaluate import EvaluateSettings
@@ -40,7 +40,7 @@ from tasks.training.train import train as train_stage
 @flow(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Measure a model beside its baselines and sample its text; on documents newer than its training, too, if asked."""
-    with open_run(options) as run:
+    with open_run(options, load_settings().limits) as run:
         return _measure(run, options, checkpoint_of(run, options.model))
 
 

@@ -12,10 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.readers.records import Limits
+
 if TYPE_CHECKING:
     from tasks.core.subprocesses import Subprocesses
     from tasks.ingest.pool import ExtractionPool
-    from tasks.readers.records import Limits
 
 
 def usable_cores() -> int:
@@ -55,7 +56,7 @@ class Machine:
     Args:
         workers: Extraction processes, and units computed at once; 0 means one per core.
         deterministic: Ask torch for deterministic kernels.
-        limits: Deadlines and memory of extraction.
+        limits: Deadlines of extraction, and memory of extraction and of queries; None takes the defaults.
 
     Attributes:
         computing: Lock held by whatever takes all cores of this process.
@@ -64,7 +65,7 @@ class Machine:
     def __init__(self, workers: int = 0, deterministic: bool = False, limits: Limits | None = None) -> None:
         self.workers = workers or usable_cores()
         self.deterministic = deterministic
-        self.limits = limits
+        self.limits = limits or Limits()
         self.computing = threading.Lock()
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
@@ -78,8 +79,8 @@ class Machine:
 
     @property
     def query_bytes(self) -> int:
-        """Memory of queries over a whole corpus; 0 leaves it to DuckDB."""
-        return self.limits.query_memory_bytes if self.limits is not None else 0
+        """Memory of queries over a whole corpus."""
+        return self.limits.query_memory_bytes
 
     def pool(self) -> ExtractionPool:
         """Return the killable extraction processes, shared by all segments."""
