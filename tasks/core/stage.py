@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from storage.digest import plain, rows_digest, sha256_json
 from storage.home import Home
 from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, artifact_key, describe_inputs
 from storage.store import Store
 from storage.verify import explain_damage
 from tasks.core.fingerprint import fingerprint
@@ -217,9 +217,7 @@ class Stage:
         if not self.needed_inputs <= set(inputs) <= set(self.input_names):
             raise TypeError(f"stage {self.name} takes inputs {self.input_names}, got {sorted(inputs)}")
         digests = {name: value.digest for name, value in inputs.items()}
-        return sha256_json(
-            {"stage": self.name, "version": self.version, "inputs": digests, "settings": plain(settings)}
-        )
+        return artifact_key(self.name, self.version, digests, plain(settings))
 
     def request(self, run: Run, call: Call) -> Request:
         """Return a call with its key; a refresh asked for counts once for each key of a run."""

@@ -279,7 +279,7 @@ def train(
     name = run_name(settings, tags.get(CORPUS_TAG, ""))
     run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
     work.modes[ATTEMPT_MODE] = attempt
-    tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
+    tracking.log_datasets(run_id, "dataset", dataset.digest, location_of(work.store, dataset), "training")
     watching = Watch(
         work.scratch,
         tracking,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from tiny_run import Ran, home_at, run_whole, tiny_settings, with_tracking, writ
 from flows.stages import stage_facts
 from storage.catalog import Catalog
 from storage.digest import sha256_json
+from storage.lineage import manifest_of
 from storage.store import open_store
 from storage.tracking import Tracking
 from storage.verify import check_store
@@ -80,6 +82,15 @@ def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Pat
     assert store.unfinished() == store.unfinished(owned=True) == [] and store.owners() == []
     names = Objects(runs.address).sizes()
     assert not [name for name in names if name.startswith((".locks/", ".work/"))]
+
+
+def test_mlflow_names_datasets_by_their_place_on_s3(runs: Runs) -> None:
+    tracking = Tracking(runs.first.run.home)
+    assert runs.first.checkpoint is not None
+    (run_id,) = tracking.runs(runs.first.checkpoint.key)
+    logged = {entry.dataset.source for entry in tracking.client.get_run(str(run_id)).inputs.dataset_inputs}
+    data = manifest_of(runs.first.run.store, runs.first.checkpoint).input_refs("dataset")[0]
+    assert logged == {json.dumps({"uri": f"{runs.address}/{data.stage}/{data.key}"})}
 
 
 def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> None:
