@@ -53,14 +53,6 @@ _NAME_LENGTH = 16  # digits of a file's sha256 in its object's name
 _CONDITIONS: dict[str, Any] = {"If-None-Match": "create", "If-Match": {"e_tag": f'"{"0" * 32}"'}}  # of no object
 
 
-class S3Error(UserError):
-    """S3 refuses a request, and the person has to change something."""
-
-
-class S3Unreachable(S3Error, Unreachable):
-    """S3 does not answer, or answers that it cannot now."""
-
-
 @dataclass(frozen=True)
 class _Object:
     size: int
@@ -79,7 +71,7 @@ class S3Store(Store):
         root: folder of this machine for copies and unfinished work.
 
     Raises:
-        S3Error: if the address names no bucket.
+        UserError: if the address names no bucket.
     """
 
     def __init__(self, address: str, root: Path) -> None:
@@ -87,7 +79,7 @@ class S3Store(Store):
         self._address = address.rstrip("/")
         self._name, _, self._prefix = self._address.removeprefix("s3://").partition("/")
         if not self._address.startswith("s3://") or not self._name:
-            raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
+            raise UserError(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
         self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
         self._until: dict[str, float] = {}  # by stage: when its listing expires
         self._listing = threading.Lock()
@@ -347,7 +339,7 @@ class S3Store(Store):
             try:
                 provider = Boto3CredentialProvider()
             except ValueError as error:
-                raise S3Error(
+                raise UserError(
                     f"no keys for {self.address}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
                 ) from error
         return Bucket(
@@ -398,23 +390,23 @@ class S3Store(Store):
             found = str(error)
             what = found.partition("\n")[0]
             if "NoSuchBucket" in found:
-                raise S3Error(
+                raise UserError(
                     f"there is no bucket {self._name!r} for {self.address}: create it, or correct the address"
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise
             refused = ("403 Forbidden", "401 Unauthorized", "ertificate")
             if any(word in found for word in refused) or ("status code: 4" in what and "429" not in what):
-                raise S3Error(
+                raise UserError(
                     f"cannot {action} {self.address} ({what}): check the keys, their rights and the settings of S3"
                 ) from error
-            raise S3Unreachable(
+            raise Unreachable(
                 f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What "
                 "is finished is kept: look at the server and the network, and run again"
             ) from error
 
     def _check_conditional_writes(self) -> None:
-        """Raise S3Error if the server ignores conditions on a write; asked once for each cache."""
+        """Raise UserError if the server ignores conditions on a write; asked once for each cache."""
         marker = self.root / ".conditional-writes"
         if marker.is_file():
             return
@@ -423,7 +415,7 @@ class S3Store(Store):
         ignored = [name for name, mode in _CONDITIONS.items() if self._put(trial, name.encode(), mode) is not None]
         self._delete([trial])
         if ignored:
-            raise S3Error(
+            raise UserError(
                 f"the server of {self.address} writes without regard to {ignored[0]}, so two machines could overwrite "
                 "each other's artefacts: use Amazon S3, MinIO or another server with conditional writes"
             )
