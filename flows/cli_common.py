@@ -10,8 +10,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -42,8 +41,18 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was typed."""
-        with plain_errors():
+        try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(flush=True)  # the shell's prompt begins a line
+            say("stopped; what is finished stays")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            told = error if isinstance(error, UserError) else lasting_fault(error) or _refused(error)
+            if told is None:
+                raise
+            say(f"sheepfold: {told}")
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
@@ -260,23 +269,6 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
 def absolute(path: str) -> Path:
     """Return a path as it was typed, absolute."""
     return Path(path).expanduser().resolve()
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Print errors that the person can correct in one sentence; other errors keep their traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(flush=True)  # the shell's prompt begins a line
-        say("stopped; what is finished stays")
-        raise typer.Exit(INTERRUPTED) from None
-    except Exception as error:
-        told = error if isinstance(error, UserError) else lasting_fault(error) or _refused(error)
-        if told is None:
-            raise
-        say(f"sheepfold: {told}")
-        raise typer.Exit(1) from None
 
 
 def _refused(error: Exception) -> str | None:

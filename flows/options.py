@@ -180,16 +180,10 @@ class _GenerateOptions(SettingsOptions):
 
 def _sampling_fields() -> dict[str, Any]:
     """Return a field for each sampling parameter that is one value or a list of texts."""
-    simple = {
-        bool: bool | None,
-        int: int | None,
-        float: float | None,
-        str: str | None,
-        tuple[str, ...]: list[str] | None,
-    }
+    simple = {bool: bool, int: int, float: float, str: str, tuple[str, ...]: list[str]}
     names = [f"generate.{item.name}" for item in fields(Sampling)]
     kinds = {name: simple.get(cast(Any, setting(name).annotation)) for name in names}
-    return {name.partition(".")[2]: (kind, setting_field(name)) for name, kind in kinds.items() if kind}
+    return {name.partition(".")[2]: (kind | None, setting_field(name)) for name, kind in kinds.items() if kind}
 
 
 GenerateOptions: Any = create_model("GenerateOptions", __base__=_GenerateOptions, **_sampling_fields())

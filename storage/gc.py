@@ -18,13 +18,9 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any
 
-from storage.manifest import ArtifactRef, Manifest, StageFacts
+from storage.manifest import ArtifactRef, Manifest, Name, StageFacts
 from storage.store import Store, StoreError, Unfinished
 from storage.tombstones import TOMBSTONES_REF
-
-GRACE_SECONDS = 7 * 24 * 3600.0
-
-Name = tuple[str, str]  # stage and key
 
 
 @dataclass
@@ -135,9 +131,7 @@ def sizes(store: Store) -> list[StageSize]:
     return _Manifests(store).sizes()
 
 
-def find_garbage(
-    store: Store, roots: Iterable[Name], facts: Mapping[str, StageFacts], grace: float = GRACE_SECONDS
-) -> Garbage:
+def find_garbage(store: Store, roots: Iterable[Name], facts: Mapping[str, StageFacts], grace: float) -> Garbage:
     """Return what nothing needs.
 
     Args:
@@ -185,7 +179,7 @@ def find_garbage(
     )
 
 
-def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS) -> list[Name]:
+def remove_garbage(store: Store, garbage: Garbage, grace: float) -> list[Name]:
     """Remove garbage; returns what was left because it was used meanwhile, and the inputs of that."""
     left: list[Name] = []
     needed: set[Name] = set()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MANIFEST_FORMAT = 1
 
+Name = tuple[str, str]  # stage and key of an artefact
+
 
 @dataclass(frozen=True, order=True)
 class ArtifactRef:

@@ -247,11 +247,6 @@ class Registry:
             if version.tags.get(name) != value:
                 self.client.set_model_version_tag(self.name, version.version, name, value)
 
-    def delete_tag(self, version: ModelVersion, name: str) -> None:
-        """Delete a tag of a version if it exists."""
-        if name in version.tags:
-            self.client.delete_model_version_tag(self.name, version.version, name)
-
     def download_bundle(self, version: ModelVersion) -> Path:
         """Return a local copy of a version's bundle."""
         import mlflow

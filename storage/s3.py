@@ -31,11 +31,10 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store as Bucket
 
-from storage.atomic import GONE, fsync_path, fsync_tree, write_file
+from storage.atomic import GONE, fsync_path, fsync_tree, read_bytes, write_file
 from storage.errors import Unreachable, UserError
-from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
-from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, parse_manifest
+from storage.store import MANIFEST_NAME, Store, StoreError, has_size, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
@@ -177,7 +176,7 @@ class S3Store(Store):
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
-        return owner_lock(self._lock_path(f"cache-{stage}-{key}"))
+        return self.lock(f"cache-{stage}-{key}")
 
     def _drop_removed(self, stage: str, asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
@@ -198,14 +197,14 @@ class S3Store(Store):
         if record is None:
             return None, objects
         place, folder = f"{stage}/{key}", self.root / stage / key
-        text = _bytes(folder / MANIFEST_NAME) if _bytes(folder / ETAG_NAME) == record.etag.encode() else None
+        text = read_bytes(folder / MANIFEST_NAME) if read_bytes(folder / ETAG_NAME) == record.etag.encode() else None
         if text is None:
             with self._cache_lock(stage, key):
                 found = self._get(f"{place}/{MANIFEST_NAME}")
                 if found is None:
                     return None, objects
                 text, etag = found
-                if _bytes(folder / MANIFEST_NAME) != text:
+                if read_bytes(folder / MANIFEST_NAME) != text:
                     shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_file(folder / MANIFEST_NAME, text)
@@ -250,15 +249,15 @@ class S3Store(Store):
             there = self._known[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 
-    def _publish(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+    def _publish(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         """Upload the files, then the manifest if nobody else put one meanwhile.
 
         Raises:
             StoreError: if another machine made this artefact meanwhile, with another result.
         """
-        fsync_tree(workspace.out)
-        made = workspace.out.rename(workspace.out.with_name("complete"))  # what a kill leaves of it is uploaded later
-        return self._upload(made, manifest, workspace.replaces)
+        fsync_tree(made)
+        complete = made.rename(made.with_name("complete"))  # what a kill leaves of it is uploaded later
+        return self._upload(complete, manifest, replaces)
 
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         place, before = f"{manifest.stage}/{manifest.key}", self._known[manifest.stage].get(manifest.key, {})
@@ -274,8 +273,7 @@ class S3Store(Store):
         self._delete(f"{place}/{name}" for name in before.keys() - objects.keys())
         write_file(made / ETAG_NAME, etag.encode())
         with self._cache_lock(manifest.stage, manifest.key):
-            self._publish_folder(made, manifest)
-        return manifest
+            return super()._publish(made, manifest, replaces)
 
     def _yield_to_winner(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:
         """Return the artefact that another machine committed first.
@@ -426,10 +424,3 @@ class S3Store(Store):
 def _object_name(entry: FileEntry) -> str:
     """Return the name of a data file's object below its artefact."""
     return f"{entry.sha256[:_NAME_LENGTH]}/{entry.name}"
-
-
-def _bytes(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except GONE:
-        return None

@@ -20,11 +20,9 @@ import pyarrow.parquet as pq
 
 from storage.digest import sha256_file
 from storage.errors import UserError, lasting_fault
-from storage.manifest import ArtifactRef, Manifest, StageFacts
+from storage.manifest import ArtifactRef, Manifest, Name, StageFacts
 from storage.store import Store, StoreError
 from storage.tombstones import TOMBSTONES_REF
-
-Name = tuple[str, str]  # stage and key
 
 WHOLE, DIGESTS, SCHEMAS = "artefacts whole", "file digests", "table schemas"
 INPUTS, NAMES = "inputs present", "names"

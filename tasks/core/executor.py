@@ -163,7 +163,7 @@ def _task(stage: Stage) -> Task[..., Any]:
         retries=RETRIES,
         retry_delay_seconds=exponential_backoff(backoff_factor=BACKOFF_SECONDS),
         retry_jitter_factor=0.5,
-        retry_condition_fn=_worth_retrying,
+        retry_condition_fn=lambda _, __, state: is_transient(state.result(raise_on_failure=False)),
     )
 
 
@@ -194,12 +194,7 @@ def is_transient(error: BaseException | None) -> bool:
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError
     ):
         return False
-    return isinstance(error, OSError | ConnectionError | TimeoutError)
-
-
-def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    error = state.result(raise_on_failure=False)
-    return is_transient(error if isinstance(error, BaseException) else None)
+    return isinstance(error, OSError)
 
 
 def _progress_artifact(name: str) -> Listener:

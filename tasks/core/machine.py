@@ -12,10 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.subprocesses import Subprocesses
 from tasks.readers.records import Limits
 
 if TYPE_CHECKING:
-    from tasks.core.subprocesses import Subprocesses
     from tasks.ingest.pool import ExtractionPool
 
 
@@ -59,6 +59,7 @@ class Machine:
         limits: Deadlines of extraction, and memory of extraction and of queries; None takes the defaults.
 
     Attributes:
+        subprocesses: Subprocesses for pure table functions, shared by all segments.
         computing: Lock held by whatever takes all cores of this process.
     """
 
@@ -66,10 +67,10 @@ class Machine:
         self.workers = workers or usable_cores()
         self.deterministic = deterministic
         self.limits = limits or Limits()
+        self.subprocesses = Subprocesses(self.workers)
         self.computing = threading.Lock()
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
-        self._subprocesses: Subprocesses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a task on another machine, which has so many processors."""
@@ -91,16 +92,6 @@ class Machine:
                 self._pool = ExtractionPool(self.workers, self.limits)
             return self._pool
 
-    @property
-    def subprocesses(self) -> Subprocesses:
-        """Subprocesses for pure table functions, shared by all segments."""
-        from tasks.core.subprocesses import Subprocesses
-
-        with self._lock:
-            if self._subprocesses is None:
-                self._subprocesses = Subprocesses(self.workers)
-            return self._subprocesses
-
     @cached_property
     def device(self) -> str:
         """Device of training: the first GPU, else the CPU with all usable cores."""
@@ -119,11 +110,11 @@ class Machine:
 
     def close(self) -> None:
         """End all processes."""
+        self.subprocesses.close()
         with self._lock:
-            for pool in (self._pool, self._subprocesses):
-                if pool is not None:
-                    pool.close()
-            self._pool = self._subprocesses = None
+            if self._pool is not None:
+                self._pool.close()
+            self._pool = None
 
     def __enter__(self) -> Machine:
         return self

@@ -211,10 +211,9 @@ class Run:
 
     # plans
 
-    def expect_seconds(self, stage: Stage, seconds: float | None) -> None:
+    def expect_seconds(self, stage: Stage, seconds: float) -> None:
         """Set how long a plan says that a stage takes."""
-        if seconds is not None:
-            self._expected[stage.name] = seconds
+        self._expected[stage.name] = seconds
 
     def would_make(
         self, stage: Stage, request: Request | None, reason: str, units: int, many: bool = False
