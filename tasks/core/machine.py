@@ -12,11 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.subprocesses import Subprocesses
-from tasks.readers.records import Limits
-
 if TYPE_CHECKING:
+    from tasks.core.subprocesses import Subprocesses
     from tasks.ingest.pool import ExtractionPool
+    from tasks.readers.records import Limits
 
 
 def usable_cores() -> int:
@@ -56,21 +55,20 @@ class Machine:
     Args:
         workers: Extraction processes, and units computed at once; 0 means one per core.
         deterministic: Ask torch for deterministic kernels.
-        limits: Deadlines of extraction, and memory of extraction and of queries; None takes the defaults.
+        limits: Deadlines and memory of extraction, and memory of queries; None takes the defaults.
 
     Attributes:
-        subprocesses: Subprocesses for pure table functions, shared by all segments.
         computing: Lock held by whatever takes all cores of this process.
     """
 
     def __init__(self, workers: int = 0, deterministic: bool = False, limits: Limits | None = None) -> None:
         self.workers = workers or usable_cores()
         self.deterministic = deterministic
-        self.limits = limits or Limits()
-        self.subprocesses = Subprocesses(self.workers)
+        self.limits = limits
         self.computing = threading.Lock()
         self._lock = threading.Lock()
         self._pool: ExtractionPool | None = None
+        self._subprocesses: Subprocesses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a task on another machine, which has so many processors."""
@@ -81,7 +79,9 @@ class Machine:
     @property
     def query_bytes(self) -> int:
         """Memory of queries over a whole corpus."""
-        return self.limits.query_memory_bytes
+        from tasks.readers.records import Limits
+
+        return (self.limits or Limits()).query_memory_bytes
 
     def pool(self) -> ExtractionPool:
         """Return the killable extraction processes, shared by all segments."""
@@ -91,6 +91,16 @@ class Machine:
             if self._pool is None:
                 self._pool = ExtractionPool(self.workers, self.limits)
             return self._pool
+
+    @property
+    def subprocesses(self) -> Subprocesses:
+        """Subprocesses for pure table functions, shared by all segments."""
+        from tasks.core.subprocesses import Subprocesses
+
+        with self._lock:
+            if self._subprocesses is None:
+                self._subprocesses = Subprocesses(self.workers)
+            return self._subprocesses
 
     @cached_property
     def device(self) -> str:
@@ -110,11 +120,11 @@ class Machine:
 
     def close(self) -> None:
         """End all processes."""
-        self.subprocesses.close()
         with self._lock:
-            if self._pool is not None:
-                self._pool.close()
-            self._pool = None
+            for pool in (self._pool, self._subprocesses):
+                if pool is not None:
+                    pool.close()
+            self._pool = self._subprocesses = None
 
     def __enter__(self) -> Machine:
         return self
