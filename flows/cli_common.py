@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from flows.options import MODEL_NAMES, REPEATED, take_parameters
 from storage.errors import UserError, lasting_fault
 from storage.home import Home, check_corpus_name
-from tasks.core.settings import parse_assignments, storable
+from tasks.core.settings import limits_of, parse_assignments, storable
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -116,7 +116,7 @@ def _parameter(name: str, field: FieldInfo, keeps_last: bool) -> inspect.Paramet
     if is_argument:
         hint = Annotated[kind, typer.Argument(help=text)]
     else:
-        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
+        limits = limits_of(field)
         flag = extra.get("flag", f"--{name.replace('_', '-')}")
         least, most = limits.get("ge"), limits.get("le")
         hint = Annotated[kind, typer.Option(flag, help=text, min=least, max=most, envvar=extra.get("variable"))]

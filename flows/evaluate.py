@@ -117,8 +117,8 @@ def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> Evalua
     found = EvaluationSettings(stride=judged.settings["stride"], ngram_order=0, trace=noted.traced)
     if "ngram" not in judged.inputs:
         return found
-    (order,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
-    return replace(found, ngram_order=order["order"], ngram_tokens=order["max_tokens"])
+    (baseline,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
+    return replace(found, ngram_order=baseline["order"], ngram_tokens=baseline["max_tokens"])
 
 
 @subflow("trace")

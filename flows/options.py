@@ -16,7 +16,7 @@ from model.config import Sampling
 from model.presets import PRESETS
 from storage.errors import UserError
 from storage.home import LONGEST_CORPUS_NAME
-from tasks.core.settings import AUTO, Settings, load_settings, setting
+from tasks.core.settings import AUTO, Settings, limits_of, load_settings, setting
 
 OPTION: Any = {"argument": False}  # required, and named on the command line all the same
 REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage
@@ -37,11 +37,8 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     """
     info = setting(name)
     shown = "" if info.default in (None, "", ()) or info.default is False else f" (default: {info.default})"
-    limits = {
-        key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)
-    }
     text = f"{help or info.description}{shown}"
-    return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits)
+    return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits_of(info))
 
 
 def take_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:

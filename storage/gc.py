@@ -70,7 +70,7 @@ class _Manifests:
         self.by_digest: dict[Name, list[Name]] = defaultdict(list)
         self.bare: list[Name] = []
         self.unreadable: dict[Name, str] = {}
-        for name in store.names():
+        for name in store.artifacts():
             try:
                 manifest = store.read_manifest(*name)
             except StoreError as error:

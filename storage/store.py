@@ -45,7 +45,7 @@ class Workspace:
     Attributes:
         out: becomes the artefact; empty at the start.
         scratch: kept when the process dies, for stages that resume.
-        replaces: version of the artefact that this one may replace; None if there is none.
+        replaces: sha256 (on S3 the ETag) of the manifest that this artefact's may replace; None if there is none.
     """
 
     out: Path
@@ -114,7 +114,7 @@ class Store:
         """Return the names of the stages that have artefacts."""
         return _folders(self.root)
 
-    def names(self) -> Iterator[tuple[str, str]]:
+    def artifacts(self) -> Iterator[tuple[str, str]]:
         """Yield stage and key of all artefacts, complete or not."""
         return ((stage, key) for stage in self.stages() for key in self.keys(stage))
 
@@ -166,7 +166,7 @@ class Store:
                 shutil.rmtree(work)
 
     def _finish_commit(self, stage: str, key: str) -> str | None:
-        """Complete a commit whose owner was killed; returns the version of the artefact that is there now."""
+        """Complete a commit whose owner was killed; returns what is there now, as `Workspace.replaces`."""
         work, folder = self.root / ".work" / stage / key, self.root / stage / key
         finish_publish(work / "out", folder, work / "replaced")
         return sha256_file(folder / MANIFEST_NAME) if (folder / MANIFEST_NAME).is_file() else None

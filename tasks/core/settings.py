@@ -302,10 +302,16 @@ def range_of(info: FieldInfo) -> str:
     words = {"ge": "{} or more", "gt": "a number above {}", "le": "at most {}", "lt": "below {}"}
     if any(getattr(item, "min_length", 0) for item in info.metadata):
         return "text that is not empty"
-    limits = {name: getattr(item, name) for item in info.metadata for name in words if hasattr(item, name)}
+    limits = limits_of(info)
     if {"ge", "le"} <= limits.keys():
         return f"{limits['ge']} to {limits['le']}"
     return " and ".join(words[name].format(limit) for name, limit in limits.items())
+
+
+def limits_of(info: FieldInfo) -> dict[str, Any]:
+    """Return the limits of a field's values by their names in pydantic: ge, gt, le, lt."""
+    names = ("ge", "gt", "le", "lt")
+    return {name: getattr(item, name) for item in info.metadata for name in names if hasattr(item, name)}
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
@@ -324,7 +330,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def storable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as a flow may keep them: names checked, no password among them, paths absolute.
+    """Return settings as a flow may keep them: names checked, no password among them, `PATHS` absolute.
 
     Raises:
         UserError: for an unknown name, and for passwords that are given as a setting.

@@ -127,7 +127,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageResult:
     """Artefact of one request, found or made."""
 
     manifest: Manifest
@@ -259,7 +259,7 @@ class Stage:
             manifest = None if request.refresh else run.store.find(self.name, request.key)
             if manifest is not None and (run.plan or run.store.touch(manifest.ref)):
                 refs[index], found[index] = manifest.ref, request
-                run.count(self, call.units, Outcome(manifest, cached=True))
+                run.count(self, call.units, StageResult(manifest, cached=True))
             elif run.plan:
                 refs[index] = run.would_make(self, request, "", call.units, many)
             else:
@@ -278,7 +278,7 @@ class Stage:
             run.store.write_ref(f"{self.name}/{run.corpus}", asdict(ordered[0]))
         return ordered
 
-    def make(self, run: Run, request: Request, listener: Listener | None = None) -> Outcome:
+    def make(self, run: Run, request: Request, listener: Listener | None = None) -> StageResult:
         """Return the artefact, making it under its lock when it is not there.
 
         Args:
@@ -288,7 +288,7 @@ class Stage:
         with store.workspace(self.name, request.key, on_wait=logger.warning) as workspace:
             found = store.find(self.name, request.key)
             if found is not None and not request.refresh:  # made by the owner that we waited for
-                return Outcome(found, cached=True)
+                return StageResult(found, cached=True)
             refs = request.refs()
             store.note_inputs(workspace, refs)
             begun = time.monotonic()
@@ -313,7 +313,7 @@ class Stage:
                 seconds=round(time.monotonic() - begun, 3),
             )
             manifest = store.commit(workspace, manifest)
-        return Outcome(manifest, cached=False)
+        return StageResult(manifest, cached=False)
 
 
 def stage(

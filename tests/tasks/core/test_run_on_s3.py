@@ -26,7 +26,7 @@ from storage.verify import check_store
 from tasks.core.executor import _outcome
 from tasks.core.machine import Machine
 from tasks.core.run import Run
-from tasks.core.stage import Call, Outcome, Request, Work, stage
+from tasks.core.stage import Call, Request, StageResult, Work, stage
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     assert run_id in Objects(f"s3://{BUCKET}/artifacts").named("report.md")
 
 
-def made_elsewhere(run: Run, request: Request) -> Outcome:
+def made_elsewhere(run: Run, request: Request) -> StageResult:
     """Let a copy of a request be carried out, as on Ray; returns what this run finds of it in the store."""
     there: Request = pickle.loads(pickle.dumps(request))  # noqa: S301  # what we dumped ourselves
     there.stage.make(Run(run.home, cast(Machine, Calls())), there)
