@@ -32,7 +32,7 @@ from storage.tables import write_batches
 from tasks.core.subprocesses import Subprocesses
 from tasks.curate.corpus import SegmentTable
 from tasks.curate.curate import CurationSettings, select_documents
-from tasks.curate.dedup import find_duplicates
+from tasks.curate.dedup import VERIFIED_FILE, find_duplicates
 from tasks.curate.settings import DedupSettings
 from tasks.ingest.extract import SEGMENT_FILES
 from tasks.text.minhash import N_PERMUTATIONS, Signatures
@@ -83,7 +83,7 @@ def make_corpus(folder: Path, rows: int) -> Corpus:
         f"from range(4, {rows}, 10))"
     )
     batches = pairs.to_arrow_reader(SEGMENT_FILES)
-    write_batches(folder / "before" / schemas.VERIFIED_FILE, schemas.VERIFIED_PAIRS, batches)
+    write_batches(folder / "before" / VERIFIED_FILE, schemas.VERIFIED_PAIRS, batches)
     return corpus
 
 
@@ -240,7 +240,7 @@ def run_stages(corpus: Corpus, memory_bytes: int) -> Iterator[tuple[str, Cost, d
     }  # fmt: skip
     calls: Sequence[tuple[Any, dict[str, Any]]] = (
         (find_duplicates, {"signed": corpus.measured, "settings": DedupSettings(),
-                           "known": str(corpus.folder / "before" / schemas.VERIFIED_FILE)}),
+                           "known": str(corpus.folder / "before" / VERIFIED_FILE)}),
         (select_documents, {"measured": corpus.measured, "scored": [], "settings": CurationSettings(),
                             "duplicates": corpus.folder / find_duplicates.__name__,
                             "evaluation": corpus.folder / "evaluation"}),

@@ -10,8 +10,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -24,7 +23,7 @@ from typer.core import TyperGroup
 from flows.options import MODEL_NAMES, REPEATED, take_parameters
 from storage.errors import UserError, lasting_fault
 from storage.home import Home, check_corpus_name
-from tasks.core.settings import parse_assignments, storable
+from tasks.core.settings import limits_of, parse_assignments, storable
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -42,8 +41,18 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was typed."""
-        with plain_errors():
+        try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(flush=True)  # the shell's prompt begins a line
+            say("stopped; what is finished stays")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            told = error if isinstance(error, UserError) else lasting_fault(error) or _refused(error)
+            if told is None:
+                raise
+            say(f"sheepfold: {told}")
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
@@ -107,7 +116,7 @@ def _parameter(name: str, field: FieldInfo, keeps_last: bool) -> inspect.Paramet
     if is_argument:
         hint = Annotated[kind, typer.Argument(help=text)]
     else:
-        limits = {key: getattr(item, key) for item in field.metadata for key in ("ge", "le") if hasattr(item, key)}
+        limits = limits_of(field)
         flag = extra.get("flag", f"--{name.replace('_', '-')}")
         least, most = limits.get("ge"), limits.get("le")
         hint = Annotated[kind, typer.Option(flag, help=text, min=least, max=most, envvar=extra.get("variable"))]
@@ -162,7 +171,7 @@ def print_document(document: Any, depth: int = 0) -> None:
                 print_document(item, depth + 1)
             else:
                 print(f"{indent}{label}{':' if name else ''} {figure(name, item)}")
-    if isinstance(document, list) and len(document) > SHOWN:
+    if len(document) > SHOWN and (rows is not None or isinstance(document, list)):
         print(f"{indent}and {len(document) - SHOWN:,} more (--json has all)")
 
 
@@ -260,23 +269,6 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
 def absolute(path: str) -> Path:
     """Return a path as it was typed, absolute."""
     return Path(path).expanduser().resolve()
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Print errors that the person can correct in one sentence; other errors keep their traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(flush=True)  # the shell's prompt begins a line
-        say("stopped; what is finished stays")
-        raise typer.Exit(INTERRUPTED) from None
-    except Exception as error:
-        told = error if isinstance(error, UserError) else lasting_fault(error) or _refused(error)
-        if told is None:
-            raise
-        say(f"sheepfold: {told}")
-        raise typer.Exit(1) from None
 
 
 def _refused(error: Exception) -> str | None:

@@ -21,7 +21,7 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from tasks.core.run import Run
-from tasks.core.settings import Settings
+from tasks.core.settings import Settings, load_settings
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.texts import evaluation_texts
 from tasks.generation.prompts import read_prompts, sample_prompts
@@ -37,7 +37,7 @@ from tasks.training.train import TrainStageSettings, train
 def compare(options: CompareOptions) -> dict[str, Any]:
     """Compare two models on the corpus's frozen evaluation set: figures, slices, documents, completions."""
     settings = options.load()
-    with open_run(options) as run:
+    with open_run(options, settings.limits) as run:
         names = (options.a, options.b)
         models = [(f"version {name}" if name.isdecimal() else name, checkpoint_of(run, name)) for name in names]
         evalset = evaluation_texts(run, options.on, options.column)
@@ -47,7 +47,7 @@ def compare(options: CompareOptions) -> dict[str, Any]:
 @flow(AblateOptions)
 def ablate(options: AblateOptions) -> dict[str, Any]:
     """Train a model again without a source of its documents, and compare the two; nothing is registered."""
-    with open_run(options) as run:
+    with open_run(options, load_settings().limits) as run:
         if waits := waits_for_run(run.store, run.corpus):
             raise UserError(waits)
         left_out = documents_of(Catalog(run.store, run.corpus), options.without)

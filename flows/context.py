@@ -207,10 +207,12 @@ def _tags(corpus: str) -> dict[str, str]:
     """Return the tags of MLflow runs that lead back to the flow run."""
     from prefect.runtime import deployment, flow_run
 
+    from storage.tracking import CORPUS_TAG
+
     return {
         "prefect.flow_run_id": str(flow_run.id or ""),
         "prefect.flow_run_name": str(flow_run.name or ""),
         "prefect.deployment": reach_server(lambda: str(deployment.name or "")),
         "prefect.ui_url": "" if os.environ.get(EMBEDDED) else str(flow_run.ui_url or ""),
-        "sheepfold.corpus": corpus,
+        CORPUS_TAG: corpus,
     }

@@ -17,7 +17,7 @@ from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, rea
 from storage.store import Store
 from tasks.core.executor import act
 from tasks.core.run import Run
-from tasks.core.settings import EvaluationSettings, Settings
+from tasks.core.settings import EvaluationSettings, Settings, load_settings
 from tasks.core.stage import Call, NoSettings
 from tasks.evaluation.compare import Drift, champion_figures, drift_between, other_figures
 from tasks.evaluation.evaluate import EvaluateSettings
@@ -40,43 +40,40 @@ from tasks.training.train import train as train_stage
 @flow(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Measure a model beside its baselines and sample its text; on documents newer than its training, too, if asked."""
-    with open_run(options) as run:
-        return _measure(run, options, checkpoint_of(run, options.model))
-
-
-def _measure(run: Run, options: EvaluateOptions, checkpoint: ArtifactRef) -> dict[str, Any]:
-    model, version = options.model, version_of(run, checkpoint)
-    settings = judged_by(run.store, run.corpus, version)
-    evalset = evaluation_texts(run, options.on, options.column)
-    evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
-    read = trained_on(run.store, checkpoint, evalset)
-    usual = not (options.on or read)  # other figures stand beside the usual ones, never in their place
-    if usual:
-        remember_evaluation(run, checkpoint, evaluation)
-    made = sample(run, Settings(), checkpoint, evalset)
-    measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings)
-    if not usual:
-        measured = replace(measured, texts=texts_name(options.on), read=read)
-    if read:
-        run.note(f"{model} was trained on some of these documents, so its figures flatter it")
-    if read and options.drift:
-        run.note("nothing is known of its drift, which is measured against those figures")
-    drifted = measure_drift(run, checkpoint, evaluation, settings) if options.drift and not read else None
-    if drifted is not None:
-        leave("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
-    if version is not None:
-        logged = metrics if usual else other_figures(metrics, evalset.stage, read)
-        act(run, "track", partial(log_evaluation, run, version, evalset, logged), [evaluation])
+    with open_run(options, load_settings().limits) as run:
+        model, checkpoint = options.model, checkpoint_of(run, options.model)
+        version = version_of(run, checkpoint)
+        settings = judged_by(run.store, run.corpus, version)
+        evalset = evaluation_texts(run, options.on, options.column)
+        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
+        read = trained_on(run.store, checkpoint, evalset)
+        usual = not (options.on or read)  # other figures stand beside the usual ones, never in their place
+        if usual:
+            remember_evaluation(run, checkpoint, evaluation)
+        made = sample(run, Settings(), checkpoint, evalset)
+        measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings)
+        if not usual:
+            measured = replace(measured, texts=texts_name(options.on), read=read)
+        if read:
+            run.note(f"{model} was trained on some of these documents, so its figures flatter it")
+        if read and options.drift:
+            run.note("nothing is known of its drift, which is measured against those figures")
+        drifted = measure_drift(run, checkpoint, evaluation, settings) if options.drift and not read else None
         if drifted is not None:
-            figures = drifted[0].figures()
-            act(run, "track", partial(log_evaluation, run, version, drifted[1], figures), [drifted[1]])
-    return finish(
-        run,
-        metrics={**metrics, **beside, **(drifted[0].figures() if drifted is not None else {})},
-        mlflow_run_id=None if version is None else version.run_id,
-        completions=made,
-        measured=measured,
-    )
+            leave("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
+        if version is not None:
+            logged = metrics if usual else other_figures(metrics, evalset.stage, read)
+            act(run, "track", partial(log_evaluation, run, version, evalset, logged), [evaluation])
+            if drifted is not None:
+                figures = drifted[0].figures()
+                act(run, "track", partial(log_evaluation, run, version, drifted[1], figures), [drifted[1]])
+        return finish(
+            run,
+            metrics={**metrics, **beside, **(drifted[0].figures() if drifted is not None else {})},
+            mlflow_run_id=None if version is None else version.run_id,
+            completions=made,
+            measured=measured,
+        )
 
 
 @subflow("evaluate")
@@ -120,8 +117,8 @@ def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> Evalua
     found = EvaluationSettings(stride=judged.settings["stride"], ngram_order=0, trace=noted.traced)
     if "ngram" not in judged.inputs:
         return found
-    (order,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
-    return replace(found, ngram_order=order["order"], ngram_tokens=order["max_tokens"])
+    (baseline,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
+    return replace(found, ngram_order=baseline["order"], ngram_tokens=baseline["max_tokens"])
 
 
 @subflow("trace")

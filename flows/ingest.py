@@ -85,36 +85,12 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
 
 @subflow("ingest")
 def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
-    """Read sources and return the documents that models see.
+    """Read sources; measure, deduplicate, select and refine their documents; return those that models see.
 
     Args:
         source: Sources, one per line.
     """
-    return curate_documents(run, read_documents(run, source, settings), settings)
-
-
-def read_documents(run: Run, source: str, settings: Settings) -> Documents:
-    """Read sources to one clean text per document."""
-    files, sources = list_files(run, source, settings)
-    to_import, to_extract = split_by_reader(files)
-    placed = extract_files(run, to_extract, sources, settings)
-    placed += import_files(run, to_import, sources, settings)
-    segments = segments_of(run, placed)
-    listing = Listing(files, places_in_order(placed))
-    rows = run.union(segments.refs, EXTRACTS_FILE, segments.contents, identity="file_sha256")
-    taken = snapshot(run, listing.settings(), segments=rows, listing=listing)
-    sized = list(zip(segments.refs, segments.sizes, strict=True))
-    normalised = normalise.map(
-        run, [Call(settings.normalise, {"segment": ref}, size) for ref, size in sized if ref.stage == extract.name]
-    )
-    # in the order of the segments, which has the extracted ones first; imported texts are normalised already
-    normalised += [ref for ref in segments.refs if ref.stage != extract.name]
-    run.remember(snapshot=taken, extract=segments.refs, normalise=normalised)
-    return Documents(taken, segments, normalised)
-
-
-def curate_documents(run: Run, read: Documents, settings: Settings) -> Ingested:
-    """Measure, deduplicate, select and refine documents."""
+    read = read_documents(run, source, settings)
     segments, normalised = read.segments, read.normalised
     measured = segments.map(run, measure, NoSettings(), documents=normalised)
     trained = trained_classifier(run, settings.classifier)
@@ -155,6 +131,26 @@ def curate_documents(run: Run, read: Documents, settings: Settings) -> Ingested:
         measures=measures,
         texts=texts,
     )
+
+
+def read_documents(run: Run, source: str, settings: Settings) -> Documents:
+    """Read sources to one clean text per document."""
+    files, sources = list_files(run, source, settings)
+    to_import, to_extract = split_by_reader(files)
+    placed = extract_files(run, to_extract, sources, settings)
+    placed += import_files(run, to_import, sources, settings)
+    segments = segments_of(run, placed)
+    listing = Listing(files, places_in_order(placed))
+    rows = run.union(segments.refs, EXTRACTS_FILE, segments.contents, identity="file_sha256")
+    taken = snapshot(run, listing.settings(), segments=rows, listing=listing)
+    sized = list(zip(segments.refs, segments.sizes, strict=True))
+    normalised = normalise.map(
+        run, [Call(settings.normalise, {"segment": ref}, size) for ref, size in sized if ref.stage == extract.name]
+    )
+    # in the order of the segments, which has the extracted ones first; imported texts are normalised already
+    normalised += [ref for ref in segments.refs if ref.stage != extract.name]
+    run.remember(snapshot=taken, extract=segments.refs, normalise=normalised)
+    return Documents(taken, segments, normalised)
 
 
 def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:

@@ -16,7 +16,7 @@ from model.config import Sampling
 from model.presets import PRESETS
 from storage.errors import UserError
 from storage.home import LONGEST_CORPUS_NAME
-from tasks.core.settings import AUTO, Settings, load_settings, setting
+from tasks.core.settings import AUTO, Settings, limits_of, load_settings, setting
 
 OPTION: Any = {"argument": False}  # required, and named on the command line all the same
 REPEATED = ("source", "settings", "refresh")  # on the command line once for each source, setting, stage
@@ -37,11 +37,8 @@ def setting_field(name: str, help: str = "", **schema: Any) -> Any:
     """
     info = setting(name)
     shown = "" if info.default in (None, "", ()) or info.default is False else f" (default: {info.default})"
-    limits = {
-        key: getattr(item, key) for item in info.metadata for key in ("ge", "gt", "le", "lt") if hasattr(item, key)
-    }
     text = f"{help or info.description}{shown}"
-    return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits)
+    return Field(default=None, description=text, json_schema_extra={"setting": name, **schema}, **limits_of(info))
 
 
 def take_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:
@@ -180,16 +177,10 @@ class _GenerateOptions(SettingsOptions):
 
 def _sampling_fields() -> dict[str, Any]:
     """Return a field for each sampling parameter that is one value or a list of texts."""
-    simple = {
-        bool: bool | None,
-        int: int | None,
-        float: float | None,
-        str: str | None,
-        tuple[str, ...]: list[str] | None,
-    }
+    simple = {bool: bool, int: int, float: float, str: str, tuple[str, ...]: list[str]}
     names = [f"generate.{item.name}" for item in fields(Sampling)]
     kinds = {name: simple.get(cast(Any, setting(name).annotation)) for name in names}
-    return {name.partition(".")[2]: (kind, setting_field(name)) for name, kind in kinds.items() if kind}
+    return {name.partition(".")[2]: (kind | None, setting_field(name)) for name, kind in kinds.items() if kind}
 
 
 GenerateOptions: Any = create_model("GenerateOptions", __base__=_GenerateOptions, **_sampling_fields())

@@ -83,10 +83,13 @@ def last_result(options: RetrainOptions) -> dict[str, Any] | None:
     file = planned.home.reports_of(planned.corpus) / RESULT_FILE
     if not all(line.cached for line in planned.reports.values()) or not file.is_file():
         return None
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept["identity"] != json.loads(json.dumps(_identity(planned, settings))):
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        identity, result = kept["identity"], kept["result"]
+    except (ValueError, KeyError, TypeError):
+        return None  # the file is damaged, and the run writes it again
+    if identity != json.loads(json.dumps(_identity(planned, settings))):
         return None
-    result: dict[str, Any] = kept["result"]
     if result["completions"] and not Path(result["completions"]).is_file():
         return None
     stages = [{**asdict(line), "seconds": 0.0} for line in planned.reports.values()]

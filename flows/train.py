@@ -59,7 +59,8 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
     settings = with_base(settings, base)
     budget = settings.train
     by_time = not (budget.max_steps or budget.max_tokens)
-    run.expect_seconds(train_stage, budget.minutes * 60 if by_time else None)
+    if by_time:
+        run.expect_seconds(train_stage, budget.minutes * 60)
     suggestion = suggest_training(run, settings, prepared) if by_time or settings.model.preset == AUTO else None
 
     def asked() -> TrainStageSettings:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.cli_common import model_folder
+from flows.cli_common import model_folder, open_home
 from flows.context import check_attempts, flow
 from flows.options import CleanupOptions, LmEvalOptions
 from flows.report import leave
 from flows.stages import stage_facts
-from storage.home import Home
-from storage.store import open_store
 from tasks.core.machine import detect_device
 from tasks.report.markdown import table
 from tasks.upkeep.compact import compact_home
@@ -24,8 +22,7 @@ from tasks.upkeep.gc import collect_garbage
 def cleanup(options: CleanupOptions) -> dict[str, Any]:
     """Join small segments, then remove what no corpus, registered model, run or unfinished work needs."""
     check_attempts()
-    home = Home.from_environment(options.home)
-    store = open_store(home.store, home.cache)
+    home, store = open_home(options.home or "")
     dry_run = bool(options.dry_run)
     compacted = compact_home(home, store, options.at_least, options.grace_days, dry_run)
     cleared = collect_garbage(home, store, stage_facts(), options.grace_days, dry_run)

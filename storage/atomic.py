@@ -13,6 +13,14 @@ from pathlib import Path
 GONE = (FileNotFoundError, NotADirectoryError)
 
 
+def read_bytes(path: Path) -> bytes | None:
+    """Return the bytes of a file, or None if it is gone."""
+    try:
+        return path.read_bytes()
+    except GONE:
+        return None
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's bytes, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -18,13 +18,9 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any
 
-from storage.manifest import ArtifactRef, Manifest, StageFacts
+from storage.manifest import ArtifactRef, Manifest, Name, StageFacts
 from storage.store import Store, StoreError, Unfinished
 from storage.tombstones import TOMBSTONES_REF
-
-GRACE_SECONDS = 7 * 24 * 3600.0
-
-Name = tuple[str, str]  # stage and key
 
 
 @dataclass
@@ -74,7 +70,7 @@ class _Manifests:
         self.by_digest: dict[Name, list[Name]] = defaultdict(list)
         self.bare: list[Name] = []
         self.unreadable: dict[Name, str] = {}
-        for name in store.names():
+        for name in store.artifacts():
             try:
                 manifest = store.read_manifest(*name)
             except StoreError as error:
@@ -135,9 +131,7 @@ def sizes(store: Store) -> list[StageSize]:
     return _Manifests(store).sizes()
 
 
-def find_garbage(
-    store: Store, roots: Iterable[Name], facts: Mapping[str, StageFacts], grace: float = GRACE_SECONDS
-) -> Garbage:
+def find_garbage(store: Store, roots: Iterable[Name], facts: Mapping[str, StageFacts], grace: float) -> Garbage:
     """Return what nothing needs.
 
     Args:
@@ -185,7 +179,7 @@ def find_garbage(
     )
 
 
-def remove_garbage(store: Store, garbage: Garbage, grace: float = GRACE_SECONDS) -> list[Name]:
+def remove_garbage(store: Store, garbage: Garbage, grace: float) -> list[Name]:
     """Remove garbage; returns what was left because it was used meanwhile, and the inputs of that."""
     left: list[Name] = []
     needed: set[Name] = set()

@@ -59,8 +59,8 @@ def ancestor(store: Store, ref: ArtifactRef, stage: str) -> Manifest:
 
 
 def location_of(store: Store, ref: ArtifactRef) -> str:
-    """Return the folder of an artefact, or STAGE/KEY of one that is gone."""
-    return str(store.folder(ref)) if store.find(ref.stage, ref.key) is not None else f"{ref.stage}/{ref.key}"
+    """Return the folder or the `s3://` address of an artefact; nothing is downloaded."""
+    return f"{store.address}/{ref.stage}/{ref.key}"
 
 
 def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection[str] = ()) -> list[Manifest]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MANIFEST_FORMAT = 1
 
+Name = tuple[str, str]  # stage and key of an artefact
+
 
 @dataclass(frozen=True, order=True)
 class ArtifactRef:
@@ -112,7 +114,7 @@ class Manifest:
     def content_key(self) -> str:
         """Key computed from stage, version, inputs and settings."""
         digests = {name: entry["digest"] for name, entry in self.inputs.items()}
-        return sha256_json({"stage": self.stage, "version": self.version, "inputs": digests, "settings": self.settings})
+        return artifact_key(self.stage, self.version, digests, self.settings)
 
     def input_refs(self, name: str | None = None) -> list[ArtifactRef]:
         """Return the artefacts that this one was made from, or only those of the argument `name`."""
@@ -153,6 +155,15 @@ class StageFacts:
     tables: Mapping[str, pa.Schema] = field(default_factory=dict)
     keep_with: tuple[str, ...] = ()
     pinned: bool = False
+
+
+def artifact_key(stage: str, version: int, inputs: Mapping[str, str], settings: Mapping[str, Any]) -> str:
+    """Return the key under which an artefact is found.
+
+    Args:
+        inputs: logical digest of each input by the name of the argument.
+    """
+    return sha256_json({"stage": stage, "version": version, "inputs": inputs, "settings": settings})
 
 
 def stays_inside(name: str) -> bool:

@@ -26,7 +26,7 @@ MODELS_REF = "models/"
 MOST_VERSIONS = 200_000  # of one search; MLflow allows no more
 CHAMPION, CHALLENGER, PREVIOUS = ALIASES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
-KEY_TAG = "sheepfold.checkpoint_key"
+CHECKPOINT_KEY_TAG = "sheepfold.checkpoint_key"
 STAGE_TAG = "sheepfold.checkpoint_stage"
 DESCRIPTION = (
     "Language models trained by Sheepfold. `champion` passed all gates and has fewer bits per byte than the champion "
@@ -159,7 +159,7 @@ class Registry:
         found = self.client.search_model_versions(f"name = '{self.name}'", max_results=MOST_VERSIONS)
         versions = []
         for item in sorted(found, key=lambda item: int(item.version)):
-            checkpoint = ArtifactRef(*(item.tags.get(tag, "") for tag in (STAGE_TAG, KEY_TAG, DIGEST_TAG)))
+            checkpoint = ArtifactRef(*(item.tags.get(tag, "") for tag in (STAGE_TAG, CHECKPOINT_KEY_TAG, DIGEST_TAG)))
             names = tuple(sorted(alias for alias, version in aliases if version == str(item.version)))
             logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", item.source or "")  # databases do not keep model_id
             model_id = logged[1] if logged else ""
@@ -208,7 +208,7 @@ class Registry:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        own = {DIGEST_TAG: checkpoint.digest, KEY_TAG: checkpoint.key, STAGE_TAG: checkpoint.stage}
+        own = {DIGEST_TAG: checkpoint.digest, CHECKPOINT_KEY_TAG: checkpoint.key, STAGE_TAG: checkpoint.stage}
         # all tags in one request, so that a version can always be found by its digest
         self.client.create_model_version(
             self.name,
@@ -246,11 +246,6 @@ class Registry:
         for name, value in tags.items():
             if version.tags.get(name) != value:
                 self.client.set_model_version_tag(self.name, version.version, name, value)
-
-    def delete_tag(self, version: ModelVersion, name: str) -> None:
-        """Delete a tag of a version if it exists."""
-        if name in version.tags:
-            self.client.delete_model_version_tag(self.name, version.version, name)
 
     def download_bundle(self, version: ModelVersion) -> Path:
         """Return a local copy of a version's bundle."""

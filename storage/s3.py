@@ -31,11 +31,10 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store as Bucket
 
-from storage.atomic import GONE, fsync_path, fsync_tree, write_file
+from storage.atomic import GONE, fsync_path, fsync_tree, read_bytes, write_file
 from storage.errors import Unreachable, UserError
-from storage.locks import owner_lock
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
-from storage.store import MANIFEST_NAME, Store, StoreError, Workspace, has_size, parse_manifest
+from storage.store import MANIFEST_NAME, Store, StoreError, has_size, parse_manifest
 
 ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
 TRANSFERS = 4  # files of an artefact that move at once
@@ -51,14 +50,6 @@ CLIENT: Any = {
 RETRY: Any = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
 _NAME_LENGTH = 16  # digits of a file's sha256 in its object's name
 _CONDITIONS: dict[str, Any] = {"If-None-Match": "create", "If-Match": {"e_tag": f'"{"0" * 32}"'}}  # of no object
-
-
-class S3Error(UserError):
-    """S3 refuses a request, and the person has to change something."""
-
-
-class S3Unreachable(S3Error, Unreachable):
-    """S3 does not answer, or answers that it cannot now."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class S3Store(Store):
         root: folder of this machine for copies and unfinished work.
 
     Raises:
-        S3Error: if the address names no bucket.
+        UserError: if the address names no bucket.
     """
 
     def __init__(self, address: str, root: Path) -> None:
@@ -87,7 +78,7 @@ class S3Store(Store):
         self._address = address.rstrip("/")
         self._name, _, self._prefix = self._address.removeprefix("s3://").partition("/")
         if not self._address.startswith("s3://") or not self._name:
-            raise S3Error(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
+            raise UserError(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
         self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
         self._until: dict[str, float] = {}  # by stage: when its listing expires
         self._listing = threading.Lock()
@@ -185,7 +176,7 @@ class S3Store(Store):
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
-        return owner_lock(self._lock_path(f"cache-{stage}-{key}"))
+        return self.lock(f"cache-{stage}-{key}")
 
     def _drop_removed(self, stage: str, asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
@@ -206,14 +197,14 @@ class S3Store(Store):
         if record is None:
             return None, objects
         place, folder = f"{stage}/{key}", self.root / stage / key
-        text = _bytes(folder / MANIFEST_NAME) if _bytes(folder / ETAG_NAME) == record.etag.encode() else None
+        text = read_bytes(folder / MANIFEST_NAME) if read_bytes(folder / ETAG_NAME) == record.etag.encode() else None
         if text is None:
             with self._cache_lock(stage, key):
                 found = self._get(f"{place}/{MANIFEST_NAME}")
                 if found is None:
                     return None, objects
                 text, etag = found
-                if _bytes(folder / MANIFEST_NAME) != text:
+                if read_bytes(folder / MANIFEST_NAME) != text:
                     shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_file(folder / MANIFEST_NAME, text)
@@ -258,15 +249,15 @@ class S3Store(Store):
             there = self._known[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 
-    def _publish(self, workspace: Workspace, manifest: Manifest) -> Manifest:
+    def _publish(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         """Upload the files, then the manifest if nobody else put one meanwhile.
 
         Raises:
             StoreError: if another machine made this artefact meanwhile, with another result.
         """
-        fsync_tree(workspace.out)
-        made = workspace.out.rename(workspace.out.with_name("complete"))  # what a kill leaves of it is uploaded later
-        return self._upload(made, manifest, workspace.replaces)
+        fsync_tree(made)
+        complete = made.rename(made.with_name("complete"))  # what a kill leaves of it is uploaded later
+        return self._upload(complete, manifest, replaces)
 
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         place, before = f"{manifest.stage}/{manifest.key}", self._known[manifest.stage].get(manifest.key, {})
@@ -282,8 +273,7 @@ class S3Store(Store):
         self._delete(f"{place}/{name}" for name in before.keys() - objects.keys())
         write_file(made / ETAG_NAME, etag.encode())
         with self._cache_lock(manifest.stage, manifest.key):
-            self._publish_folder(made, manifest)
-        return manifest
+            return super()._publish(made, manifest, replaces)
 
     def _yield_to_winner(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:
         """Return the artefact that another machine committed first.
@@ -347,7 +337,7 @@ class S3Store(Store):
             try:
                 provider = Boto3CredentialProvider()
             except ValueError as error:
-                raise S3Error(
+                raise UserError(
                     f"no keys for {self.address}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
                 ) from error
         return Bucket(
@@ -398,23 +388,23 @@ class S3Store(Store):
             found = str(error)
             what = found.partition("\n")[0]
             if "NoSuchBucket" in found:
-                raise S3Error(
+                raise UserError(
                     f"there is no bucket {self._name!r} for {self.address}: create it, or correct the address"
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise
             refused = ("403 Forbidden", "401 Unauthorized", "ertificate")
             if any(word in found for word in refused) or ("status code: 4" in what and "429" not in what):
-                raise S3Error(
+                raise UserError(
                     f"cannot {action} {self.address} ({what}): check the keys, their rights and the settings of S3"
                 ) from error
-            raise S3Unreachable(
+            raise Unreachable(
                 f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What "
                 "is finished is kept: look at the server and the network, and run again"
             ) from error
 
     def _check_conditional_writes(self) -> None:
-        """Raise S3Error if the server ignores conditions on a write; asked once for each cache."""
+        """Raise UserError if the server ignores conditions on a write; asked once for each cache."""
         marker = self.root / ".conditional-writes"
         if marker.is_file():
             return
@@ -423,7 +413,7 @@ class S3Store(Store):
         ignored = [name for name, mode in _CONDITIONS.items() if self._put(trial, name.encode(), mode) is not None]
         self._delete([trial])
         if ignored:
-            raise S3Error(
+            raise UserError(
                 f"the server of {self.address} writes without regard to {ignored[0]}, so two machines could overwrite "
                 "each other's artefacts: use Amazon S3, MinIO or another server with conditional writes"
             )
@@ -434,10 +424,3 @@ class S3Store(Store):
 def _object_name(entry: FileEntry) -> str:
     """Return the name of a data file's object below its artefact."""
     return f"{entry.sha256[:_NAME_LENGTH]}/{entry.name}"
-
-
-def _bytes(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except GONE:
-        return None

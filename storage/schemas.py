@@ -19,7 +19,6 @@ DOCUMENTS_FILE = "documents.parquet"
 MEASURES_FILE = "measures.parquet"
 SCORES_FILE = "scores.parquet"
 PAIRS_FILE = "pairs.parquet"
-VERIFIED_FILE = "verified.parquet"
 CLUSTERS_FILE = "clusters.parquet"
 SELECTION_FILE = "selection.parquet"
 DROPPED_FILE = "dropped.parquet"
@@ -126,7 +125,7 @@ SEQUENCES = _schema("sequences", "sequence:int64 split doc_id chunk:int32 shard 
 # programming language), the folder of the source, and how the text was come by (text, ocr, both).
 EVALSET = _schema("evalset", "doc_id kind language source method text:large_string")
 
-# Documents of a segment that share runs of thirteen words with an evaluation set: how many they have and share.
+# Documents of a segment that share 13-grams with an evaluation set: how many they have and share.
 EVALSET_OVERLAP = _schema("evalset_overlap", "doc_id grams:int64 shared:int64 digest")
 
 # How often each token id occurs in the training split.
@@ -207,5 +206,5 @@ MEMORISED_SPANS = _schema(
     "id sample:int32 start:int64 length:int64 words:int64 doc_id doc_start:int64 doc_length:int64",
 )
 
-# How many of an evaluation document's runs of thirteen words stand in training text.
+# How many of an evaluation document's 13-grams stand in training text.
 CONTAMINATION = _schema("contamination", "doc_id grams:int64 seen:int64 share:float64")

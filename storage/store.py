@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import GONE, finish_publish, fsync_path, make_folder, publish, write_file
+from storage.atomic import GONE, finish_publish, fsync_path, make_folder, publish, read_bytes, write_file
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.locks import is_held, owner_lock, read_owner
@@ -45,7 +45,7 @@ class Workspace:
     Attributes:
         out: becomes the artefact; empty at the start.
         scratch: kept when the process dies, for stages that resume.
-        replaces: version of the artefact that this one may replace; None if there is none.
+        replaces: sha256 (on S3 the ETag) of the manifest that this artefact's may replace; None if there is none.
     """
 
     out: Path
@@ -96,11 +96,8 @@ class Store:
     def read_manifest(self, stage: str, key: str) -> Manifest | None:
         """Return the manifest of an artefact, complete or not; None if there is none."""
         folder = self.root / stage / key
-        try:
-            text = (folder / MANIFEST_NAME).read_bytes()
-        except GONE:
-            return None
-        return parse_manifest(text, f"{folder}/{MANIFEST_NAME}")
+        text = read_bytes(folder / MANIFEST_NAME)
+        return None if text is None else parse_manifest(text, f"{folder}/{MANIFEST_NAME}")
 
     def keys(self, stage: str) -> list[str]:
         """Return the keys of a stage's artefacts, complete or not, in order."""
@@ -117,7 +114,7 @@ class Store:
         """Return the names of the stages that have artefacts."""
         return _folders(self.root)
 
-    def names(self) -> Iterator[tuple[str, str]]:
+    def artifacts(self) -> Iterator[tuple[str, str]]:
         """Yield stage and key of all artefacts, complete or not."""
         return ((stage, key) for stage in self.stages() for key in self.keys(stage))
 
@@ -169,7 +166,7 @@ class Store:
                 shutil.rmtree(work)
 
     def _finish_commit(self, stage: str, key: str) -> str | None:
-        """Complete a commit whose owner was killed; returns the version of the artefact that is there now."""
+        """Complete a commit whose owner was killed; returns what is there now, as `Workspace.replaces`."""
         work, folder = self.root / ".work" / stage / key, self.root / stage / key
         finish_publish(work / "out", folder, work / "replaced")
         return sha256_file(folder / MANIFEST_NAME) if (folder / MANIFEST_NAME).is_file() else None
@@ -178,16 +175,13 @@ class Store:
         """Make the workspace's `out` the artefact that `manifest` names; returns the manifest with its files listed."""
         manifest = replace(manifest, files=_list_files(workspace.out))
         write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
-        return self._publish(workspace, manifest)
+        return self._publish(workspace.out, manifest, workspace.replaces)
 
-    def _publish(self, workspace: Workspace, manifest: Manifest) -> Manifest:
-        self._publish_folder(workspace.out, manifest)
-        return manifest
-
-    def _publish_folder(self, made: Path, manifest: Manifest) -> None:
+    def _publish(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
         discard = made.with_name("replaced")
         publish(made, self.root / manifest.stage / manifest.key, discard)
         shutil.rmtree(discard, ignore_errors=True)
+        return manifest
 
     def add(self, kind: str, sources: Mapping[str, Path]) -> ArtifactRef:
         """Copy files from outside into the store as an artefact without inputs; harmless if it is there.
@@ -370,10 +364,7 @@ class Store:
 
     # records: small JSON files that are replaced in one step
     def _read_record(self, record: str) -> bytes | None:
-        try:
-            return (self.root / record).read_bytes()
-        except GONE:
-            return None
+        return read_bytes(self.root / record)
 
     def _write_record(self, record: str, data: bytes) -> None:
         path = self.root / record

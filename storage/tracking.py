@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 EXPERIMENT = "sheepfold"
-KEY_TAG = "sheepfold.train_key"
+TRAIN_KEY_TAG = "sheepfold.train_key"
 CORPUS_TAG = "sheepfold.corpus"
 ATTEMPT_TAG = "sheepfold.attempt"
 REFRESHES_TAG = "sheepfold.refreshes"
@@ -159,7 +159,7 @@ class Tracking:
 
     def runs(self, train_key: str) -> list[str]:
         """Return the ids of all runs of a training, one per attempt, the oldest first."""
-        return self._tagged(KEY_TAG, train_key)
+        return self._tagged(TRAIN_KEY_TAG, train_key)
 
     def _tagged(self, tag: str, value: str) -> list[str]:
         found = self.client.search_runs(
@@ -171,7 +171,7 @@ class Tracking:
 
     def _create_run(self, train_key: str, attempt: str, name: str, tags: Mapping[str, str]) -> str:
         earlier = self.runs(train_key)
-        own = {KEY_TAG: train_key, ATTEMPT_TAG: attempt, **({REFRESHES_TAG: earlier[-1]} if earlier else {})}
+        own = {TRAIN_KEY_TAG: train_key, ATTEMPT_TAG: attempt, **({REFRESHES_TAG: earlier[-1]} if earlier else {})}
         self.client.create_run(self.experiment_id, run_name=name, tags={**tags, **own, "mlflow.source.type": "PROJECT"})
         first, *again = self._tagged(ATTEMPT_TAG, attempt)
         for run_id in again:  # MLflow's client repeats a request whose response was lost
@@ -186,7 +186,7 @@ class Tracking:
         deleted = self.client.search_runs(
             [self.experiment_id], run_view_type=ViewType.DELETED_ONLY, max_results=SEARCH_MAX_RESULTS_THRESHOLD
         )
-        keys = {run.data.tags[KEY_TAG] for run in deleted if KEY_TAG in run.data.tags}
+        keys = {run.data.tags[TRAIN_KEY_TAG] for run in deleted if TRAIN_KEY_TAG in run.data.tags}
         return {key for key in keys if not self.runs(key)}
 
     def ensure_run(
@@ -293,7 +293,7 @@ class Tracking:
             ending.start()
             ending.join(ENDING_SECONDS)
 
-    def log_datasets(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
+    def log_dataset(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
         """Log a dataset as input of a run; MLflow keeps one of a name and digest."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -320,7 +320,7 @@ class Tracking:
         """
         from mlflow.entities import Metric
 
-        self.log_datasets(run_id, name, digest, location, "evaluation")
+        self.log_dataset(run_id, name, digest, location, "evaluation")
         digest = digest[:DIGEST_LENGTH]
         if model_id:
             points = self.client.get_logged_model(model_id).metrics or []

@@ -20,11 +20,9 @@ import pyarrow.parquet as pq
 
 from storage.digest import sha256_file
 from storage.errors import UserError, lasting_fault
-from storage.manifest import ArtifactRef, Manifest, StageFacts
+from storage.manifest import ArtifactRef, Manifest, Name, StageFacts
 from storage.store import Store, StoreError
 from storage.tombstones import TOMBSTONES_REF
-
-Name = tuple[str, str]  # stage and key
 
 WHOLE, DIGESTS, SCHEMAS = "artefacts whole", "file digests", "table schemas"
 INPUTS, NAMES = "inputs present", "names"
@@ -71,14 +69,14 @@ def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
         facts: by stage.
     """
     checked: Counter[str] = Counter()
-    present = set(store.names())
+    present = set(store.artifacts())
     suspects = [name for name in sorted(present) if _faults(store, facts, name, present, checked)]
     checks = {kind: Check(kind, checked[kind]) for kind in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
     if suspects:  # a second look passes over what was in the middle of a commit
         again = copy.copy(store)  # which has no listings yet
-        present = set(again.names())
+        present = set(again.artifacts())
         found = [(name, fault) for name in suspects for fault in _faults(again, facts, name, present, Counter())]
-        left = set(copy.copy(store).names())  # an artefact whose input was removed on purpose was removed before it
+        left = set(copy.copy(store).artifacts())  # an artefact whose input was removed on purpose was removed before it
         for name, (kind, problem) in found:
             if name in left:
                 checks[kind].problems.append(problem)

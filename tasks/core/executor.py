@@ -25,7 +25,7 @@ from uuid import UUID
 from storage.errors import UserError, lasting_fault
 from storage.manifest import ArtifactRef
 from tasks.core.progress import Listener
-from tasks.core.stage import Outcome, Request, Stage
+from tasks.core.stage import Request, Stage, StageResult
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -47,7 +47,7 @@ def in_flow() -> bool:
     return context is not None and context.FlowRunContext.get() is not None
 
 
-def carry_out(run: Run, stage: Stage, missing: Sequence[Request], many: bool) -> list[Outcome]:
+def carry_out(run: Run, stage: Stage, missing: Sequence[Request], many: bool) -> list[StageResult]:
     """Make missing artefacts.
 
     Args:
@@ -62,7 +62,7 @@ def carry_out(run: Run, stage: Stage, missing: Sequence[Request], many: bool) ->
         return list(threads.map(lambda request: stage.make(run, request), missing))
 
 
-def _as_tasks(run: Run, stage: Stage, missing: Sequence[Request], many: bool) -> list[Outcome]:
+def _as_tasks(run: Run, stage: Stage, missing: Sequence[Request], many: bool) -> list[StageResult]:
     made = _task(stage)
     if not many:
         named = made.with_options(task_run_name=f"{stage.name} · {run.corpus}")
@@ -126,7 +126,7 @@ def show_found(
     run.task_runs.update({(ref.stage, ref.key): _ids(state) for ref in refs})
 
 
-def _outcome(run: Run, request: Request, state: Any) -> Outcome:
+def _outcome(run: Run, request: Request, state: Any) -> StageResult:
     # a task in another process leaves what it made in the store alone, later than this process listed it
     made = run.store.find(request.stage.name, request.key, fresh=True)
     if made is None:
@@ -135,7 +135,7 @@ def _outcome(run: Run, request: Request, state: Any) -> Outcome:
             "share the store?"
         )
     run.task_runs[made.stage, made.key] = _ids(state)
-    return Outcome(made, cached=state.name == "Cached")
+    return StageResult(made, cached=state.name == "Cached")
 
 
 def _ids(state: Any) -> tuple[UUID, UUID]:
@@ -163,7 +163,7 @@ def _task(stage: Stage) -> Task[..., Any]:
         retries=RETRIES,
         retry_delay_seconds=exponential_backoff(backoff_factor=BACKOFF_SECONDS),
         retry_jitter_factor=0.5,
-        retry_condition_fn=_worth_retrying,
+        retry_condition_fn=lambda _, __, state: is_transient(state.result(raise_on_failure=False)),
     )
 
 
@@ -194,12 +194,7 @@ def is_transient(error: BaseException | None) -> bool:
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError
     ):
         return False
-    return isinstance(error, OSError | ConnectionError | TimeoutError)
-
-
-def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    error = state.result(raise_on_failure=False)
-    return is_transient(error if isinstance(error, BaseException) else None)
+    return isinstance(error, OSError)
 
 
 def _progress_artifact(name: str) -> Listener:

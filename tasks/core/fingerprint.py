@@ -57,7 +57,7 @@ def remember_in(path: Path) -> None:
             _memo.update({key: (str(code), list(names), dict(lazy)) for key, (code, names, lazy) in entries.items()})
 
 
-def modules_of(module: str, packages: tuple[str, ...] = FIRST_PARTY) -> list[str]:
+def modules_of(module: str) -> list[str]:
     """Return the module and all modules of first-party packages that it needs, sorted, without plumbing."""
     seen: set[str] = set()
     waiting = [module]
@@ -65,14 +65,14 @@ def modules_of(module: str, packages: tuple[str, ...] = FIRST_PARTY) -> list[str
         name = waiting.pop()
         if name not in seen and name not in PLUMBING:
             seen.add(name)
-            waiting.extend(_needed_by(name, packages))
+            waiting.extend(_needed_by(name))
     return sorted(seen)
 
 
-def fingerprint(module: str, packages: tuple[str, ...] = FIRST_PARTY) -> str:
-    """Return the sha256 over the code of `modules_of(module, packages)`."""
+def fingerprint(module: str) -> str:
+    """Return the sha256 over the code of `modules_of(module)`."""
     n_known = len(_memo)
-    lines = [f"{name}={_read(name, packages)[0]}\n" for name in modules_of(module, packages)]
+    lines = [f"{name}={_read(name)[0]}\n" for name in modules_of(module)]
     with _lock, contextlib.suppress(OSError):  # a later process parses again
         if _memo_file is not None and len(_memo) > n_known:
             _memo_file.parent.mkdir(parents=True, exist_ok=True)
@@ -80,17 +80,17 @@ def fingerprint(module: str, packages: tuple[str, ...] = FIRST_PARTY) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _needed_by(module: str, packages: tuple[str, ...]) -> Iterator[str]:
-    for name in _read(module, packages)[1]:
+def _needed_by(module: str) -> Iterator[str]:
+    for name in _read(module)[1]:
         package, _, attribute = name.rpartition(".")
         if _source_of(name) is not None:
             yield name
-        elif package and (lazy := _read(package, packages)[2].get(attribute)):
+        elif package and (lazy := _read(package)[2].get(attribute)):
             yield lazy
 
 
 @cache
-def _read(module: str, packages: tuple[str, ...]) -> _Found:
+def _read(module: str) -> _Found:
     origin = _source_of(module)
     if origin is None:
         raise ModuleNotFoundError(f"no module {module}: its source is needed for the fingerprint")
@@ -98,7 +98,7 @@ def _read(module: str, packages: tuple[str, ...]) -> _Found:
     beside = origin.with_suffix(".toml")  # its tables
     tables = beside.read_text(encoding="utf-8") if beside.is_file() else ""
     is_package = origin.name == "__init__.py"
-    key = hashlib.sha256(f"{module} {is_package} {packages}\n{source}{tables}".encode()).hexdigest()
+    key = hashlib.sha256(f"{module} {is_package} {FIRST_PARTY}\n{source}{tables}".encode()).hexdigest()
     found = _memo.get(key)
     if found is None:
         tree = _parse(source)
@@ -108,7 +108,7 @@ def _read(module: str, packages: tuple[str, ...]) -> _Found:
             name.rpartition(".")[2]: name.rpartition(".")[0] for block in blocks for name in _imports(block, package)
         }
         executed = _Executed().visit(tree)
-        names = sorted({name for name in _imports(executed, package) if name.split(".")[0] in packages})
+        names = sorted({name for name in _imports(executed, package) if name.split(".")[0] in FIRST_PARTY})
         found = hashlib.sha256((_dump(executed) + tables).encode()).hexdigest(), names, lazy
         with _lock:
             _memo[key] = found

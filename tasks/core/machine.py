@@ -55,7 +55,7 @@ class Machine:
     Args:
         workers: Extraction processes, and units computed at once; 0 means one per core.
         deterministic: Ask torch for deterministic kernels.
-        limits: Deadlines and memory of extraction.
+        limits: Deadlines and memory of extraction, and memory of queries; None takes the defaults.
 
     Attributes:
         computing: Lock held by whatever takes all cores of this process.
@@ -78,8 +78,10 @@ class Machine:
 
     @property
     def query_bytes(self) -> int:
-        """Memory of queries over a whole corpus; 0 leaves it to DuckDB."""
-        return self.limits.query_memory_bytes if self.limits is not None else 0
+        """Memory of queries over a whole corpus."""
+        from tasks.readers.records import Limits
+
+        return (self.limits or Limits()).query_memory_bytes
 
     def pool(self) -> ExtractionPool:
         """Return the killable extraction processes, shared by all segments."""

@@ -17,7 +17,7 @@ from storage.store import Store, open_store
 from storage.tables import union_digest
 from storage.verify import explain_damage
 from tasks.core.fingerprint import remember_in
-from tasks.core.stage import Outcome, Request, Stage, added_files
+from tasks.core.stage import Request, Stage, StageResult, added_files
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
@@ -183,7 +183,7 @@ class Run:
         """Return a stage's line of the report."""
         return self.reports.setdefault(stage.name, StageReport(stage.name))
 
-    def count(self, stage: Stage, units: int, outcome: Outcome) -> None:
+    def count(self, stage: Stage, units: int, outcome: StageResult) -> None:
         """Report an artefact of so many units; a plan compares the code that made it with today's."""
         rows = outcome.manifest.counts.get("rows", 0)
         computed = 0 if outcome.cached else units
@@ -211,10 +211,9 @@ class Run:
 
     # plans
 
-    def expect_seconds(self, stage: Stage, seconds: float | None) -> None:
+    def expect_seconds(self, stage: Stage, seconds: float) -> None:
         """Set how long a plan says that a stage takes."""
-        if seconds is not None:
-            self._expected[stage.name] = seconds
+        self._expected[stage.name] = seconds
 
     def would_make(
         self, stage: Stage, request: Request | None, reason: str, units: int, many: bool = False

@@ -50,10 +50,6 @@ ENVIRONMENT = "SHEEPFOLD_"
 PASSWORDS_FILE = f"{ENVIRONMENT}PASSWORDS_FILE"
 
 
-class SettingsError(UserError):
-    """A setting that is unknown or has an impossible value."""
-
-
 @dataclass(frozen=True, config=STRICT)
 class PasswordSettings:
     """Passwords of encrypted PDFs and archive members, tried after the empty password.
@@ -67,7 +63,7 @@ class PasswordSettings:
         """Return the passwords, each once; none where no file is named.
 
         Raises:
-            SettingsError: if the file cannot be read.
+            UserError: if the file cannot be read.
         """
         name, place = (self.file, "passwords.file") if self.file else (os.environ.get(PASSWORDS_FILE), PASSWORDS_FILE)
         if not name:
@@ -76,7 +72,7 @@ class PasswordSettings:
             text = Path(name).expanduser().read_text("utf-8-sig")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise SettingsError(
+            raise UserError(
                 f"the passwords in {name} ({place}) cannot be read: {why}; expected a text file, one password per line"
             ) from None  # a decoder's error holds what it could not decode
         return tuple(dict.fromkeys(line for line in text.split("\n") if line))
@@ -275,11 +271,11 @@ def setting(name: str) -> FieldInfo:
     """Return type, default and description of a setting.
 
     Raises:
-        SettingsError: for an unknown name, and for passwords that are given as a setting.
+        UserError: for an unknown name, and for passwords that are given as a setting.
     """
     section, _, leaf = name.partition(".")
     if section == "passwords" and leaf != "file":
-        raise SettingsError(
+        raise UserError(
             f"{name} is refused: settings of a run are kept in plain text in Prefect's database; write the passwords "
             f"into a file, one per line, and name it by passwords.file or by the environment variable {PASSWORDS_FILE}"
         )
@@ -289,7 +285,7 @@ def setting(name: str) -> FieldInfo:
     close = [item for item in known if item.partition(".")[2] == leaf]  # the right name in the wrong section
     close = close or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
-    raise SettingsError(f"unknown setting {name!r}; {hint}")
+    raise UserError(f"unknown setting {name!r}; {hint}")
 
 
 def kind_of(info: FieldInfo) -> str:
@@ -306,32 +302,38 @@ def range_of(info: FieldInfo) -> str:
     words = {"ge": "{} or more", "gt": "a number above {}", "le": "at most {}", "lt": "below {}"}
     if any(getattr(item, "min_length", 0) for item in info.metadata):
         return "text that is not empty"
-    limits = {name: getattr(item, name) for item in info.metadata for name in words if hasattr(item, name)}
+    limits = limits_of(info)
     if {"ge", "le"} <= limits.keys():
         return f"{limits['ge']} to {limits['le']}"
     return " and ".join(words[name].format(limit) for name, limit in limits.items())
+
+
+def limits_of(info: FieldInfo) -> dict[str, Any]:
+    """Return the limits of a field's values by their names in pydantic: ge, gt, le, lt."""
+    names = ("ge", "gt", "le", "lt")
+    return {name: getattr(item, name) for item in info.metadata for name in names if hasattr(item, name)}
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of `section.name=value` items; a value is JSON where it can be, else text.
 
     Raises:
-        SettingsError: for an item without `=`.
+        UserError: for an item without `=`.
     """
     values = {}
     for item in assignments:
         name, sign, text = item.partition("=")
         if not sign:
-            raise SettingsError(f"--set {item!r}: expected section.name=value, for example train.lr=0.001")
+            raise UserError(f"--set {item!r}: expected section.name=value, for example train.lr=0.001")
         values[name.strip()] = _parse(text.strip())
     return values
 
 
 def storable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as a flow may keep them: names checked, no password among them, paths absolute.
+    """Return settings as a flow may keep them: names checked, no password among them, `PATHS` absolute.
 
     Raises:
-        SettingsError: for an unknown name, and for passwords that are given as a setting.
+        UserError: for an unknown name, and for passwords that are given as a setting.
     """
     kept = _flatten(settings)
     for name, value in kept.items():
@@ -357,7 +359,7 @@ def load_settings(
         options: values of a command's own options by dotted names; None alone means not given.
 
     Raises:
-        SettingsError: for an unknown name, an impossible value or two budgets in one source.
+        UserError: for an unknown name, an impossible value or two budgets in one source.
     """
     sources = {
         str(config): _read_file(Path(config).expanduser()) if config else {},
@@ -370,7 +372,7 @@ def load_settings(
         budgets = [name for name in BUDGETS if source.get(name)]
         if len(budgets) > 1:
             listed = " and ".join(f"{name} is {source[name]}" for name in budgets)
-            raise SettingsError(f"{place}: {listed}, but a training has one budget; leave out all but one")
+            raise UserError(f"{place}: {listed}, but a training has one budget; leave out all but one")
         if budgets:
             values = {name: value for name, value in values.items() if name not in BUDGETS}
         values.update(source)
@@ -381,13 +383,13 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
+        raise UserError(f"configuration file {path} cannot be read: {error}") from error
     try:
         tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
-        raise SettingsError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+        raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
     if not isinstance(tree, Mapping):
-        raise SettingsError(f"{path}: holds a {type(tree).__name__}, expected an object with the sections")
+        raise UserError(f"{path}: holds a {type(tree).__name__}, expected an object with the sections")
     return _flatten(tree)
 
 
@@ -418,16 +420,16 @@ def _checked(values: Mapping[str, Any]) -> Settings:
     for name, value in values.items():
         info = setting(name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name} is {value}, expected a finite number")
+            raise UserError(f"{name} is {value}, expected a finite number")
         section, _, leaf = name.partition(".")
         own = given.setdefault(section, {})
         if leaf not in {item.name for item in fields(section_class(section))}:
             own.setdefault("overrides", {})[leaf] = value
             continue
         if value is None and NoneType not in get_args(info.annotation):
-            raise SettingsError(f"{name} is null, expected {kind_of(info)}; leave it out for its default")
+            raise UserError(f"{name} is null, expected {kind_of(info)}; leave it out for its default")
         if isinstance(value, bool) and kind_of(info) != _KINDS[bool]:  # pydantic takes true for 1
-            raise SettingsError(f"{name} is {str(value).lower()}, expected {kind_of(info)}")
+            raise UserError(f"{name} is {str(value).lower()}, expected {kind_of(info)}")
         own[leaf] = value
     settings = Settings(**{section: _section(section, own) for section, own in given.items()})
     _check_network(settings)
@@ -441,13 +443,13 @@ def _section(section: str, given: Mapping[str, Any]) -> Any:
         first = error.errors()[0]
     if first["type"] == "value_error":  # a section's own rule, which says all; the network's rules know no section
         said = str(first["ctx"]["error"])
-        raise SettingsError(f"{section}.{said}" if re.match(r"\w+=", said) else said)
+        raise UserError(f"{section}.{said}" if re.match(r"\w+=", said) else said)
     name = f"{section}.{first['loc'][0]}"
     if section == "passwords":  # the value may be a password
-        raise SettingsError(f"{name} is not text, expected the path of a file")
+        raise UserError(f"{name} is not text, expected the path of a file")
     out_of_range = first["type"].startswith(("greater", "less", "string_too_short"))
     expected = (range_of if out_of_range else kind_of)(setting(name))
-    raise SettingsError(f"{name} is {first['input']!r}, expected {expected}")
+    raise UserError(f"{name} is {first['input']!r}, expected {expected}")
 
 
 def _check_network(settings: Settings) -> None:
@@ -457,15 +459,15 @@ def _check_network(settings: Settings) -> None:
         contexts = [network.max_seq_len for network in networks_of(model, vocab_size=512).values()]
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
-        raise SettingsError(str(error)) from error
+        raise UserError(str(error)) from error
     strides = {"dataset.stride": settings.dataset.stride, "evaluate.stride": settings.evaluate.stride}
     for name, stride in strides.items():
         if stride and model.preset == AUTO and "max_seq_len" not in model.overrides:
-            raise SettingsError(
+            raise UserError(
                 f"{name} is {stride}, but the context is left open: give model.max_seq_len or a preset, too"
             )
         if stride > max(contexts):
-            raise SettingsError(
+            raise UserError(
                 f"{name} is {stride}, expected at most the context of {max(contexts)} ids (model.max_seq_len), or ids "
                 "would be skipped"
             )

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from storage.digest import plain, rows_digest, sha256_json
 from storage.home import Home
 from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, describe_inputs
+from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, artifact_key, describe_inputs
 from storage.store import Store
 from storage.verify import explain_damage
 from tasks.core.fingerprint import fingerprint
@@ -127,7 +127,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageResult:
     """Artefact of one request, found or made."""
 
     manifest: Manifest
@@ -217,9 +217,7 @@ class Stage:
         if not self.needed_inputs <= set(inputs) <= set(self.input_names):
             raise TypeError(f"stage {self.name} takes inputs {self.input_names}, got {sorted(inputs)}")
         digests = {name: value.digest for name, value in inputs.items()}
-        return sha256_json(
-            {"stage": self.name, "version": self.version, "inputs": digests, "settings": plain(settings)}
-        )
+        return artifact_key(self.name, self.version, digests, plain(settings))
 
     def request(self, run: Run, call: Call) -> Request:
         """Return a call with its key; a refresh asked for counts once for each key of a run."""
@@ -261,7 +259,7 @@ class Stage:
             manifest = None if request.refresh else run.store.find(self.name, request.key)
             if manifest is not None and (run.plan or run.store.touch(manifest.ref)):
                 refs[index], found[index] = manifest.ref, request
-                run.count(self, call.units, Outcome(manifest, cached=True))
+                run.count(self, call.units, StageResult(manifest, cached=True))
             elif run.plan:
                 refs[index] = run.would_make(self, request, "", call.units, many)
             else:
@@ -280,7 +278,7 @@ class Stage:
             run.store.write_ref(f"{self.name}/{run.corpus}", asdict(ordered[0]))
         return ordered
 
-    def make(self, run: Run, request: Request, listener: Listener | None = None) -> Outcome:
+    def make(self, run: Run, request: Request, listener: Listener | None = None) -> StageResult:
         """Return the artefact, making it under its lock when it is not there.
 
         Args:
@@ -290,7 +288,7 @@ class Stage:
         with store.workspace(self.name, request.key, on_wait=logger.warning) as workspace:
             found = store.find(self.name, request.key)
             if found is not None and not request.refresh:  # made by the owner that we waited for
-                return Outcome(found, cached=True)
+                return StageResult(found, cached=True)
             refs = request.refs()
             store.note_inputs(workspace, refs)
             begun = time.monotonic()
@@ -315,7 +313,7 @@ class Stage:
                 seconds=round(time.monotonic() - begun, 3),
             )
             manifest = store.commit(workspace, manifest)
-        return Outcome(manifest, cached=False)
+        return StageResult(manifest, cached=False)
 
 
 def stage(

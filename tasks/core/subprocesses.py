@@ -31,11 +31,7 @@ TABLE_BYTES_PER_FILE = 500  # of the tables over a whole corpus, unpacked, about
 Progress = Callable[[int, int], None]
 
 
-class SubprocessError(RuntimeError):
-    """The process of a call failed; the message holds its traceback."""
-
-
-class _DiedError(SubprocessError):
+class _DiedError(RuntimeError):
     """The process of a call ended without an answer."""
 
 
@@ -63,7 +59,7 @@ class Subprocesses:
             arguments: Values with a JSON form: paths, dataclasses, numbers, strings, lists and mappings of such.
 
         Raises:
-            SubprocessError: if it fails there, or its process dies twice.
+            RuntimeError: if it fails there, or its process dies twice.
             UserError: if it raises one.
         """
         with self._lock:
@@ -120,7 +116,7 @@ def _answer(process: ChildProcess, function: Callable[..., Any], progress: Progr
             elif "user_error" in message:
                 raise UserError(message["user_error"])
             elif "error" in message:
-                raise SubprocessError(f"{name} failed:\n{message['error']}")
+                raise RuntimeError(f"{name} failed:\n{message['error']}")
             else:
                 return message["result"]
 

@@ -22,7 +22,6 @@ from storage.schemas import (
     DOCUMENTS_FILE,
     NEAR_PAIRS,
     PAIRS_FILE,
-    VERIFIED_FILE,
     VERIFIED_PAIRS,
 )
 from storage.tables import read_places, unpacked_size
@@ -36,6 +35,7 @@ from tasks.text.words import I64, distinct
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
+VERIFIED_FILE = "verified.parquet"
 GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
     from tasks.curate.settings import CurateSettings
 
-QUERY_BYTES = 2**31  # where nothing is set
 FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
 
 
@@ -76,7 +75,7 @@ def copy_documents(work: Work, corpus: Corpus, snapshot: ArtifactRef, documents:
             measures=corpus.rows_of([str(work.folder(ref)) for ref in measures.refs], MEASURES_FILE, schemas.MEASURES),
             read=corpus.rows_of(read, DOCUMENTS_FILE, schemas.NORMALISED),
             files=corpus.rows_of([str(work.folder(snapshot))], FILES_FILE, schemas.FILES),
-            at_once=(work.machine.query_bytes or QUERY_BYTES) // 4,
+            at_once=work.machine.query_bytes // 4,
         )
     )
     path = work.out / DOCUMENTS_FILE

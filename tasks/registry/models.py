@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from storage.errors import UserError
+from storage.lineage import location_of
 from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, Registry, find_version, model_name, read_models, registered_versions
 from storage.schemas import COUNTS_FILE
@@ -95,5 +96,5 @@ def log_evaluation(run: Run, version: ModelVersion, evalset: ArtifactRef, metric
     """Tie the figures of an evaluation to the model and its dataset, at the end of the training's curve."""
     manifest = run.store.find(version.checkpoint.stage, version.checkpoint.key)
     step = int(manifest.counts["rows"]) if manifest else 0  # it may have ended early
-    location = str(run.store.folder(evalset))
+    location = location_of(run.store, evalset)
     run.tracking.log_figures(version.run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)

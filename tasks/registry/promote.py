@@ -349,8 +349,8 @@ def _sync(store: Store, registry: Registry) -> dict[str, ModelVersion]:
             continue
         models[digest] = replace(item, version=found.version, run_id=found.run_id)
         registry.set_tags(found, item.tags)
-        if WITHDRAWN_TAG not in item.tags:
-            registry.delete_tag(found, WITHDRAWN_TAG)
+        if WITHDRAWN_TAG in found.tags and WITHDRAWN_TAG not in item.tags:
+            registry.client.delete_model_version_tag(registry.name, found.version, WITHDRAWN_TAG)
     for alias in ALIASES:
         now = next((item for item in versions.values() if alias in item.aliases), None)
         target = versions.get(known.aliases.get(alias, ""))

@@ -220,7 +220,7 @@ def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[st
     name, attempt = run_name(settings, tags.get(CORPUS_TAG, "")), manifest.modes.get(ATTEMPT_MODE, "")
     run_id = tracking.ensure_run(manifest.key, name, _flat(settings), tags, attempt)
     (dataset,) = manifest.input_refs("dataset")
-    tracking.log_datasets(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
+    tracking.log_dataset(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
     points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
     tracking.log_missing(run_id, [*points, *sync_journal(tracking, run_id, folder)])
     tracking.finish(run_id)
@@ -278,7 +278,7 @@ def train(
     name = run_name(settings, tags.get(CORPUS_TAG, ""))
     run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
     work.modes[ATTEMPT_MODE] = attempt
-    tracking.log_datasets(run_id, "dataset", dataset.digest, str(work.folder(dataset)), "training")
+    tracking.log_dataset(run_id, "dataset", dataset.digest, location_of(work.store, dataset), "training")
     watching = Watch(
         work.scratch,
         tracking,

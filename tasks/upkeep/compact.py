@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage.catalog import corpora, read_state
-from storage.digest import canonical_json, rows_digest
+from storage.digest import canonical_json
 from storage.home import Home
 from storage.manifest import Manifest, RefSet, describe_inputs
 from storage.schemas import PAGES_FILE
@@ -118,10 +118,10 @@ def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:
     """Return one segment with the contents of several, as extraction would make it of them, by copying rows."""
     contents = [entry for part in parts for entry in part.settings["contents"]]
     contents.sort(key=lambda entry: (entry["sha256"], entry["suffix"], entry["attempt"]))
-    refs = tuple(part.ref for part in parts)
+    refs = [part.ref for part in parts]
     described = replace(
         parts[0],
-        inputs=describe_inputs({SEGMENTS: RefSet(refs, rows_digest((ref.key, ref.digest) for ref in refs))}),
+        inputs=describe_inputs({SEGMENTS: RefSet.of(refs)}),
         settings={**parts[0].settings, "contents": contents},
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         seconds=round(sum(part.seconds for part in parts), 3),  # plans estimate by it what reading files takes

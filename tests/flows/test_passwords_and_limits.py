@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.context import open_run
-from flows.options import IngestOptions
+from flows.compare import ablate, compare
+from flows.context import PipelineFlow, open_run
+from flows.evaluate import evaluate
+from flows.options import AblateOptions, CompareOptions, EvaluateOptions, IngestOptions, Options
+from storage.home import Home
+from tasks.core.machine import Machine
 from tasks.readers.records import Limits
 
 
@@ -27,3 +32,29 @@ def test_limits_of_the_settings_are_those_of_the_extraction_pool(tmp_path: Path)
     options = IngestOptions(source=".", home=str(tmp_path / "home"), workers=1)
     with open_run(options, Limits(page_seconds=7)) as run:
         assert run.machine.pool()._limits == Limits(page_seconds=7)
+
+
+class Opened(Exception):
+    """A flow opened its run."""
+
+
+@pytest.mark.parametrize(
+    ("flow", "options"),
+    [
+        (compare, CompareOptions(a="champion", b="previous", on="train")),
+        (evaluate, EvaluateOptions(on="train")),
+        (ablate, AblateOptions(without="text")),
+    ],
+    ids=["compare", "evaluate", "ablate"],
+)
+def test_measurements_keep_to_the_memory_of_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: PipelineFlow[Any], options: Options
+) -> None:
+    def opened(home: Home, machine: Machine, *_: object) -> None:
+        raise Opened(f"queries may take {machine.query_bytes} bytes")
+
+    monkeypatch.setattr("flows.context.Run", opened)
+    monkeypatch.setenv("SHEEPFOLD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SHEEPFOLD_LIMITS__QUERY_MEMORY_BYTES", str(2**28))
+    with pytest.raises(Opened, match=f" {2**28} "):
+        flow.function(options)

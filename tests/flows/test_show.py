@@ -52,6 +52,13 @@ def test_of_a_long_list_the_first_entries_are_shown(capsys: pytest.CaptureFixtur
     assert (last, rest) == (f"  - {SHOWN - 1}.txt", "  and 2 more (--json has all)")
 
 
+def test_a_table_of_many_names_says_that_it_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_document({"tasks": {f"task-{number}": {"acc": 0.5} for number in range(SHOWN + 2)}})
+    *_, last, rest = capsys.readouterr().out.splitlines()
+    assert last.split() == [f"task-{SHOWN - 1}", "0.5"]
+    assert rest == "  and 2 more (--json has all)"
+
+
 def test_all_rows_of_a_query_are_shown_and_no_word_of_theirs_takes_effect(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows([{"text": "[/b] \x1b[31mred :smile:", "n": 10_000}, {"text": None, "n": 2}] * SHOWN)
     lines = capsys.readouterr().out.splitlines()

@@ -111,7 +111,19 @@ def no_report(ran: Ran) -> Iterator[None]:
     aside.rename(file)
 
 
-@pytest.mark.parametrize("change", [another_document, other_text, no_champion, no_database, other_report, no_report])
+@contextmanager
+def damaged_result(ran: Ran) -> Iterator[None]:
+    file = ran.home / "reports" / "default" / "result.json"
+    before = file.read_bytes()
+    file.write_bytes(before[: len(before) // 2])
+    yield
+    file.write_bytes(before)
+
+
+CHANGES = (another_document, other_text, no_champion, no_database, other_report, no_report, damaged_result)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_whatever_changed_is_run_again(ran: Ran, change: Callable[[Ran], AbstractContextManager[None]]) -> None:
     with change(ran), pytest.raises(ServerStarted):
         invoke(ran.home, *ran.command)

@@ -15,11 +15,11 @@ from proxy import PASS, Answer, Proxy
 from s3 import BUCKET, Objects
 
 from storage.digest import sha256_json
-from storage.errors import UserError
+from storage.errors import Unreachable, UserError
 from storage.gc import find_garbage, remove_garbage
 from storage.manifest import ArtifactRef, Manifest, describe_inputs
 from storage.registry import Models, read_models, write_models
-from storage.s3 import S3Error, S3Store, S3Unreachable, _Object
+from storage.s3 import S3Store, _Object
 from storage.store import StoreError, open_store
 from storage.verify import check_store, repair
 
@@ -298,7 +298,7 @@ def test_a_server_that_keeps_failing_is_told_in_words_and_nothing_that_was_made_
 ) -> None:
     here = opened(s3_address, tmp_path / "here")
     proxy.decide = lambda method, path: answer if path.endswith("manifest.json") and method == "PUT" else PASS
-    with pytest.raises(S3Unreachable, match=rf"s3://.*did not answer as it should, in several attempts.*{answer}"):
+    with pytest.raises(Unreachable, match=rf"s3://.*did not answer as it should, in several attempts.*{answer}"):
         put(here, "pages", "a")
     proxy.decide = lambda method, path: PASS
     key = sha256_json(["pages", "a"])
@@ -314,7 +314,7 @@ def test_a_server_that_takes_no_notice_of_a_condition_is_refused(
 ) -> None:
     proxy.hidden = {condition.lower()}
     here = opened(s3_address, tmp_path)
-    with pytest.raises(S3Error, match=f"without regard to {condition},"), here.workspace("pages", "k"):
+    with pytest.raises(UserError, match=f"without regard to {condition},"), here.workspace("pages", "k"):
         pass
     assert objects(s3_address) == {}
 
@@ -328,11 +328,11 @@ def test_an_address_that_cannot_be_served_is_refused_by_name(address: str, tmp_p
 def test_a_bucket_that_is_not_there_and_keys_that_are_not_set_are_told(
     s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(S3Error, match="there is no bucket 'nowhere'"):
+    with pytest.raises(UserError, match="there is no bucket 'nowhere'"):
         opened("s3://nowhere/store", tmp_path).find("pages", "k")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(S3Error, match=r"no keys for s3://.*AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match=r"no keys for s3://.*AWS_ACCESS_KEY_ID"):
         opened(s3_address, tmp_path).find("pages", "k")
 
 
@@ -340,7 +340,7 @@ def test_no_error_tells_anything_of_the_keys(s3_address: str, proxy: Proxy, impa
     store = opened(s3_address, tmp_path)
     for answer in (403, 500):
         proxy.decide = lambda method, path, answer=answer: answer  # type: ignore[misc]
-        with pytest.raises(S3Error) as caught:
+        with pytest.raises(UserError) as caught:
             store.find("pages", "k")
         assert "sheepfold-test" not in f"{caught.value} {caught.value.__cause__}"
 

@@ -10,8 +10,8 @@ import pytest
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.registry import (
+    CHECKPOINT_KEY_TAG,
     DIGEST_TAG,
-    KEY_TAG,
     MODEL_NAME,
     STAGE_TAG,
     Models,
@@ -43,7 +43,7 @@ def run_id(tracking: Tracking) -> str:
 
 def add_version(registry: Registry, run_id: str, digest: str) -> ModelVersion:
     """A version with the tags that `Registry.register` gives it, and no files."""
-    tags = {DIGEST_TAG: digest, KEY_TAG: f"key of {digest}", STAGE_TAG: "train"}
+    tags = {DIGEST_TAG: digest, CHECKPOINT_KEY_TAG: f"key of {digest}", STAGE_TAG: "train"}
     created = registry.client.create_model_version(MODEL_NAME, source=f"runs:/{run_id}/none", run_id=run_id, tags=tags)
     return next(version for version in registry.versions() if version.version == str(created.version))
 

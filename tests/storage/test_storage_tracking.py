@@ -16,7 +16,7 @@ import mlflow
 import pytest
 
 from storage.home import Home
-from storage.tracking import KEY_TAG, Point, PointBuffer, client, pages_under
+from storage.tracking import TRAIN_KEY_TAG, Point, PointBuffer, client, pages_under
 
 if TYPE_CHECKING:
     from storage.tracking import Tracking
@@ -84,7 +84,7 @@ def test_asking_for_a_run_again_gives_the_same_run_with_the_same_parameters(
     assert again == run_id and tracking.runs(key) == [run_id]
     data = tracking.client.get_run(run_id).data
     assert data.params == {"model.n_layer": "2"}
-    assert data.tags[KEY_TAG] == key and data.tags["prefect.flow_run_id"] == "second"
+    assert data.tags[TRAIN_KEY_TAG] == key and data.tags["prefect.flow_run_id"] == "second"
 
 
 def test_an_unknown_training_has_no_run(tracking: Tracking, key: str) -> None:
@@ -284,7 +284,7 @@ def test_a_failed_run_that_is_asked_for_again_is_running_again_and_a_finished_on
 def test_a_dataset_is_tied_to_a_run_once_with_an_address_that_reads_back(tracking: Tracking, run_id: str) -> None:
     location = 'C:\\data\\"quoted"'
     for _ in range(2):
-        tracking.log_datasets(run_id, "dataset", "ab" * 32, location, "training")
+        tracking.log_dataset(run_id, "dataset", "ab" * 32, location, "training")
     (entry,) = tracking.client.get_run(run_id).inputs.dataset_inputs
     assert entry.dataset.digest == ("ab" * 32)[:36]
     assert json.loads(entry.dataset.source) == {"uri": location}

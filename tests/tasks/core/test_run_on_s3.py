@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -18,13 +19,14 @@ from tiny_run import Ran, home_at, run_whole, tiny_settings, with_tracking, writ
 from flows.stages import stage_facts
 from storage.catalog import Catalog
 from storage.digest import sha256_json
+from storage.lineage import manifest_of
 from storage.store import open_store
 from storage.tracking import Tracking
 from storage.verify import check_store
 from tasks.core.executor import _outcome
 from tasks.core.machine import Machine
 from tasks.core.run import Run
-from tasks.core.stage import Call, Outcome, Request, Work, stage
+from tasks.core.stage import Call, Request, StageResult, Work, stage
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,15 @@ def test_the_store_is_whole_and_nobody_is_left_at_work(runs: Runs, tmp_path: Pat
     assert not [name for name in names if name.startswith((".locks/", ".work/"))]
 
 
+def test_mlflow_names_datasets_by_their_place_on_s3(runs: Runs) -> None:
+    tracking = Tracking(runs.first.run.home)
+    assert runs.first.checkpoint is not None
+    (run_id,) = tracking.runs(runs.first.checkpoint.key)
+    logged = {entry.dataset.source for entry in tracking.client.get_run(str(run_id)).inputs.dataset_inputs}
+    data = manifest_of(runs.first.run.store, runs.first.checkpoint).input_refs("dataset")[0]
+    assert logged == {json.dumps({"uri": f"{runs.address}/{data.stage}/{data.key}"})}
+
+
 def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> None:
     tracking = Tracking(runs.first.run.home)
     assert runs.first.checkpoint is not None
@@ -93,7 +104,7 @@ def test_files_beside_a_run_in_mlflow_are_on_s3(runs: Runs, tmp_path: Path) -> N
     assert run_id in Objects(f"s3://{BUCKET}/artifacts").named("report.md")
 
 
-def made_elsewhere(run: Run, request: Request) -> Outcome:
+def made_elsewhere(run: Run, request: Request) -> StageResult:
     """Let a copy of a request be carried out, as on Ray; returns what this run finds of it in the store."""
     there: Request = pickle.loads(pickle.dumps(request))  # noqa: S301  # what we dumped ourselves
     there.stage.make(Run(run.home, cast(Machine, Calls())), there)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from storage.digest import sha256_json
+from storage.errors import UserError
 from tasks.core.settings import (
     SECTIONS,
     Settings,
-    SettingsError,
     all_settings,
     load_settings,
     parse_assignments,
@@ -57,11 +57,11 @@ def test_two_budgets_in_one_source_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[train]\nminutes = 30\nmax_steps = 500\n")
     said = r"train\.minutes is 30 and train\.max_steps is 500, but a training has one budget; leave out all but one"
-    with pytest.raises(SettingsError, match=rf"run\.toml: {said}"):
+    with pytest.raises(UserError, match=rf"run\.toml: {said}"):
         load_settings(path)
-    with pytest.raises(SettingsError, match=f"--set: {said}"):
+    with pytest.raises(UserError, match=f"--set: {said}"):
         load_settings(None, parse_assignments(["train.minutes=30", "train.max_steps=500"]))
-    with pytest.raises(SettingsError, match=f"options: {said}"):
+    with pytest.raises(UserError, match=f"options: {said}"):
         load_settings(None, None, {"train.minutes": 30, "train.max_steps": 500})
 
 
@@ -108,7 +108,7 @@ def test_the_environment_stands_between_the_file_and_the_settings_of_a_flow(
     assert settings.train == load_settings(None, {"train.max_steps": 10, "train.lr": 0.3, "train.seed": 1}).train
     assert settings.generate.stop == ("end",)
     monkeypatch.setenv("SHEEPFOLD_TRIAN__LR", "0.2")
-    with pytest.raises(SettingsError, match=r"unknown setting 'trian\.lr'; did you mean train\.lr"):
+    with pytest.raises(UserError, match=r"unknown setting 'trian\.lr'; did you mean train\.lr"):
         load_settings()
 
 
@@ -137,7 +137,7 @@ def test_equal_settings_digest_equally_however_their_numbers_were_written() -> N
     ],
 )
 def test_a_mistyped_name_is_refused_with_the_one_that_was_meant(name: str, hint: str) -> None:
-    with pytest.raises(SettingsError, match=f"unknown setting '{name}'; did you mean {hint}"):
+    with pytest.raises(UserError, match=f"unknown setting '{name}'; did you mean {hint}"):
         load_settings(None, parse_assignments([f"{name}=1"]))
 
 
@@ -145,7 +145,7 @@ def test_a_mistyped_name_is_refused_with_the_one_that_was_meant(name: str, hint:
     "name", ["model.vocab_size", "train.overrides", "model.overrides", "zzz", "train", "", "train.", "curate.lr"]
 )
 def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match="unknown setting"):
+    with pytest.raises(UserError, match="unknown setting"):
         load_settings(None, parse_assignments([f"{name}=1"]))
 
 
@@ -189,7 +189,7 @@ def test_a_name_that_is_nobodys_to_set_is_refused(name: str) -> None:
 def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
     name, _, _ = item.partition("=")
     section, _, leaf = name.partition(".")
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(UserError) as caught:
         load_settings(None, parse_assignments([item]))
     assert section in str(caught.value)
     assert leaf in str(caught.value) or "training needs a budget" in str(caught.value)
@@ -246,7 +246,7 @@ def test_an_impossible_value_is_refused_with_its_name(item: str) -> None:
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_a_setting_that_cannot_work_is_refused_before_anything_runs(items: list[str], message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(UserError) as caught:
         load_settings(None, parse_assignments(items))
     assert str(caught.value).startswith(message)
 
@@ -304,9 +304,7 @@ def test_a_file_of_passwords_that_cannot_be_read_is_named_and_nothing_of_it_show
     path = tmp_path / "words"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(
-        SettingsError, match=r"words \(passwords\.file\) cannot be read: .*one password per line"
-    ) as found:
+    with pytest.raises(UserError, match=r"words \(passwords\.file\) cannot be read: .*one password per line") as found:
         load_settings(None, {"passwords.file": str(path)}).passwords.read()
     assert "sesame" not in str(found.value)
 
@@ -314,7 +312,7 @@ def test_a_file_of_passwords_that_cannot_be_read_is_named_and_nothing_of_it_show
 @pytest.mark.parametrize("name", ["passwords.pdf", "passwords.words", "passwords"])
 def test_passwords_as_a_setting_are_refused_before_a_flow_could_keep_them(name: str) -> None:
     for read in (lambda settings: load_settings(None, settings), storable):
-        with pytest.raises(SettingsError, match=r"plain text in Prefect's database.*passwords\.file") as found:
+        with pytest.raises(UserError, match=r"plain text in Prefect's database.*passwords\.file") as found:
             read({name: "sesame-open-7391"})
         assert "sesame" not in str(found.value)
 
@@ -326,7 +324,7 @@ def test_settings_for_a_flow_hold_no_relative_path_and_are_else_as_given(
     given = {"train.lr": 0.01, "passwords.file": "words", "curate": {"evaluation_sets": "a b"}}
     kept = {"train.lr": 0.01, "passwords.file": str(tmp_path / "words"), "curate.evaluation_sets": "a b"}
     assert storable(given) == kept
-    with pytest.raises(SettingsError, match="unknown setting"):
+    with pytest.raises(UserError, match="unknown setting"):
         storable({"pasword.file": "x"})
 
 
@@ -336,7 +334,7 @@ def test_limits_of_extraction_are_settings() -> None:
 
 
 def test_an_assignment_without_a_sign_is_refused_with_an_example() -> None:
-    with pytest.raises(SettingsError, match=r"--set 'train\.lr': expected section\.name=value"):
+    with pytest.raises(UserError, match=r"--set 'train\.lr': expected section\.name=value"):
         parse_assignments(["train.lr"])
 
 
@@ -351,7 +349,7 @@ def test_assigned_values_are_json_where_they_can_be_and_else_text(item: str, val
 @pytest.mark.parametrize(("name", "kind"), [("run.toml", "TOML"), ("run.json", "JSON")])
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, name: str, kind: str) -> None:
     (tmp_path / name).write_text("{ not = valid")
-    with pytest.raises(SettingsError, match=rf"{name}: not valid {kind}"):
+    with pytest.raises(UserError, match=rf"{name}: not valid {kind}"):
         load_settings(tmp_path / name)
 
 

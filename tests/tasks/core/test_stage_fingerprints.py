@@ -70,9 +70,9 @@ def __getattr__(name: str) -> object:
     "unused.py": "RATE = 0.19\n",
 }
 TELL = (
-    "import sys; from pathlib import Path; from tasks.core.fingerprint import *; "
-    "[remember_in(Path(memo)) for memo in sys.argv[1:]]; "
-    "print(fingerprint('shop.stage', ('shop',)), *modules_of('shop.stage', ('shop',)))"
+    "import sys; from pathlib import Path; from tasks.core import fingerprint as f; f.FIRST_PARTY = ('shop',); "
+    "[f.remember_in(Path(memo)) for memo in sys.argv[1:]]; "
+    "print(f.fingerprint('shop.stage'), *f.modules_of('shop.stage'))"
 )
 
 

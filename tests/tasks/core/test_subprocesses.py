@@ -16,7 +16,7 @@ import subprocess_work
 
 from storage.errors import UserError
 from tasks.core import subprocesses
-from tasks.core.subprocesses import LARGE_BYTES, WORTH_A_PROCESS, SubprocessError, Subprocesses
+from tasks.core.subprocesses import LARGE_BYTES, WORTH_A_PROCESS, Subprocesses
 
 IN_PLACE, IN_A_PROCESS = 0, WORTH_A_PROCESS
 
@@ -108,7 +108,7 @@ def test_a_long_result_and_long_arguments_arrive_whole() -> None:
 
 
 def test_an_error_carries_the_traceback_of_the_process() -> None:
-    with pytest.raises(SubprocessError) as caught:
+    with pytest.raises(RuntimeError) as caught:
         call(subprocess_work.fail, message="the fold is empty")
     assert "fail failed:" in str(caught.value)
     assert "ValueError: the fold is empty" in str(caught.value)
@@ -122,7 +122,7 @@ def test_an_error_in_place_is_itself() -> None:
 
 @pytest.mark.parametrize(("how", "status"), [("exit", "7"), ("kill", "-9")])
 def test_a_process_that_ends_without_a_result_is_an_error_that_gives_its_status(how: str, status: str) -> None:
-    with pytest.raises(SubprocessError, match=rf"vanish ended with status {status} and no result"):
+    with pytest.raises(RuntimeError, match=rf"vanish ended with status {status} and no result"):
         call(subprocess_work.vanish, how=how)
 
 
@@ -146,7 +146,7 @@ def test_a_process_is_kept_for_the_next_call(kept: Subprocesses) -> None:
 
 def test_after_an_error_a_fresh_process_serves_the_next_call(kept: Subprocesses) -> None:
     first = kept.call(subprocess_work.process_id, Told(), IN_A_PROCESS)
-    with pytest.raises(SubprocessError):
+    with pytest.raises(RuntimeError):
         kept.call(subprocess_work.fail, Told(), IN_A_PROCESS, message="no")
     assert not is_alive(first)
     assert kept.call(subprocess_work.echo, Told(), IN_A_PROCESS, value=1, times=0) == {"value": 1, "times": 0}
@@ -168,14 +168,14 @@ def test_a_call_whose_process_is_killed_is_made_once_more_in_a_fresh_one(kept: S
 
 def test_a_call_that_kills_its_process_each_time_is_made_twice(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with pytest.raises(SubprocessError, match="ended with status -9 and no result"):
+    with pytest.raises(RuntimeError, match="ended with status -9 and no result"):
         call(subprocess_work.log_and_vanish, log=str(log))
     assert len(set(log.read_text().split())) == 2
 
 
 def test_an_error_of_the_function_is_not_tried_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with pytest.raises(SubprocessError, match="ValueError: logged"):
+    with pytest.raises(RuntimeError, match="ValueError: logged"):
         call(subprocess_work.log_and_fail, log=str(log))
     assert len(log.read_text().split()) == 1
 
@@ -188,7 +188,7 @@ def test_what_the_person_can_mend_is_told_as_such_and_not_as_a_traceback() -> No
 def test_no_process_is_left_after_the_end_or_an_error(tmp_path: Path) -> None:
     pid = call(subprocess_work.process_id)
     note = tmp_path / "pid"
-    with pytest.raises(SubprocessError):
+    with pytest.raises(RuntimeError):
         call(subprocess_work.note_and_fail, note=str(note))
     assert not is_alive(pid)
     assert not is_alive(int(note.read_text()))

@@ -10,8 +10,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from storage.errors import UserError
 from storage.schemas import MEASURES
-from tasks.core.settings import SettingsError, load_settings
+from tasks.core.settings import load_settings
 from tasks.curate.measure import measure_documents
 from tasks.curate.policy import PRESETS, RULES, PolicySettings, refusal
 
@@ -231,7 +232,7 @@ def test_a_low_score_of_the_classifier_refuses_a_document_that_has_one() -> None
     ],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(UserError, match=message):
         load_settings(None, {"policy": wrong})
 
 

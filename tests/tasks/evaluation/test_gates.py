@@ -14,11 +14,12 @@ from evaluation_report_samples import HOSTILE, sums
 from ingest_run import prose, write
 from tiny_run import Ran, direct_run, home_at, run_prepare
 
+from storage.errors import UserError
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
 from storage.schemas import DROPPED, NORMALISED, SELECTION
 from storage.store import Store
 from storage.tables import write_table
-from tasks.core.settings import SettingsError, load_settings, parse_assignments
+from tasks.core.settings import load_settings, parse_assignments
 from tasks.evaluation.compare import Comparison, Difference, SlicePair
 from tasks.evaluation.gates import (
     GATES,
@@ -207,7 +208,7 @@ def test_verdicts_come_back_from_their_table(tmp_path: Path) -> None:
     ],
 )
 def test_an_impossible_limit_is_refused(setting: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(UserError, match=message):
         load_settings(None, parse_assignments([setting]))
 
 

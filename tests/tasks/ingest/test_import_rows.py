@@ -18,7 +18,7 @@ import zstandard
 
 from storage.errors import UserError
 from storage.tables import read_rows
-from tasks.core.settings import SettingsError, load_settings
+from tasks.core.settings import load_settings
 from tasks.ingest import importing
 from tasks.ingest.importing import DocumentsSettings, Part, import_parts, parts_of, unchanged
 from tasks.readers.rows import GZIP, LINES, ZSTD
@@ -254,7 +254,7 @@ def test_a_small_file_that_changed_is_not_taken_for_what_it_was(tmp_path: Path) 
     "values", [{"text_column": ""}, {"kind": "poem"}, {"max_row_bytes": 0}, {"max_unpacked_bytes": -1}]
 )
 def test_impossible_settings_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=rf"documents\.{next(iter(values))} is .*, expected "):
+    with pytest.raises(UserError, match=rf"documents\.{next(iter(values))} is .*, expected "):
         load_settings(None, {"documents": values})
 
 

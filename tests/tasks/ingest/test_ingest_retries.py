@@ -21,7 +21,7 @@ from storage.manifest import ArtifactRef
 from tasks.core import executor
 from tasks.core.progress import StageProgress
 from tasks.core.run import Run
-from tasks.core.stage import Outcome, Request, Stage
+from tasks.core.stage import Request, Stage, StageResult
 from tasks.ingest import extract as extract_module
 from tasks.ingest.extract import Located, passwords_digest, segment_index, wants_retry
 from tasks.ingest.journal import Content
@@ -214,10 +214,10 @@ def test_fewer_passwords_than_were_tried_are_no_reason_to_try_again(
     assert extracted == []
 
 
-def on_node(path: Path) -> Callable[..., list[Outcome]]:
+def on_node(path: Path) -> Callable[..., list[StageResult]]:
     """Carries requests out as on another machine, whose home is the folder `path`, or would be."""
 
-    def carry_out(run: Run, stage: Stage, missing: Sequence[Request], *_: Any) -> list[Outcome]:
+    def carry_out(run: Run, stage: Stage, missing: Sequence[Request], *_: Any) -> list[StageResult]:
         there = copy.deepcopy(run)  # which is what travels
         there.home = replace(run.home, path=path)
         with there.machine:

@@ -13,7 +13,8 @@ from dataset_samples import Built, Corpus, document
 
 from model.data import IGNORE
 from model.order import Group, Order
-from tasks.core.settings import SettingsError, load_settings, parse_assignments
+from storage.errors import UserError
+from tasks.core.settings import load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings
 from tasks.tokens.index import groups_of, open_sequences
 from tasks.tokens.packing import PACKINGS
@@ -150,6 +151,6 @@ def test_a_mix_is_one_if_it_names_groups() -> None:
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(items: list[str], message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(UserError) as caught:
         load_settings(None, parse_assignments(items))
     assert str(caught.value).startswith(message)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core.settings import SettingsError, load_settings, parse_assignments
+from storage.errors import UserError
+from tasks.core.settings import load_settings, parse_assignments
 from tasks.tokens.groups import plan_reads, realised
 from tasks.tokens.settings import MixError, MixSettings, parse_shares
 
@@ -69,14 +70,14 @@ def test_of_long_names_and_numbers_only_the_beginning_is_repeated(text: str) -> 
     ],
 )
 def test_settings_that_ask_for_nothing_possible_are_refused(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(UserError, match=told):
         load_settings(None, {"mix": {"by": "kind", **values}})
 
 
 def test_a_mix_is_a_section_of_the_settings() -> None:
     found = load_settings(None, parse_assignments(["mix.by=kind", "mix.weights=code=0.3,prose=0.7"]))
     assert found.mix == MixSettings(by="kind", weights="code=0.3,prose=0.7")
-    with pytest.raises(SettingsError, match=r"mix\.weights"):
+    with pytest.raises(UserError, match=r"mix\.weights"):
         load_settings(None, parse_assignments(["mix.by=kind", "mix.weights=code"]))
 
 
