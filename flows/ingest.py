@@ -20,7 +20,8 @@ from tasks.curate.evaluation_sets import forbidden_grams
 from tasks.curate.measure import measure
 from tasks.curate.normalise import normalise
 from tasks.curate.refine import RefineStageSettings, refine
-from tasks.ingest.corpus import (
+from tasks.ingest.extract import extract
+from tasks.ingest.segments import (
     Segments,
     extract_files,
     import_files,
@@ -29,9 +30,9 @@ from tasks.ingest.corpus import (
     segments_of,
     split_by_reader,
 )
-from tasks.ingest.extract import extract
 from tasks.ingest.snapshot import Listing, snapshot
 from tasks.lineage.changes import record_announcement, unannounced_share
+from tasks.upkeep.forget import finish_forgetting
 
 if TYPE_CHECKING:
     from prefect.events import Event
@@ -60,15 +61,15 @@ class Ingested(Documents):
     Attributes:
         measured, refined: Artefacts of each segment.
         curated: Selection: kept, dropped and held-out documents.
-        measures, texts: Measures and refined texts of all segments, each as one table.
+        all_measures, all_texts: Measures and refined texts of all segments, each as one table.
     """
 
     measured: list[ArtifactRef]
     duplicates: ArtifactRef
     curated: ArtifactRef
     refined: list[ArtifactRef]
-    measures: RefSet
-    texts: RefSet
+    all_measures: RefSet
+    all_texts: RefSet
 
 
 @flow(WatchOptions)
@@ -98,13 +99,13 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     if trained is not None:
         scored = segments.map(run, score, NoSettings(), documents=normalised, classifier=trained)
     documents = segments.union(run, normalised, DOCUMENTS_FILE)
-    measures = segments.union(run, measured, MEASURES_FILE)
+    all_measures = segments.union(run, measured, MEASURES_FILE)
     duplicates = dedup(
         run,
         settings.dedup,
         snapshot=read.snapshot,
         documents=documents,
-        measures=measures,
+        measures=all_measures,
         before=last_dedup(run),
     )
     curated = curate(
@@ -112,7 +113,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
         CurationSettings(replace(settings.curate, evaluation_sets=""), settings.policy),
         snapshot=read.snapshot,
         documents=documents,
-        measures=measures,
+        measures=all_measures,
         scores=segments.union(run, scored, SCORES_FILE),
         duplicates=duplicates,
         evaluation=forbidden_grams(run, settings.curate.evaluation_sets),
@@ -120,7 +121,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     cuts = cuts_of(run, curated, segments.live)
     redacted = [RefineStageSettings.of(settings.refine.kinds, own) for own in cuts]
     refined = segments.map(run, refine, redacted, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
-    texts = segments.union(run, refined, DOCUMENTS_FILE)
+    all_texts = segments.union(run, refined, DOCUMENTS_FILE)
     run.remember(measure=measured, score=scored, dedup=duplicates, curate=curated, refine=refined)
     return Ingested(
         **vars(read),
@@ -128,13 +129,15 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
         duplicates=duplicates,
         curated=curated,
         refined=refined,
-        measures=measures,
-        texts=texts,
+        all_measures=all_measures,
+        all_texts=all_texts,
     )
 
 
 def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     """Read sources to one clean text per document."""
+    if not run.plan:
+        finish_forgetting(run.home, run.store)  # what a kill left of it, before any of that is taken for found
     files, sources = list_files(run, source, settings)
     to_import, to_extract = split_by_reader(files)
     placed = extract_files(run, to_extract, sources, settings)

@@ -63,7 +63,7 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
         EmptyCorpus: if there is nothing to train on, or nothing to measure on.
     """
     settings = with_base(settings, base)
-    segments, curated, texts = ingested.segments, ingested.curated, ingested.texts
+    segments, curated, texts = ingested.segments, ingested.curated, ingested.all_texts
     check_split(run, curated, ingested.snapshot)
     evalset = _evalset(run, settings, ingested)
     tokenizer = corpus_tokenizer(run, settings.tokenizer, curated, texts)
@@ -80,7 +80,7 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
         settings.mix,
         snapshot=ingested.snapshot,
         curated=curated,
-        measures=ingested.measures,
+        measures=ingested.all_measures,
         texts=texts,
     )
     seq_len = context_of(run, settings.model, shards)
@@ -100,7 +100,7 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
     """Return the corpus's evaluation set: frozen, unless the split was set anew or training would read from it."""
     known = freeze_evalset.pinned(run)
     if known is not None and has_split(run.store, known, settings.curate):
-        overlaps = _overlaps(run, ingested, known)
+        overlaps = _overlaps(run, ingested, known)  # in every run: those of new documents only are ever computed
         if manifest_of(run.store, known).inputs["curated"]["digest"] == ingested.curated.digest:
             return run.reuse(freeze_evalset, known)  # frozen from this very selection
         leaks = evalset_leaks(
@@ -117,8 +117,8 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
         NoSettings(),
         snapshot=ingested.snapshot,
         curated=ingested.curated,
-        documents=ingested.texts,
-        measures=ingested.measures,
+        documents=ingested.all_texts,
+        measures=ingested.all_measures,
     )
     _overlaps(run, ingested, frozen)  # now, so that later runs look at new documents alone
     return frozen

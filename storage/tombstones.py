@@ -47,8 +47,8 @@ class Tombstones:
     """All forgotten documents of a store.
 
     Attributes:
-        pending: artefacts (stage, key) that are still to be removed, as far as known; None if the store holds nothing
-            of the forgotten documents.
+        pending: artefacts (stage, key) that are still to be removed; empty where a forgetting has yet to look for them,
+            None where the store holds nothing of the forgotten documents.
     """
 
     documents: Mapping[str, Tombstone] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from tiny_run import direct_run, tiny_settings, write_texts
 
 import flows.ingest
-import tasks.ingest.corpus
+import tasks.ingest.segments
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.core.run import StageReport
@@ -36,7 +36,7 @@ def ingest(home: Home, source: Path, *settings: str, **options: Any) -> tuple[di
 
 def ingest_while_it_vanishes(home: Home, source: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Ingest while a file that was walked is gone when its turn comes; afterwards it is there again."""
-    choose = tasks.ingest.corpus.choose_contents
+    choose = tasks.ingest.segments.choose_contents
     kept = (source / VICTIM).read_bytes()
 
     def choose_and_lose(*arguments: Any) -> Any:
@@ -44,7 +44,7 @@ def ingest_while_it_vanishes(home: Home, source: Path, monkeypatch: pytest.Monke
         return choose(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks.ingest.corpus, "choose_contents", choose_and_lose)
+        patch.setattr(tasks.ingest.segments, "choose_contents", choose_and_lose)
         rows, _ = ingest(home, source)
     (source / VICTIM).write_bytes(kept)
     assert rows[VICTIM]["status"] == "failed"
@@ -107,7 +107,7 @@ def test_an_image_is_read_again_once_its_language_is_installed(
 ) -> None:
     scan(source)
     ingest(home, source, "extract.ocr_languages=eng+xxx")
-    monkeypatch.setattr(tasks.ingest.corpus, "ocr_ready", lambda languages: languages == "eng+xxx")
+    monkeypatch.setattr(tasks.ingest.segments, "ocr_ready", lambda languages: languages == "eng+xxx")
     assert ingest(home, source, "extract.ocr_languages=eng+xxx")[1].computed == 1
 
 

@@ -23,8 +23,8 @@ from storage.tables import read_rows
 from storage.verify import check_store
 from tasks.core.run import Run, StageReport
 from tasks.ingest import importing
-from tasks.ingest.corpus import split_by_reader
 from tasks.ingest.extract import document_id
+from tasks.ingest.segments import split_by_reader
 from tasks.sources.address import resolve_sources
 from tasks.sources.folder import ListedFile
 from tests.tasks.warm import WarmMachine

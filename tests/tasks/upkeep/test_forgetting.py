@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from forgotten_texts import SECRET, holders_of, secret_text
 from ingest_run import ingest, prose, write
 from tiny_run import Ran, direct_run, home_at, run_prepare, tiny_settings
 
@@ -41,13 +41,6 @@ from tasks.upkeep import forget as sweep
 from tasks.upkeep.forget import finish_forgetting, forget, refuse_forgotten
 from tasks.upkeep.gc import collect_garbage
 from tasks.upkeep.verify import verify_home
-
-SECRET = "the marmalade cathedral hums beneath seventeen violet lanterns of dust"
-
-
-def secret_text(number: int) -> str:
-    """A text with a sentence that stands nowhere else."""
-    return f"{SECRET} {number}.\n{prose(1000 + number)}\n{SECRET} {number} again.\n"
 
 
 @pytest.fixture(scope="module")
@@ -108,24 +101,6 @@ def home(trained: Trained, tmp_path: Path) -> Home:
     found = home_at(tmp_path / "home")
     shutil.copytree(Path(trained.ran.run.home.store), found.store, dirs_exist_ok=True)
     return found
-
-
-def strings(home: Path) -> Iterator[tuple[Path, str]]:
-    """Everything in the files of a home that may be read as text: tables unpacked, tokens as they are."""
-    for path in sorted(home.rglob("*")):
-        if path.suffix == ".parquet":
-            table = pq.read_table(path)
-            yield path, json.dumps(table.to_pylist(), default=str, ensure_ascii=False)
-        elif path.suffix == ".npy":
-            array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
-            yield path, " ".join(map(str, array.ravel()[:200_000]))
-        elif path.is_file():
-            yield path, path.read_bytes().decode("utf-8", "replace")
-
-
-def holders_of(home: Home, words: str) -> list[str]:
-    """The files of a home in which some words stand."""
-    return [str(path.relative_to(home.path)) for path, text in strings(home.path) if words in text]
 
 
 def tokens_stand(home: Home, words: str) -> bool:
@@ -380,25 +355,6 @@ def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_
         assert {"secret/1.txt", "05.txt"} <= set(paths)
 
 
-def test_a_file_of_a_repository_goes_by_its_path_also_when_later_commits_lack_it(tmp_path: Path) -> None:
-    project = write(tmp_path / "project", {"secret.txt": secret_text(3), **{f"{n}.txt": prose(n) for n in range(6)}})
-    person = [part for name in ("name", "email") for part in ("-c", f"user.{name}=someone")]
-
-    def git(*arguments: str) -> None:
-        subprocess.run(["git", *person, *arguments], cwd=project, check=True, capture_output=True)
-
-    home = home_at(tmp_path / "home")
-    git("init", "--quiet")
-    for change in ("it is there", "it is gone"):
-        git("add", "--all")
-        git("commit", "--quiet", "--message", change)
-        ingest(home, f"git+{project}")
-        (project / "secret.txt").unlink(missing_ok=True)
-    done = forget(home, open_store(home.store), "secret.txt", "", "default", dry_run=False)
-    assert [item["path"] for item in done["documents"]] == ["secret.txt"]
-    assert [path for path in holders_of(home, SECRET) if not path.startswith("cache/git/")] == []
-
-
 @pytest.fixture
 def foreign(tmp_path: Path) -> tuple[Home, Path]:
     """A home with texts of which one is Chinese, and their folder."""
@@ -457,37 +413,6 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
 def test_what_goes_by_no_name_is_refused(home: Home) -> None:
     with pytest.raises(UserError, match="no document of corpus 'default' goes by 'secrets'"):
         forget(home, open_store(home.store), "secrets", "", "default", dry_run=False)
-
-
-def test_a_member_of_an_archive_goes_and_its_neighbours_are_not_read_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", {f"{number:02}.txt": prose(number) for number in range(6)})
-    with zipfile.ZipFile(folder / "box.zip", "w") as box:
-        box.writestr("secret.txt", secret_text(5))
-        box.writestr("other.txt", prose(60))
-    home = home_at(tmp_path / "home")
-    ingest(home, folder)
-    forget(home, open_store(home.store), "box.zip/secret.txt", "", "default", dry_run=False)
-    ran = ingest(home, folder)
-    assert ran.reports["extract"].computed == 0
-    assert ran.files()["box.zip/secret.txt"]["reason_code"] == "forgotten"
-    assert "box.zip/other.txt" in ran.texts()
-    assert holders_of(home, SECRET) == []
-    assert ingest(home, folder).computed() == {}
-
-
-def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path: Path) -> None:
-    rows = [{"text": prose(number)} for number in range(6)] + [{"text": secret_text(7)}]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    folder = write(tmp_path / "in", {"rows.jsonl": lines})
-    home = home_at(tmp_path / "home")
-    first = ingest(home, f"documents:{folder}")
-    (path,) = [path for path, text in first.texts().items() if SECRET in text]
-    forget(home, open_store(home.store), path, "", "default", dry_run=False)
-    assert holders_of(home, SECRET) == []
-    again = ingest(home, f"documents:{folder}")
-    assert again.files()[path]["reason_code"] == "forgotten"
-    assert len(again.texts()) == 6
-    assert holders_of(home, SECRET) == []
 
 
 def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measured_on_them(

@@ -40,7 +40,6 @@ from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
 from tasks.sources.folder import ListedFile
 from tasks.sources.listing import HashMemo, walk_sources
-from tasks.upkeep.forget import finish_forgetting
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
 _KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there
@@ -96,8 +95,6 @@ def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFi
     Args:
         source: Sources, one per line.
     """
-    if not run.plan:
-        finish_forgetting(run.home, run.store)  # what a kill left of it, before any of that is taken for found
     run.home.create()
     forgotten = read_tombstones(run.store)
     run.forgotten = frozenset(forgotten.documents)
