@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -164,13 +165,20 @@ def _mlflow_variables(home: Home, settings: TeamSettings) -> dict[str, str]:
     return variables
 
 
-def register(file: Path, variables: dict[str, str], schedules: bool | None = None, **options: Any) -> None:
-    """Make what is missing of pools, queue and automations, run `prefect deploy`, and queue crashed runs again.
+def register(
+    file: Path,
+    variables: dict[str, str],
+    schedules: bool | None = None,
+    stopped: datetime | None = None,
+    **options: Any,
+) -> None:
+    """Make what is missing of pools, queue and automations, run `prefect deploy`, and queue lost runs again.
 
     Args:
         file: describes the deployments.
         variables: environment of a client of the server.
         schedules: switches the schedules on or off; by default each stays as it is.
+        stopped: when no worker of the home ran; `None` if one ran all the time, or unknown.
         options: further ones of `subprocess.run`.
 
     Raises:
@@ -197,9 +205,30 @@ def register(file: Path, variables: dict[str, str], schedules: bool | None = Non
             for schedule in item["schedules"]:
                 if schedules or (schedules is None and schedule["slug"] in active):
                     ask(f"deployments/{item['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
-    crashed = {"tags": {"all_": ["sheepfold"]}, "state": {"type": {"any_": ["CRASHED"]}}}
-    for run in ask("flow_runs/filter", {"flow_runs": crashed}):
+    for run in _lost_runs(ask, stopped):
         ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}})
+
+
+def _lost_runs(ask: Callable[..., Any], stopped: datetime | None) -> list[dict[str, Any]]:
+    """Return crashed runs, and those that run since before `stopped` on pools that have no worker but the home's.
+
+    The automations find them too, but a server that was started after a run began waits a quarter of an hour before it
+    believes that the run crashed.
+    """
+
+    def runs(states: list[str], **query: Any) -> list[dict[str, Any]]:
+        wanted = {"tags": {"all_": ["sheepfold"]}, "state": {"type": {"any_": states}}}
+        found: list[dict[str, Any]] = ask("flow_runs/filter", {"flow_runs": wanted, **query})
+        return found
+
+    lost = runs(["CRASHED"])
+    if stopped is None:
+        return lost
+    for name, pool in POOLS.items():
+        if [worker["name"] for worker in ask(f"work_pools/{pool}/workers/filter", {})] == [name]:
+            begun = runs(["PENDING", "RUNNING"], work_pools={"name": {"any_": [pool]}})
+            lost += [run for run in begun if datetime.fromisoformat(run["state"]["timestamp"]) < stopped]
+    return lost
 
 
 def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, method: str = "") -> Any:
@@ -265,6 +294,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | Non
         if not running:
             _end(processes(home))  # left by a supervisord that was killed, or itself out of reach
             _check_ports(settings)
+        stopped = None if running else datetime.now(UTC)
         settings.keep(home)
         try:
             if not running:
@@ -273,7 +303,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | Non
             for name in SERVICES:
                 _wait_healthy(name, home, settings)
                 say(f"{name} is ready")
-            _deploy(home, settings, schedules)
+            _deploy(home, settings, schedules, stopped)
         except BaseException:
             if not running:
                 _stop(home, say)
@@ -430,12 +460,12 @@ def _tail(home: Home, name: str) -> str:
     return "\n".join([f"the end of {log}:", *(f"  {line}" for line in lines[-TAIL_LINES:])])
 
 
-def _deploy(home: Home, settings: TeamSettings, schedules: bool | None) -> None:
+def _deploy(home: Home, settings: TeamSettings, schedules: bool | None, stopped: datetime | None) -> None:
     places = {"SHEEPFOLD_SOURCE": settings.source, "SHEEPFOLD_PROMPTS": settings.prompts}
     variables = _environment(DEPLOY, home, settings.client_variables(home) | places)
     with (team_folder(home) / "logs" / f"{DEPLOY}.log").open("wb") as log:
         try:  # runs start in the folder of the home
-            register(PREFECT_FILE, variables, schedules, cwd=home.path.parent, stdout=log, stderr=log)
+            register(PREFECT_FILE, variables, schedules, stopped, cwd=home.path.parent, stdout=log, stderr=log)
         except subprocess.CalledProcessError:
             raise UserError(f"the deployments cannot be made; {_tail(home, DEPLOY)}") from None
 

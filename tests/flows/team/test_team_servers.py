@@ -152,8 +152,13 @@ def test_a_run_that_stopped_reporting_is_queued_again(box: Box) -> None:
     box.wait_healthy(("gpu-worker", before))
     box.wait(run, "Crashed", "AwaitingRetry", "Pending", "Submitting")
     assert box.wait(run, "Running")["run_count"] == 2
-    box.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})  # its process ends, too
-    box.wait(run, "Cancelled")
+    end(box, run)
+
+
+def end(box: Box, run: str) -> None:
+    """Cancel a run as Prefect's page does, which ends its process, too."""
+    box.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    waited(lambda: box.ask(f"flow_runs/{run}")["state_name"] == "Cancelled", "the run to be cancelled")
 
 
 def wait_for_heartbeat(box: Box, run: str) -> None:
@@ -193,6 +198,19 @@ def test_down_queues_running_runs_again_and_stops_everything(box: Box) -> None:
     assert box.run("down")["ended"] == []
     box.run("up")
     waited(lambda: box.ask(f"flow_runs/{run}")["run_count"] >= 2, "the run to start again")
+    end(box, run)
+
+
+def test_a_run_that_a_power_cut_ended_is_queued_again_by_up(box: Box) -> None:
+    run = box.start("train/gpu", preset="tiny", max_steps=1_000_000)
+    lost = box.wait(run, "Running")
+    for process in processes(box.home):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    box.run("up")
+    assert box.ask(f"flow_runs/{run}")["state_id"] != lost["state_id"]
+    waited(lambda: box.ask(f"flow_runs/{run}")["run_count"] > lost["run_count"], "the run to start again")
+    end(box, run)
 
 
 def test_a_run_takes_relative_paths_from_beside_the_home_and_copies_nothing(box: Box) -> None:
