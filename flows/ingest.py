@@ -86,7 +86,9 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
 
 @subflow("ingest")
 def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
-    """Read sources; measure, deduplicate, select and refine their documents; return those that models see.
+    """Read sources; measure, deduplicate, select and refine their documents.
+
+    Those that are not selected are refined, too: a selection that changes computes nothing again.
 
     Args:
         source: Sources, one per line.
@@ -110,6 +112,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     )
     curated = curate(
         run,
+        # their content counts, which is the input `evaluation`, and not where they lie
         CurationSettings(replace(settings.curate, evaluation_sets=""), settings.policy),
         snapshot=read.snapshot,
         documents=documents,
@@ -119,8 +122,8 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
         evaluation=forbidden_grams(run, settings.curate.evaluation_sets),
     )
     cuts = cuts_of(run, curated, segments.live)
-    redacted = [RefineStageSettings.of(settings.refine.kinds, own) for own in cuts]
-    refined = segments.map(run, refine, redacted, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
+    own = [RefineStageSettings.of(settings.refine.kinds, cut) for cut in cuts]
+    refined = segments.map(run, refine, own, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
     all_texts = segments.union(run, refined, DOCUMENTS_FILE)
     run.remember(measure=measured, score=scored, dedup=duplicates, curate=curated, refine=refined)
     return Ingested(

@@ -1,4 +1,4 @@
-"""Refining: the text that models see, after cuts and redactions.
+"""The stage `refine`: texts as models see them, after cuts and redactions; also of documents that are not selected.
 
 Per segment again: a segment in which nothing is cut anew is not refined anew, whatever the rest of the corpus does.
 Personal data gives way to neutral stand-ins, addresses and numbers set aside for documentation and fiction, so that a

@@ -39,7 +39,7 @@ from tasks.readers.records import CONTAINERS
 from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
 from tasks.sources.folder import ListedFile
-from tasks.sources.listing import HashMemo, walk_sources
+from tasks.sources.listing import HashMemo, list_sources
 
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
 _KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there
@@ -98,7 +98,7 @@ def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFi
     run.home.create()
     forgotten = read_tombstones(run.store)
     run.forgotten = frozenset(forgotten.documents)
-    walked = walk_sources(
+    found = list_sources(
         resolve_sources([source]),
         settings.sources,
         settings.extract.max_file_bytes,
@@ -108,13 +108,13 @@ def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFi
         forgotten=forgotten.contents,
         fetch=not run.plan,
     )
-    if walked.n_ignored:
-        run.note(f"{walked.n_ignored} files or folders were left out by patterns or .gitignore")
-    if walked.n_pending:
-        run.note(f"{walked.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
-    sizes = {file.sha256: file.size for file in walked.files if file.sha256 is not None}
+    if found.n_ignored:
+        run.note(f"{found.n_ignored} files or folders were left out by patterns or .gitignore")
+    if found.n_pending:
+        run.note(f"{found.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
+    sizes = {file.sha256: file.size for file in found.files if file.sha256 is not None}
     passwords = settings.passwords.read()
-    return walked.files, SourceFiles(walked.locations, sizes, passwords, passwords_digest(passwords, run.home))
+    return found.files, SourceFiles(found.locations, sizes, passwords, passwords_digest(passwords, run.home))
 
 
 def split_by_reader(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:

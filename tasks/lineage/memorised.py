@@ -25,6 +25,7 @@ from storage.catalog import read_state
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.home import Home
+from storage.lineage import ancestors
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import COMPLETIONS_FILE, MEMORISED, MEMORISED_SPANS, METRICS, SPANS_FILE
 from storage.store import Store
@@ -44,10 +45,8 @@ SHOWN_DOCUMENTS = 3
 MOST_STRETCHES = 16  # of a block of a text that are looked at in each segment, beside those that cover further words
 BLOCK_WORDS = 2048  # words of a text that are looked up at once
 AROUND = 100  # characters of a document that are kept on either side of a span
-UNKNOWN = {
-    "memorised": None,
-    "memorised_unknown": "the model was not trained in this home, so its training text is unknown",
-}
+FROM_ELSEWHERE = "the model was not trained in this home, so its training text is unknown"
+DATASET_GONE = "the dataset of its model went with documents that were forgotten, or was cleared away"
 
 _Words = tuple[U64, I64, I64]  # hashes, first characters, ends
 _Stretch = tuple[int, int, int]  # number of a text, word in it and word of a document from which on words seem to agree
@@ -137,7 +136,8 @@ def explain_memorised(home: Home, found: Mapping[str, Any], min_words: int) -> d
         made = run.store.find(*found["artifact"].split("/"))
         datasets = datasets_of(run.store, made.ref) if made is not None else []
         if not datasets:
-            return UNKNOWN
+            trained = made is not None and any(one.stage == "dataset" for _, one in ancestors(run.store, made.ref))
+            return {"memorised": None, "memorised_unknown": DATASET_GONE if trained else FROM_ELSEWHERE}
         return {"memorised": memorised_spans(run, found["completion"]["text"], datasets, min_words)}
 
 

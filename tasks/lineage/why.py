@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from storage.catalog import Catalog, read_state
+from storage.catalog import Catalog, read_state, waits_for_run
 from storage.errors import UserError
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
@@ -219,7 +219,7 @@ def _removed_document(store: Store, corpus: str, thing: str) -> dict[str, Any] |
     if not targets:
         return None
     return {
-        "note": f"not in corpus {corpus!r} any more; an earlier run read it",
+        "note": waits_for_run(store, corpus) or f"not in corpus {corpus!r} any more; an earlier run read it",
         "files": [asdict(target) for target in targets],
         "seen_by": exposures(store, {target.doc_id for target in targets}),
     }

@@ -16,8 +16,10 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, find_version, registered_versions
+from storage.tombstones import read_tombstones
 from tasks.core.run import Run
 from tasks.core.settings import ModelSettings, Settings
+from tasks.lineage.training_data import trainings_of
 from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
 from tasks.registry.promote import trained_on
 from tasks.tokens.settings import TokenizerSettings
@@ -69,7 +71,19 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
     base = Base(name, checkpoint, folder, config["model"], framing)
     with_base(settings, base)
+    _note_forgotten(run, base)
     return base
+
+
+def _note_forgotten(run: Run, base: Base) -> None:
+    """Note how many documents that were forgotten since a base was trained on: what continues it saw them, too."""
+    trainings = {f"{one.stage}/{one.key}" for one in trainings_of(run.store, base.checkpoint)}
+    tombstones = read_tombstones(run.store).documents.values()
+    if n := sum(not trainings.isdisjoint(item.seen_by) for item in tombstones):
+        run.note(
+            f"train.base={base.name} saw documents that were forgotten since ({n}), and so did every model that "
+            "continues it; leave the base out to begin from scratch"
+        )
 
 
 def _checkpoint(run: Run, name: str) -> ArtifactRef:

@@ -51,7 +51,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Walked:
+class Listed:
     """Files of the sources, with the digests of their contents.
 
     Attributes:
@@ -67,7 +67,7 @@ class Walked:
     n_pending: int
 
 
-def walk_sources(
+def list_sources(
     sources: Iterable[Source],
     settings: WalkSettings,
     max_file_bytes: int,
@@ -76,7 +76,7 @@ def walk_sources(
     exclude: Sequence[Path] = (),
     forgotten: Collection[str] = (),
     fetch: bool = True,
-) -> Walked:
+) -> Listed:
     """List the files of all sources and hash those that changed.
 
     Args:
@@ -101,7 +101,7 @@ def walk_sources(
 
     def wanted() -> Iterator[WalkedFile]:
         nonlocal n_ignored
-        for row in list_sources(sources, filters, cache, exclude):
+        for row in walk_sources(sources, filters, cache, exclude):
             if row is None:
                 n_ignored += 1
             else:
@@ -122,10 +122,10 @@ def walk_sources(
         suffix = encode_path(splitext(file.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
         suffix = suffixes.setdefault(suffix, suffix)
         listed.append(ListedFile(file.path, file.source, file.label, file.size, sha256, suffix, status, reason))
-    return Walked(sorted(listed, key=lambda file: file.path), locations, n_ignored, n_pending)
+    return Listed(sorted(listed, key=lambda file: file.path), locations, n_ignored, n_pending)
 
 
-def list_sources(
+def walk_sources(
     sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()
 ) -> Iterator[WalkedFile | None]:
     """Fetch remote sources and yield the rows of all, with None for each path that patterns leave out.

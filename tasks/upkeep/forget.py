@@ -41,16 +41,17 @@ from tasks.lineage.training_data import exposed_documents
 from tasks.upkeep.forget_quotes import TRAIN, clear_pages, find_quotes, show_samples
 from tasks.upkeep.rewriting import (
     TRIMMED,
-    forgotten_rows,
     holders,
     rewrite_evalset,
     rewrite_segment,
+    rows_to_forget,
     trim_samples,
     trim_tables,
 )
 
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
-# what stays although it came from a document: models, what they wrote and their figures, and what none is made from
+# lineage is followed up to these and no further: models, what they wrote and their figures; they stay, but for samples
+# and completions that quote a forgotten document (`find_quotes`)
 KEPT = ("train", "bundle", "suggest", "tokenizer", "evaluate", "gates", "complete", "generate", "prompts")
 
 _Instead = Mapping[tuple[str, str], ArtifactRef | None]  # of what goes, by stage and key
@@ -220,7 +221,7 @@ def with_copies(store: Store, forgotten: Tombstones) -> Tombstones:
     copies = {
         row["doc_id"]: replace(reasons[row["sha256"]], doc_id=row["doc_id"], places=())
         for segment in holders(store, SEGMENT_STAGES, forgotten)
-        for row in forgotten_rows(store, segment, forgotten)
+        for row in rows_to_forget(store, segment, forgotten)
         if row["doc_id"] not in forgotten.documents
     }
     return replace(forgotten, documents={**forgotten.documents, **copies})

@@ -64,10 +64,10 @@ _IDENTITY = ("doc_id", "sha256", "reason_code", "file_sha256", "locator")
 def holders(store: Store, stages: Iterable[str], forgotten: Tombstones) -> list[Manifest]:
     """Return the artefacts of some stages of `NAMING` that have a row of a forgotten document."""
     manifests = (manifest for stage in stages for manifest in store.manifests(stage))
-    return [found for found in manifests if forgotten_rows(store, found, forgotten)]
+    return [found for found in manifests if rows_to_forget(store, found, forgotten)]
 
 
-def forgotten_rows(store: Store, found: Manifest, forgotten: Tombstones) -> list[dict[str, Any]]:
+def rows_to_forget(store: Store, found: Manifest, forgotten: Tombstones) -> list[dict[str, Any]]:
     """Return identities of forgotten documents in the tables of an artefact, without those marked as forgotten."""
     rows: list[dict[str, Any]] = []
     for path in (store.folder(found.ref) / name for name in NAMING[found.stage]):
@@ -97,7 +97,7 @@ def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> A
     Files go with their members. Where only a member is forgotten, a row says so, and the file counts as extracted
     another time: the key follows from what was extracted, and this is not what was extracted before.
     """
-    rows = forgotten_rows(store, segment, forgotten)
+    rows = rows_to_forget(store, segment, forgotten)
     whole = {row["file_sha256"] for row in rows if not row["locator"]}
     partly = {row["file_sha256"] for row in rows} - whole
     contents = [
@@ -174,7 +174,7 @@ def rewrite_evalset(store: Store, evalset: Manifest, forgotten: Collection[str])
 
 def trim_tables(store: Store, found: Manifest, forgotten: Tombstones) -> None:
     """Take forgotten documents out of a selection or a list of files, which keeps its key."""
-    if forgotten_rows(store, found, forgotten):
+    if rows_to_forget(store, found, forgotten):
         folder, tables = store.folder(found.ref), TRIMMED[found.stage]
         with _in_place(store, found, tables) as workspace:
             for name, schema in tables.items():

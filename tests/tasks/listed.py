@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tasks.sources.address import Source
 from tasks.sources.folder import Filters, WalkedFile
-from tasks.sources.listing import HashMemo, digest_files, list_sources
+from tasks.sources.listing import HashMemo, digest_files, walk_sources
 
 
 def rows_of(sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()) -> list[WalkedFile]:
     """The rows of all sources, sorted by path."""
-    found = list_sources(sources, filters, cache, exclude)
+    found = walk_sources(sources, filters, cache, exclude)
     return sorted((row for row in found if row is not None), key=lambda row: row.path)
 
 

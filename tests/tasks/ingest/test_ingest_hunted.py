@@ -15,7 +15,7 @@ from pypdf.generic import ByteStringObject, NameObject
 from tasks.readers.ocr import ocr_image
 from tasks.readers.records import ExtractionProblem, ExtractOptions
 from tasks.sources.address import WalkSettings, resolve_sources
-from tasks.sources.listing import HashMemo, walk_sources
+from tasks.sources.listing import HashMemo, list_sources
 
 WITHOUT_OCR = ExtractOptions(ocr=False)
 
@@ -59,7 +59,7 @@ def test_a_file_over_the_limit_is_settled_by_its_size_alone_unless_it_is_a_corpu
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
     sources = resolve_sources([str(tmp_path), f"documents:{tmp_path / 'a.jsonl'}"])
-    walked = walk_sources(sources, WalkSettings(), 100, tmp_path / "cache", HashMemo(tmp_path / "memo.db"))
+    walked = list_sources(sources, WalkSettings(), 100, tmp_path / "cache", HashMemo(tmp_path / "memo.db"))
     found = {Path(row.path).name: (row.status, row.sha256) for row in walked.files}
     assert {name: status for name, (status, _) in found.items()} == {"a.jsonl": "", "b.txt": "", "c.txt": "rejected"}
     assert found["c.txt"][1] is None

@@ -173,7 +173,7 @@ def test_several_processes_may_use_the_memo_at_once(tmp_path):
         "listing.DISTRUST_NS, listing.BATCH_FILES = -10**13, 5\n"
         "memo = listing.HashMemo(pathlib.Path(sys.argv[2]))\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "files = listing.list_sources([FolderSource(folder)], Filters(), folder)\n"
+        "files = listing.walk_sources([FolderSource(folder)], Filters(), folder)\n"
         "found = [digest for _, digest in listing.digest_files(files, memo)]\n"
         "assert len(found) == 100 and all(isinstance(digest, str) for digest in found)\n"
     )

@@ -24,7 +24,7 @@ from tasks.sources import objects
 from tasks.sources.address import WalkSettings, resolve_sources
 from tasks.sources.folder import Filters, FolderSource, WalkedFile
 from tasks.sources.ignore import Patterns
-from tasks.sources.listing import HashMemo, Walked, list_sources, walk_sources
+from tasks.sources.listing import HashMemo, Listed, list_sources, walk_sources
 from tasks.sources.objects import ObjectSource
 
 LONG_AGO = 1_600_000_000
@@ -174,7 +174,7 @@ def test_a_prefix_that_does_not_exist_is_named(walk):
 def test_an_option_that_pyarrow_does_not_know_is_named(tmp_path):
     sources = resolve_sources(["s3://bucket/docs?nonsense=1"], tmp_path)
     with pytest.raises(UserError, match=r"cannot open s3://bucket/docs\?nonsense=1: .*nonsense"):
-        list(list_sources(sources, WalkSettings().filters(), tmp_path / "cache"))
+        list(walk_sources(sources, WalkSettings().filters(), tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -200,17 +200,17 @@ def s3(s3_endpoint, s3_address, monkeypatch, tmp_path):
             for name, text in texts.items():
                 client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=text.encode())
 
-        def walk(self, fetch: bool = True, scheme: str = "", limit: int = 100) -> Walked:
+        def walk(self, fetch: bool = True, scheme: str = "", limit: int = 100) -> Listed:
             reads.clear()
             sources = resolve_sources([f"{scheme}{s3_address}?endpoint_override={host}&scheme=http"])
             memo = HashMemo(tmp_path / "memo.db")
-            return walk_sources(sources, WalkSettings(), limit, tmp_path / "cache", memo, fetch=fetch)
+            return list_sources(sources, WalkSettings(), limit, tmp_path / "cache", memo, fetch=fetch)
 
     yield S3()
     proxy.close()
 
 
-def digests(walked: Walked) -> list[str | None]:
+def digests(walked: Listed) -> list[str | None]:
     return [file.sha256 for file in walked.files]
 
 

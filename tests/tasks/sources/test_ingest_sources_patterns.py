@@ -12,7 +12,7 @@ from storage.errors import UserError
 from tasks.sources.address import WalkSettings
 from tasks.sources.folder import MAX_PATTERN_LINES, FolderSource, read_patterns
 from tasks.sources.ignore import Patterns
-from tasks.sources.listing import list_sources
+from tasks.sources.listing import walk_sources
 
 
 def write(root: Path, *names: str) -> Path:
@@ -138,7 +138,7 @@ def test_a_gitignore_that_is_a_pipe_or_far_too_long_is_not_followed(tmp_path):
 
 def test_what_is_left_out_is_counted_and_a_folder_counts_once(tmp_path):
     root = write(tmp_path / "in", "a.txt", "b.bin", "deep/c.bin", "drafts/d.txt", "drafts/e.txt")
-    found = list_sources([FolderSource(root)], WalkSettings(exclude="*.bin, drafts/").filters(), tmp_path / "cache")
+    found = walk_sources([FolderSource(root)], WalkSettings(exclude="*.bin, drafts/").filters(), tmp_path / "cache")
     assert [row and row.path for row in found].count(None) == 3
     assert listed(root, exclude="*.bin, drafts/") == ["a.txt"]
 

@@ -16,6 +16,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import Models, Registered, write_models
 from storage.tables import read_rows
+from storage.tombstones import Tombstone, Tombstones, write_tombstones
 from tasks.core.run import Run
 from tasks.core.settings import Settings, load_settings, parse_assignments
 from tasks.registry.base import BaseError, check_base, with_base
@@ -40,6 +41,11 @@ def run(tiny: Ran, tmp_path: Path) -> Iterator[Run]:
 
 def settings_from(base: Path | str, *assignments: str) -> Settings:
     return load_settings(None, parse_assignments([*STEPS, f"train.base={base}", *assignments]))
+
+
+def make_champion(run: Run, ref: ArtifactRef) -> None:
+    made = Models({ref.digest: Registered(ref, ref, ref, version="1")}, {"champion": ref.digest})
+    write_models(run.store, "default", made)
 
 
 def first_loss(run: Run, checkpoint: ArtifactRef | None) -> float:
@@ -69,10 +75,7 @@ def test_a_training_goes_on_from_the_weights_and_with_the_tokeniser_of_its_base(
 def test_a_folder_with_the_name_of_a_registered_model_is_a_base_by_its_path(
     run: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ref = ArtifactRef("train", "key", "digest")
-    write_models(
-        run.store, "default", Models({"digest": Registered(ref, ref, ref, version="1")}, {"champion": "digest"})
-    )
+    make_champion(run, ArtifactRef("train", "key", "digest"))
     shutil.copytree(bundle, tmp_path / "champion")
     monkeypatch.chdir(tmp_path)
     found = check_base(run, settings_from("./champion"))
@@ -85,9 +88,7 @@ def test_the_name_of_a_registered_model_wins_over_a_folder_of_that_name(
     (tmp_path / "champion").mkdir()
     monkeypatch.chdir(tmp_path)
     with direct_run(copy_of_store(tiny, tmp_path / "home")) as run:
-        ref = tiny.checkpoint
-        made = Models({ref.digest: Registered(ref, ref, ref, version="1")}, {"champion": ref.digest})
-        write_models(run.store, "default", made)
+        make_champion(run, tiny.checkpoint)
         found = check_base(run, settings_from("champion"))
     assert found is not None and found.checkpoint == tiny.checkpoint
 
@@ -124,6 +125,18 @@ def test_a_folder_without_a_model_says_what_it_lacks(run: Run, tmp_path: Path) -
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(Exception, match=r"tokenizer\.json"):
         check_base(run, settings_from(tmp_path / "empty"))
+
+
+def test_a_base_that_saw_forgotten_documents_is_noted(tiny: Ran, tmp_path: Path) -> None:
+    with direct_run(copy_of_store(tiny, tmp_path / "home")) as run:
+        make_champion(run, tiny.checkpoint)
+        check_base(run, settings_from("champion"))
+        assert run.notes == []
+        seen = Tombstone("one", "sha256 of it", seen_by=(f"train/{tiny.checkpoint.key}",))
+        write_tombstones(run.store, Tombstones({"one": seen, "two": Tombstone("two", "another")}))
+        check_base(run, settings_from("champion"))
+        (note,) = run.notes
+    assert "saw documents that were forgotten since (1), and so did every model that continues it" in note
 
 
 def test_without_a_base_nothing_is_looked_up(run: Run) -> None:

@@ -32,6 +32,7 @@ from storage.tombstones import read_tombstones
 from tasks.evaluation.texts import evaluation_texts
 from tasks.generation.prompts import PROMPTS
 from tasks.lineage.documents import find_targets
+from tasks.lineage.memorised import DATASET_GONE, explain_memorised
 from tasks.lineage.training_data import exposures, first_paths
 from tasks.lineage.why import explain
 from tasks.tokens.tokenizer import learn_merges
@@ -300,6 +301,22 @@ def test_the_lineage_of_a_model_leads_back_to_what_was_removed(trained: Trained,
         entry["stage"] for entry in explain(open_store(home.store), trained.checkpoint.key, "default")["made_from"]
     }
     assert {"dataset", "curate", "tokenise", "extract"} <= stages
+
+
+def test_until_the_next_run_other_documents_are_not_said_to_be_gone(home: Home) -> None:
+    shutil.rmtree(Path(home.store) / "generate")  # what stands for completions has no table
+    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
+    found = explain(open_store(home.store), "03.txt", "default")
+    assert [file["path"] for file in found["files"]] == ["03.txt"]
+    assert "forgotten since its last run, so its tables are empty until the next" in found["note"]
+
+
+def test_a_completion_of_a_model_whose_dataset_went_says_so(home: Home) -> None:
+    forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
+    (left,) = Store(Path(home.store)).manifests("generate")
+    tree = {"artifact": f"generate/{left.key}", "completion": {"text": "Once upon a time"}}
+    found = explain_memorised(home, tree, 8)
+    assert found == {"memorised": None, "memorised_unknown": DATASET_GONE}
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(home: Home) -> None:
