@@ -56,7 +56,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 def alone(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """The stage's function in this process: what one process needs."""
     from tasks.tokens.tokenise import TokeniseSettings, tokenise_segment
-    from tasks.tokens.tokenizers import load_tokenizer
+    from tasks.tokens.tokenizer_kinds import load_tokenizer
 
     fingerprint = load_tokenizer(tokenizer).fingerprint
     for table in tables:
@@ -88,7 +88,7 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     import tiktoken as library
 
     from tasks.tokens.hf_spec import spelled_bytes
-    from tasks.tokens.tokenizers import BpeTokenizer, load_tokenizer
+    from tasks.tokens.tokenizer_kinds import BpeTokenizer, load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     assert isinstance(loaded, BpeTokenizer)

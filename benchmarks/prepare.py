@@ -59,7 +59,7 @@ def _row(name: str, text: str) -> dict[str, object]:
 
 def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
     """A tokeniser fitted on the first texts of the tables."""
-    from tasks.tokens.tokenizers import CharTokenizer
+    from tasks.tokens.tokenizer_kinds import CharTokenizer
 
     chosen: list[str] = []
     size = 0

@@ -23,7 +23,7 @@ from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, SHARD_FILE, TOKENS_FILE
 from storage.store import Store
 from tasks.curate.view import DocumentView, kept_by_segment, paths_of, segment_tables
-from tasks.tokens.tokenizers import TOKENIZER_FILE
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE
 
 State = Mapping[str, Sequence[ArtifactRef]]
 

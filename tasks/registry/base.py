@@ -23,7 +23,7 @@ from tasks.lineage.training_data import trainings_of
 from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
 from tasks.registry.promote import trained_on
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenizers import TOKENIZER_FILE
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.hugging_face import import_folder
 from tasks.training.train import train

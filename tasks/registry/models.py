@@ -10,7 +10,7 @@ from storage.manifest import ArtifactRef
 from storage.registry import ModelVersion, Registry, find_version, model_name, read_models, registered_versions
 from storage.schemas import COUNTS_FILE
 from tasks.core.run import Run
-from tasks.tokens.tokenizers import TOKENIZER_FILE
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.train import sync_run, train
 

@@ -61,7 +61,7 @@ SERVED_CODE = (
     "tasks/training/__init__.py",
     "tasks/training/bundle.py",
     "tasks/tokens/__init__.py",
-    *(f"tasks/tokens/{name}.py" for name in ("hf_spec", "tokenizers")),
+    *(f"tasks/tokens/{name}.py" for name in ("hf_spec", "tokenizer_kinds")),
 )
 _MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 

@@ -18,7 +18,7 @@ from storage.tables import stream_columns, stream_rows
 from tasks.report.page import draw_page
 from tasks.report.queries import Row
 from tasks.report.written import Outcome, Page
-from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 # what finish reasons are called, and the tone of each
 REASONS = {

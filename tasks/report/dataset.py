@@ -28,7 +28,7 @@ from tasks.report.wording import counted
 from tasks.tokens.groups import realised
 from tasks.tokens.index import read_record
 from tasks.tokens.settings import MixSettings
-from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from storage.manifest import Manifest

@@ -15,7 +15,7 @@ import numpy as np
 
 from tasks.report.wording import cut, visible
 from tasks.tokens.hf_spec import byte_spellings, spelled_bytes
-from tasks.tokens.tokenizers import N_SPECIAL, Tokenizer
+from tasks.tokens.tokenizer_kinds import N_SPECIAL, Tokenizer
 
 FREQUENT, UNUSED = 40, 80  # entries that are listed
 RARE = 10  # occurrences below which a network sees an entry too seldom to learn it

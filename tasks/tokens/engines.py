@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.tokens.tokenizers import SPECIAL_TOKENS, EngineTokenizer, Tokenizer
+from tasks.tokens.tokenizer_kinds import SPECIAL_TOKENS, LibraryTokenizer, Tokenizer
 
 # gigatoken remembers every word it met, for ever: a text of random words would fill the memory.
 CACHE_BYTES = 2**28
@@ -57,7 +57,7 @@ class Engine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.name = f"tokenizers {version('tokenizers')}" if isinstance(tokenizer, EngineTokenizer) else "reference"
+        self.name = f"tokenizers {version('tokenizers')}" if isinstance(tokenizer, LibraryTokenizer) else "reference"
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         """Return the ids of each piece of text, without bos and eos.
@@ -71,7 +71,7 @@ class Engine:
 class GigatokenEngine(Engine):
     """gigatoken, without threads: it holds the interpreter's lock, and other segments are encoded beside this one."""
 
-    def __init__(self, tokenizer: EngineTokenizer) -> None:
+    def __init__(self, tokenizer: LibraryTokenizer) -> None:
         self.tokenizer = tokenizer
         self.name = f"gigatoken {version('gigatoken')}"
         self._spec = plain_spec(tokenizer)
@@ -113,7 +113,7 @@ def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def plain_spec(tokenizer: EngineTokenizer) -> str:
+def plain_spec(tokenizer: LibraryTokenizer) -> str:
     """Return the JSON for `tokenizers` without anything that makes a special token of text or adds one to it.
 
     Raises:
@@ -166,7 +166,7 @@ class Engines:
         """
         if wanted == "reference":
             return self.reference, "asked for"
-        if not isinstance(self.tokenizer, EngineTokenizer):
+        if not isinstance(self.tokenizer, LibraryTokenizer):
             return self.reference, "there is no other for this kind of tokeniser"
         if size < WORTH_AN_ENGINE:
             return self.reference, f"{size:,} bytes are too few for another engine to pay"
@@ -180,7 +180,7 @@ class Engines:
 
     @cached_property
     def _gigatoken(self) -> Engine:
-        assert isinstance(self.tokenizer, EngineTokenizer)
+        assert isinstance(self.tokenizer, LibraryTokenizer)
         with engine_errors("it cannot be set up"):
             return GigatokenEngine(self.tokenizer)
 

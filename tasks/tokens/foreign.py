@@ -11,7 +11,7 @@ from typing import Any
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from tasks.tokens.hf_spec import unk_of_model
-from tasks.tokens.tokenizers import HfTokenizer, Tokenizer, TokenizerError, load_tokenizer
+from tasks.tokens.tokenizer_kinds import HfTokenizer, Tokenizer, TokenizerError, load_tokenizer
 
 CONFIG_FILE = "config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

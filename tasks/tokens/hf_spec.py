@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Longer texts are encoded in pieces: an engine needs a hundred times the size of what it is given at once.
+# Longer texts are encoded in pieces: the library needs a hundred times the size of what it is given at once.
 PIECE_BYTES = 2**20
 # Before a space behind something visible every pre-tokeniser in use cuts anyway. Listed are the first bytes of the
 # characters of UTF-8 without those that may be white space.
@@ -41,7 +41,7 @@ Spec = dict[str, Any]
 
 
 def cut_text(data: bytes, size: int) -> Iterator[bytes]:
-    """Cut UTF-8 into pieces of this size to twice as much, where byte-level engines cut anyway: before a space.
+    """Cut UTF-8 into pieces of this size to twice as much, where byte-level tokenisers cut anyway: before a space.
 
     Within a longer run of visible text it is cut between any two characters.
     """
@@ -57,22 +57,22 @@ def cut_text(data: bytes, size: int) -> Iterator[bytes]:
     yield data[start:]
 
 
-def engine_of(spec: str) -> Any:
-    """Return the engine, which encodes every text whole, alone and as ordinary text.
+def library_tokenizer(spec: str) -> Any:
+    """Return the tokeniser of Hugging Face's library, which encodes every text whole, alone and as ordinary text.
 
     Raises:
-        ValueError: the engine cannot read the spec.
+        ValueError: the library cannot read the spec.
     """
-    from tokenizers import Tokenizer as Engine
+    from tokenizers import Tokenizer
 
     try:
-        engine = Engine.from_str(spec)
-    except Exception as error:  # the engine raises nothing narrower
+        found = Tokenizer.from_str(spec)
+    except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"not a tokeniser that `tokenizers` can read: {error}") from error
-    engine.encode_special_tokens = True
-    engine.no_truncation()
-    engine.no_padding()
-    return engine
+    found.encode_special_tokens = True
+    found.no_truncation()
+    found.no_padding()
+    return found
 
 
 def cuts_before_spaces(spec: Spec) -> bool:
@@ -99,7 +99,7 @@ def _looks_around(token: Spec) -> bool:
 
 
 def byte_spellings() -> list[str]:
-    """Return the engine's spelling of each byte: its character in Latin-1, or one beyond where that is not visible."""
+    """Return the library's spelling of each byte: its character in Latin-1, or one beyond where that is not visible."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     beyond = iter(range(0x100, 0x200))
     return [chr(byte if byte in visible else next(beyond)) for byte in range(256)]
@@ -109,7 +109,7 @@ _BYTES = {character: byte for byte, character in enumerate(byte_spellings())}
 
 
 def spelled_bytes(token: str) -> bytes:
-    """Return the bytes of a token as a byte-level engine spells it."""
+    """Return the bytes of a token as a byte-level tokeniser spells it."""
     return bytes(_BYTES[character] for character in token)
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE, SHARD_FILE
 from tasks.tokens.packing import is_isolated
-from tasks.tokens.tokenizers import PAD
+from tasks.tokens.tokenizer_kinds import PAD
 
 if TYPE_CHECKING:
     from model.data import SpanSource

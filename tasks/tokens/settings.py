@@ -54,7 +54,7 @@ class TokenizerSettings:
         if self.vocab_size:
             self._check_size()
         if self.vocab_size or self.reserved:
-            from tasks.tokens.tokenizers import LARGEST_VOCAB  # imports NumPy, which few settings are worth
+            from tasks.tokens.tokenizer_kinds import LARGEST_VOCAB  # imports NumPy, which few settings are worth
 
             for name in ("vocab_size", "reserved"):
                 if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory

@@ -32,7 +32,7 @@ from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.text.words import bundles
 from tasks.tokens.engines import Engine, EngineError, Engines, engine_errors, sample_of
-from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
 BATCH_BYTES = 2**20  # of text that an engine is given at once
 COUNTED_AT_ONCE = 2**18  # ids

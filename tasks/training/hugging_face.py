@@ -25,7 +25,7 @@ from tasks.tokens.foreign import (
     read_tokenizer_file,
 )
 from tasks.tokens.hf_spec import byte_spellings
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     N_SPECIAL,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,

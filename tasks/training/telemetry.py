@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from storage.tracking import Tracking
     from tasks.core.progress import StageProgress
     from tasks.tokens.index import Index
-    from tasks.tokens.tokenizers import Tokenizer
+    from tasks.tokens.tokenizer_kinds import Tokenizer
 
 logger = logging.getLogger("sheepfold")
 

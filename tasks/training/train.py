@@ -33,7 +33,7 @@ from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import groups_of, load_index
-from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.launch import Callbacks, Job, launch, train_job
 from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, first_ids, sync_journal

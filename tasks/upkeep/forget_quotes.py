@@ -20,7 +20,7 @@ from storage.tombstones import Tombstones
 from tasks.generation.prompts import SAMPLED_ID
 from tasks.text.minhash import gram_hashes
 from tasks.text.words import U64
-from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tasks.training.telemetry import SAMPLES_FILE, log_samples, read_notes
 from tasks.upkeep.rewriting import among
 

@@ -33,7 +33,7 @@ from tasks.tokens.dataset import TokenDocuments, kept_tokens
 from tasks.tokens.index import load_index, read_record
 from tasks.tokens.packing import Pieces, account, is_isolated
 from tasks.tokens.tokenise import TokeniseSettings
-from tasks.tokens.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
 
 State = dict[str, list[ArtifactRef]]
 Frame = tuple[list[int], list[int]]  # special ids before and behind each document

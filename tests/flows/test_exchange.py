@@ -13,7 +13,7 @@ from runs import invoke
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import TOKEN_COUNTS
 from storage.tables import write_table
-from tasks.tokens.tokenizers import AsciiTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from model.schedule import learning_rate, noam
 from model.transformer import FeedForward
 from tasks.report.inspect.page import BINS
 from tasks.tokens.packing import chunk_pieces
-from tasks.tokens.tokenizers import BOS, EOS, PAD, UNK, WordTokenizer
+from tasks.tokens.tokenizer_kinds import BOS, EOS, PAD, UNK, WordTokenizer
 
 FIELD_OF = {
     **{"n_heads": "n_head", "n_layers": "n_layer", "d_k": "head_dim", "ln_eps": "norm_eps", "n_embd": "d_model"},

@@ -9,7 +9,7 @@ from golden.networks import head_of
 from golden.registry import Entry, behaviour
 from golden.shared import built, example, numbers
 from model import preset
-from tasks.tokens.tokenizers import AsciiTokenizer, WordTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, WordTokenizer
 
 
 @behaviour("s000-tok-bijective")

@@ -14,7 +14,7 @@ from model import ModelConfig, Transformer, preset
 from model.attention import attention_weights
 from model.positions import rotary_table
 from model.transformer import FeedForward
-from tasks.tokens.tokenizers import AsciiTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 
 def toy_network(inputs: Entry) -> Transformer:

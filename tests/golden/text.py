@@ -7,7 +7,7 @@ import numpy as np
 from golden.registry import Found, by_hand, operation
 from model import SpanSource
 from tasks.tokens.packing import Pieces, chunk_pieces
-from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, CharTokenizer
 
 
 @operation("encode_ascii")

@@ -17,7 +17,7 @@ from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
 from storage.tables import write_table
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import TOKENIZER_FILE, BpeTokenizer, CharTokenizer, Tokenizer
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, BpeTokenizer, CharTokenizer, Tokenizer
 
 HOSTILE = "<img src=x onerror=hit=1>\n\u202egnp\x00 שלום é 漢 </style></title><script>hit=1</script>&amp;\"'|`*"
 

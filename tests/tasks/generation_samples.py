@@ -17,7 +17,7 @@ from storage.tables import read_rows, write_table
 from tasks.core.settings import load_settings, parse_assignments
 from tasks.generation.completions import Prompt
 from tasks.registry.models import checkpoint_of
-from tasks.tokens.tokenizers import AsciiTokenizer, Tokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
 
 CONTEXT = 48
 

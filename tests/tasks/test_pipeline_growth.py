@@ -20,7 +20,7 @@ from storage.tables import read_columns, read_rows
 from tasks.core.run import StageReport
 from tasks.curate.corpus import Corpus, kept_documents, tables_of
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizers import BOS, EOS, load_tokenizer
+from tasks.tokens.tokenizer_kinds import BOS, EOS, load_tokenizer
 from tasks.upkeep.verify import check_split, check_tokens
 
 IN_TRAINING = 13  # a text whose hash puts it there

@@ -13,7 +13,7 @@ from storage.errors import UserError
 from storage.home import Home
 from tasks.core.run import Run
 from tasks.core.settings import Settings
-from tasks.tokens.tokenizers import ByteTokenizer
+from tasks.tokens.tokenizer_kinds import ByteTokenizer
 
 
 def asked(path: Path, *more: str) -> Settings:

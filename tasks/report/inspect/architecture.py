@@ -14,7 +14,7 @@ from model.optim import build_optimizer
 from model.trace import Step
 from model.transformer import Block
 from storage.errors import UserError
-from tasks.tokens.tokenizers import AsciiTokenizer, Tokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 
 MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory

@@ -15,7 +15,7 @@ from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.tables import read_rows
 from tasks.curate.refine import STAND_INS, cut, refine_text
-from tasks.tokens.tokenizers import load_tokenizer
+from tasks.tokens.tokenizer_kinds import load_tokenizer
 from tasks.upkeep.verify import check_split, check_tokens
 
 PRIVATE = {

@@ -21,7 +21,7 @@ from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
 from tasks.evaluation.evaluate import EvaluateSettings, encode_documents, evaluate
 from tasks.evaluation.tables import DIMENSIONS, Evaluated, Evaluation, read_documents, read_evaluation
-from tasks.tokens.tokenizers import BOS, EOS, UNK
+from tasks.tokens.tokenizer_kinds import BOS, EOS, UNK
 from tasks.training.bundle import WEIGHTS_FILE, Bundle
 
 

@@ -14,7 +14,7 @@ from tiny_run import Ran
 from storage.lineage import manifest_of
 from storage.tables import read_rows
 from tasks.evaluation.ngram import KneserNey, dataset_of, training_documents
-from tasks.tokens.tokenizers import BOS, EOS
+from tasks.tokens.tokenizer_kinds import BOS, EOS
 
 V = 9
 Gram = tuple[int, ...]

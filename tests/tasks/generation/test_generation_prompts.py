@@ -27,7 +27,7 @@ from tasks.generation.completions import Prompt, PromptsError, encodable, given_
 from tasks.generation.prompts import cut_prompts, read_prompts
 from tasks.registry.models import checkpoint_of
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import HfTokenizer
+from tasks.tokens.tokenizer_kinds import HfTokenizer
 
 
 def written(path: Path, text: str | bytes) -> Path:

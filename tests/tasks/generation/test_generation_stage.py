@@ -23,7 +23,7 @@ from storage.tables import read_rows
 from tasks.generation.completions import Prompt
 from tasks.generation.prompts import read_prompts
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import Tokenizer
+from tasks.tokens.tokenizer_kinds import Tokenizer
 from tasks.training.bundle import Bundle, TextCompletion
 from tests.flows.runs import MARK, Command, answer, environment, invoke, kill_all, store_contents
 

@@ -17,7 +17,7 @@ from storage.catalog import Catalog, read_state
 from storage.errors import UserError
 from tasks.ingest import export as exporting
 from tasks.ingest.export import Exported, export_corpus
-from tasks.tokens.tokenizers import load_tokenizer
+from tasks.tokens.tokenizer_kinds import load_tokenizer
 
 
 def prepare(folder: Path, *assignments: str) -> Ran:

@@ -11,7 +11,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.lineage.training_data import documents_in, name_documents
 from tasks.tokens.index import load_index
-from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 
 
 def dataset_of(ran: Ran) -> ArtifactRef:

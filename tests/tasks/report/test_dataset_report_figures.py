@@ -11,7 +11,7 @@ from dataset_report_samples import Prepared, rich
 from storage.store import StoreError
 from tasks.report.dataset import collect_dataset, notices
 from tasks.report.queries import Row
-from tasks.tokens.tokenizers import AsciiTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 
 @pytest.fixture(scope="module")

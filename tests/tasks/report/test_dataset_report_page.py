@@ -13,7 +13,7 @@ from html_tags import Tags, assert_alone
 
 from storage.catalog import Catalog
 from tasks.report.dataset import collect_dataset, dataset_page
-from tasks.tokens.tokenizers import AsciiTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 Make = Callable[[Path], Catalog]
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from tasks.report.vocabulary import Spelling, usage
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     AsciiTokenizer,
     ByteTokenizer,
     CharTokenizer,

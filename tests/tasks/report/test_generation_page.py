@@ -13,7 +13,7 @@ from html_tags import sections_of
 from tasks.report.completions import generation_page, text_pieces
 from tasks.report.queries import Row
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import AsciiTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 
 def test_every_token_is_shaded_by_how_likely_it_was() -> None:

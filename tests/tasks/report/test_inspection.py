@@ -21,7 +21,7 @@ from tasks.report.inspect.page import page_data, to_html
 from tasks.report.vocabulary import Spelling
 from tasks.report.wording import visible
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, HfTokenizer, Tokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, CharTokenizer, HfTokenizer, Tokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 16, "init_std": 0.3}
 HOSTILE = [

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from tasks.tokens import engines as module
 from tasks.tokens.engines import WORTH_AN_ENGINE, Engine, EngineError, Engines, GigatokenEngine
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,

@@ -24,7 +24,14 @@ from tasks.core.stage import Work, stage
 from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_bpe, fit_tokenizer, learn_merges, tokenizer
-from tasks.tokens.tokenizers import BpeTokenizer, CharTokenizer, HfTokenizer, Tokenizer, WordTokenizer, load_tokenizer
+from tasks.tokens.tokenizer_kinds import (
+    BpeTokenizer,
+    CharTokenizer,
+    HfTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    load_tokenizer,
+)
 
 TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's x=1;"
 

@@ -20,7 +20,7 @@ from tasks.tokens.hf_spec import WORD_PATTERNS, cut_text
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer import FitSettings, learn_merges
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     HfTokenizer,
     TokenizerError,
     load_tokenizer,

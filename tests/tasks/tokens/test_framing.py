@@ -28,7 +28,7 @@ from tasks.generation.prompts import sample_prompts
 from tasks.report.inspect.architecture import Subject
 from tasks.report.inspect.inspection import inspect_prompt
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import BOS, EOS, AsciiTokenizer, HfTokenizer, Tokenizer
+from tasks.tokens.tokenizer_kinds import BOS, EOS, AsciiTokenizer, HfTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 from tasks.training.hugging_face import export_bundle, import_folder
 

@@ -28,7 +28,7 @@ from tasks.tokens import tokenise as module
 from tasks.tokens.hf_spec import PIECE_BYTES
 from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     BOS,
     EOS,
     UNK,

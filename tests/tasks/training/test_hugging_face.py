@@ -19,7 +19,7 @@ from model import ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
 from storage.tables import read_columns, write_table
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     BOS,
     EOS,
     SPECIAL_TOKENS,

@@ -101,7 +101,7 @@ def answers(served_home: Home, model_folder: Path, tmp_path_factory: pytest.Temp
     """What the model and a second one with other code say, in one process far from the project."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     edited = shutil.copytree(model_folder, elsewhere / "edited")
-    code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tokenizers.py"
+    code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tokenizer_kinds.py"
     text = code.read_text()
     assert '        return "".join(self.alphabet' in text
     code.write_text(

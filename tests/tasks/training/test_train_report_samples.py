@@ -12,7 +12,7 @@ from model import ModelConfig, Transformer
 from storage.schemas import SHARD_FILE, TOKENS, TOKENS_FILE
 from storage.tables import write_table
 from tasks.tokens.index import Index
-from tasks.tokens.tokenizers import BOS, EOS, CharTokenizer
+from tasks.tokens.tokenizer_kinds import BOS, EOS, CharTokenizer
 from tasks.training.telemetry import MOST_PROMPT_IDS, PROMPT_CHARACTERS, Sampler, first_ids
 
 TEXTS = [f"document {name} tells of {name} sheep and of the fold behind the hill, at length" for name in "abcdefgh"]

@@ -36,7 +36,7 @@ from tasks.lineage.memorised import DATASET_GONE, explain_memorised
 from tasks.lineage.training_data import exposures, first_paths
 from tasks.lineage.why import explain
 from tasks.tokens.tokenizer import learn_merges
-from tasks.tokens.tokenizers import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from tasks.training.telemetry import read_notes
 from tasks.upkeep import forget as sweep
 from tasks.upkeep.forget import finish_forgetting, forget, refuse_forgotten
@@ -106,7 +106,7 @@ def home(trained: Trained, tmp_path: Path) -> Home:
 
 def tokens_stand(home: Home, words: str) -> bool:
     """Whether some words stand in a token shard, as the store's tokeniser reads it."""
-    from tasks.tokens.tokenizers import TOKENIZER_FILE, load_tokenizer
+    from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 
     (folder,) = (Path(home.store) / "tokenizer").iterdir()
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)

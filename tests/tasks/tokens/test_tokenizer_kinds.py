@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tasks.tokens.hf_spec import PIECE_BYTES, cut_text
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer, learn_merges
-from tasks.tokens.tokenizers import (
+from tasks.tokens.tokenizer_kinds import (
     EOS,
     N_SPECIAL,
     SPECIAL_TOKENS,

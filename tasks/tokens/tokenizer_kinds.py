@@ -27,7 +27,7 @@ from .hf_spec import (
     cut_text,
     cuts_before_spaces,
     drops_text,
-    engine_of,
+    library_tokenizer,
     with_left_out,
     without_control_tokens,
 )
@@ -308,30 +308,30 @@ def _words(text: str) -> Iterator[str]:
             yield match[0]
 
 
-class EngineTokenizer(Tokenizer):
+class LibraryTokenizer(Tokenizer):
     """A tokeniser that Hugging Face's `tokenizers` runs.
 
     Args:
-        spec: the engine's own JSON.
+        spec: the library's own JSON.
 
     Raises:
-        ValueError: the engine cannot read the spec.
+        ValueError: the library cannot read the spec.
     """
 
     def __init__(self, spec: str, reserved: int = 0) -> None:
         super().__init__(reserved)
         self.spec = spec
-        self._engine = engine_of(spec)
-        self.used_ids = int(self._engine.get_vocab_size())
+        self._tokenizer = library_tokenizer(spec)
+        self.used_ids = int(self._tokenizer.get_vocab_size())
 
     @property
     def encoding_spec(self) -> str:
-        """The JSON of the engine that encodes."""
+        """The JSON of the tokeniser that encodes."""
         return self.spec
 
     @cached_property
     def _encoder(self) -> Any:
-        return self._engine if self.encoding_spec == self.spec else engine_of(self.encoding_spec)
+        return self._tokenizer if self.encoding_spec == self.spec else library_tokenizer(self.encoding_spec)
 
     @cached_property
     def cuts_before_spaces(self) -> bool:
@@ -353,14 +353,14 @@ class EngineTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         kept = [int(index) for index in ids if int(index) not in self._no_text]
-        return str(self._engine.decode(kept, skip_special_tokens=False))
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
     @cached_property
     def _no_text(self) -> frozenset[int]:
         return frozenset(self.special_ids)
 
 
-class BpeTokenizer(EngineTokenizer):
+class BpeTokenizer(LibraryTokenizer):
     """Byte-level byte-pair encoding; no text is ever lost."""
 
     kind = "bpe"
@@ -369,17 +369,17 @@ class BpeTokenizer(EngineTokenizer):
         return {"kind": self.kind, "spec": json.loads(self.spec)}
 
 
-class HfTokenizer(EngineTokenizer):
+class HfTokenizer(LibraryTokenizer):
     """A tokeniser from elsewhere; its special ids are its own, and may be absent.
 
     What encodes is not its spec to the letter, see `without_control_tokens`.
 
     Args:
-        spec: the engine's own JSON.
+        spec: the library's own JSON.
         pad_id, unk_id, bos_id, eos_id: the ids with these meanings; None where there is none.
 
     Raises:
-        ValueError: the engine cannot read the spec, or a special id is outside the vocabulary.
+        ValueError: the library cannot read the spec, or a special id is outside the vocabulary.
     """
 
     kind = "hf"
@@ -406,13 +406,13 @@ class HfTokenizer(EngineTokenizer):
                 raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {largest}")
         self.pad_id, self.unk_id, self.bos_id, self.eos_id = pad_id, unk_id, bos_id, eos_id
         self.used_ids = largest + 1
-        added = self._engine.get_added_tokens_decoder()
+        added = self._tokenizer.get_added_tokens_decoder()
         special = {index for index, token in added.items() if token.special}
         self._special = special | {index for index in self._named.values() if index is not None}
 
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of every token as the engine spells it."""
-        return dict(self._engine.get_vocab(with_added_tokens=True))
+        """Return the id of every token as the library spells it."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     @cached_property
     def encoding_spec(self) -> str:
@@ -437,9 +437,9 @@ class HfTokenizer(EngineTokenizer):
 
     @cached_property
     def _left_out(self) -> Any:
-        """An engine that has a token where the tokeniser leaves something out; None if it leaves nothing out."""
+        """One that has a token where the tokeniser leaves something out; None if it leaves nothing out."""
         spec = json.loads(self.encoding_spec)
-        return engine_of(with_left_out(spec)) if drops_text(spec) else None
+        return library_tokenizer(with_left_out(spec)) if drops_text(spec) else None
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
         """Return the bytes that became unk or were left out; what a normaliser changes (case, accents) is kept."""
