@@ -34,7 +34,7 @@ from tasks.curate.corpus import SegmentTable
 from tasks.curate.curate import CurationSettings, select_documents
 from tasks.curate.dedup import VERIFIED_FILE, find_duplicates
 from tasks.curate.settings import DedupSettings
-from tasks.ingest.extract import SEGMENT_FILES
+from tasks.ingest.segments import SEGMENT_FILES
 from tasks.text.minhash import N_PERMUTATIONS, Signatures
 
 GOAL_BYTES = 4 * 10**9

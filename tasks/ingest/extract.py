@@ -3,31 +3,23 @@
 Each file goes to the pool of the machine, where a worker process (`tasks.ingest.worker`) reads it by
 `tasks.readers.document.yield_document` into files that are also the journal of the segment: a kill loses only the
 documents in work.
-
-Extraction of a file is addressed by its bytes, its suffix and the options, never by its path. A run looks up which
-contents are in no segment yet, sorts them by digest, and cuts them into segments; the cut depends on what stands in
-the segment alone, so after a kill the same segments come out.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
-from storage.digest import plain, sha256_json
-from storage.home import Home
-from storage.manifest import ArtifactRef, Manifest
+from storage.digest import sha256_json
 from storage.schemas import EXTRACTS, EXTRACTS_FILE, PAGES, PAGES_FILE
-from storage.store import Store
-from storage.tables import TableWriter, read_columns, read_rows, union_digest
+from storage.tables import TableWriter, union_digest
 from storage.tombstones import FORGOTTEN, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
@@ -35,8 +27,6 @@ from tasks.ingest.journal import Content, is_doubtful, read_document, resume
 from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions
 
-SEGMENT_BYTES = 32 * 2**20
-SEGMENT_FILES = 4096
 QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
 HELD_BYTES = 12 * 2**20  # of documents whose rows are made while other files of a segment are still extracted
 _BYTES_OF_ROW = 5_000  # what a document takes beside its text, about
@@ -184,143 +174,3 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
     work.tools.update(extract_tools())
     work.tools["passwords"] = files.passwords_noted
     return union_digest([work.out / EXTRACTS_FILE])
-
-
-# segments
-
-
-Item = TypeVar("Item", bound=Any)  # a `Content`, or a part of a corpus
-
-
-def cut_segments(contents: Iterable[Item], sizes: Mapping[str, int]) -> list[tuple[Item, ...]]:
-    """Cut contents, sorted by digest, into segments.
-
-    A segment ends with the file that fills it, so the cuts before and after a finished segment do not depend on it.
-
-    Args:
-        sizes: bytes of each content, by sha256.
-    """
-    segments: list[tuple[Item, ...]] = []
-    current: list[Item] = []
-    size = 0
-    for content in sorted(contents):
-        current.append(content)
-        size += sizes[content.sha256]
-        if size >= SEGMENT_BYTES or len(current) >= SEGMENT_FILES:
-            segments.append(tuple(current))
-            current, size = [], 0
-    if current:
-        segments.append(tuple(current))
-    return segments
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A content that lies in a segment.
-
-    Attributes:
-        reason_codes: why its extraction failed, in part or in whole, over the file and its members; empty if it did
-            not.
-        tried: what is noted of the passwords of each attempt (see `passwords_digest`); empty if it needs none.
-        last_attempt: number of the latest attempt, which need not be the one that is used.
-    """
-
-    content: Content
-    segment: ArtifactRef
-    reason_codes: frozenset[str] = frozenset()
-    tried: tuple[str, ...] = ()
-    last_attempt: int = 0
-
-
-def passwords_digest(passwords: Iterable[str], home: Home) -> str:
-    """Return a keyed digest for each of the passwords that were tried, which means nothing without the home."""
-    words = sorted(set(passwords))
-    if not words:
-        return ""
-    key = home.password_key()
-    digests = (hmac.digest(key, word.encode("utf-8", "surrogatepass"), "sha256").hex() for word in words)
-    return ",".join(sorted(digests))
-
-
-def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str], Located]:
-    """Locate each content that was extracted under these options.
-
-    Of several extractions of one content the one with more text counts: a retry on a bad day takes nothing away. Among
-    equals it is the latest attempt, then the newest.
-    """
-    wanted = plain(options)
-    made = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
-    segments = present_segments(
-        item for item in made if item.version == extract.version and item.settings["options"] == wanted
-    )
-    attempts: dict[tuple[str, str], list[tuple[Content, int]]] = defaultdict(list)  # nearly always one
-    for number, manifest in enumerate(segments):
-        for entry in manifest.settings["contents"]:
-            content = Content(**entry)
-            attempts[content.sha256, content.suffix].append((content, number))
-    several = {number for found in attempts.values() if len(found) > 1 for _, number in found}
-    worths = {number: _worths(store, segments[number].ref) for number in sorted(several)}
-    doubtful = {number: _doubtful(store, item.ref) for number, item in enumerate(segments) if item.counts["doubtful"]}
-    index = {}
-    for identity, found in attempts.items():
-        content, number = found[0]
-        if len(found) > 1:
-            content, number = max(found, key=lambda item: (worths[item[1]][item[0].sha256], item[0].attempt, item[1]))
-        codes = doubtful[number].get(content.sha256, frozenset()) if number in doubtful else frozenset()
-        tried = {segments[place].tools["passwords"] for _, place in found} if "encrypted" in codes else ()
-        last = max(attempt.attempt for attempt, _ in found)
-        index[identity] = Located(content, segments[number].ref, codes, tuple(sorted(tried)), last)
-    return index
-
-
-def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
-    """Segments without those that another one among them replaces (see `tasks.upkeep.compact`)."""
-    listed = list(segments)
-    replaced = {ref.key for item in listed for ref in item.input_refs()}
-    return [item for item in listed if item.key not in replaced]
-
-
-def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
-    """Count for each file of a segment the documents that are ok, and the pages without an error."""
-    folder = store.folder(ref)
-    pages = read_columns(folder / PAGES_FILE, ["doc_id", "error"])
-    sound = Counter(doc_id for doc_id, error in zip(pages["doc_id"], pages["error"], strict=True) if error is None)
-    worths: dict[str, tuple[int, int]] = {}
-    for row in read_rows(folder / EXTRACTS_FILE, ["doc_id", "file_sha256", "status"]):
-        n_ok, n_pages = worths.get(row["file_sha256"], (0, 0))
-        worths[row["file_sha256"]] = (n_ok + (row["status"] == "ok"), n_pages + sound[row["doc_id"]])
-    return worths
-
-
-def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
-    """The reason codes of a segment's files, and of the members in them, that may be worth another attempt."""
-    codes: dict[str, set[str]] = defaultdict(set)
-    for row in read_rows(store.folder(ref) / EXTRACTS_FILE, ["file_sha256", "status", "reason_code"]):
-        if is_doubtful(row["status"], row["reason_code"]):
-            codes[row["file_sha256"]].add(row["reason_code"])
-    return {sha256: frozenset(found) for sha256, found in codes.items()}
-
-
-def wants_retry(located: Located, retry_failed: bool, ocr_ready: Callable[[], bool], passwords: str) -> bool:
-    """Return True if an extraction that failed, in part or in whole, is to be tried again.
-
-    On request; by itself when the engine, language or password it lacked is there now, and when what failed was the
-    path at that moment, which says nothing about the content.
-
-    Args:
-        located: the content.
-        retry_failed: whether it was asked for.
-        ocr_ready: tells whether the OCR engine and its languages are there.
-        passwords: the `passwords_digest` of those given now.
-    """
-    given = set(filter(None, passwords.split(",")))
-
-    def may_change(code: str) -> bool:
-        if code == "no_ocr_engine":
-            return ocr_ready()
-        if code == "encrypted":
-            # one attempt with all of them, not each in some attempt: members of one archive may need different ones
-            return not any(given <= set(tried.split(",")) for tried in located.tried)
-        return code in ("changed", "unreadable") or retry_failed
-
-    return any(map(may_change, located.reason_codes))

@@ -1,47 +1,50 @@
 """The files of a corpus: those that its sources list, what of them is new, and the segments that hold the rest.
 
 Files become segments by extraction, and corpora of documents by import; everything after that reads either alike.
+
+Extraction of a file is addressed by its bytes, its suffix and the options, never by its path. A run looks up which
+contents are in no segment yet, sorts them by digest, and cuts them into segments; the cut depends on what stands in
+the segment alone, so after a kill the same segments come out.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+import hmac
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from storage.digest import plain
+from storage.home import Home
 from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import EXTRACTS_FILE
-from storage.tables import read_columns
+from storage.manifest import ArtifactRef, Manifest, RefSet
+from storage.schemas import EXTRACTS_FILE, PAGES_FILE
+from storage.store import Store
+from storage.tables import read_columns, read_rows
 from storage.tombstones import read_tombstones
 from tasks.core.executor import show_found
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, Stage
-from tasks.ingest.extract import (
-    SegmentSettings,
-    SourceFiles,
-    cut_segments,
-    extract,
-    extract_tools,
-    passwords_digest,
-    segment_index,
-    wants_retry,
-)
+from tasks.ingest.extract import SegmentSettings, SourceFiles, extract, extract_tools
 from tasks.ingest.importing import SUFFIX, ImportSettings, Part, import_index, import_segment, parts_of
-from tasks.ingest.journal import Content
+from tasks.ingest.journal import Content, is_doubtful
 from tasks.readers.ocr import ocr_ready
-from tasks.readers.records import CONTAINERS
+from tasks.readers.records import CONTAINERS, ExtractOptions
 from tasks.readers.rows import LINES
 from tasks.sources.address import is_corpus, resolve_sources
 from tasks.sources.folder import ListedFile
 from tasks.sources.listing import HashMemo, list_sources
 
+SEGMENT_BYTES = 32 * 2**20
+SEGMENT_FILES = 4096
+
 Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
+Item = TypeVar("Item", bound=Any)  # a `Content`, or a part of a corpus
 _KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there
 
 
@@ -254,3 +257,140 @@ def places_in_order(placed: Iterable[Placed]) -> list[tuple[Content, str]]:
     places = [(content, ref.key) for content, ref in placed]
     # as the pairs sort, and several times faster
     return sorted(places, key=lambda place: (place[0].sha256, place[0].suffix, place[0].attempt, place[1]))
+
+
+# what is extracted already, and where
+
+
+def cut_segments(contents: Iterable[Item], sizes: Mapping[str, int]) -> list[tuple[Item, ...]]:
+    """Cut contents, sorted by digest, into segments.
+
+    A segment ends with the file that fills it, so the cuts before and after a finished segment do not depend on it.
+
+    Args:
+        sizes: bytes of each content, by sha256.
+    """
+    segments: list[tuple[Item, ...]] = []
+    current: list[Item] = []
+    size = 0
+    for content in sorted(contents):
+        current.append(content)
+        size += sizes[content.sha256]
+        if size >= SEGMENT_BYTES or len(current) >= SEGMENT_FILES:
+            segments.append(tuple(current))
+            current, size = [], 0
+    if current:
+        segments.append(tuple(current))
+    return segments
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A content that lies in a segment.
+
+    Attributes:
+        reason_codes: why its extraction failed, in part or in whole, over the file and its members; empty if it did
+            not.
+        tried: what is noted of the passwords of each attempt (see `passwords_digest`); empty if it needs none.
+        last_attempt: number of the latest attempt, which need not be the one that is used.
+    """
+
+    content: Content
+    segment: ArtifactRef
+    reason_codes: frozenset[str] = frozenset()
+    tried: tuple[str, ...] = ()
+    last_attempt: int = 0
+
+
+def passwords_digest(passwords: Iterable[str], home: Home) -> str:
+    """Return a keyed digest for each of the passwords that were tried, which means nothing without the home."""
+    words = sorted(set(passwords))
+    if not words:
+        return ""
+    key = home.password_key()
+    digests = (hmac.digest(key, word.encode("utf-8", "surrogatepass"), "sha256").hex() for word in words)
+    return ",".join(sorted(digests))
+
+
+def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str], Located]:
+    """Locate each content that was extracted under these options.
+
+    Of several extractions of one content the one with more text counts: a retry on a bad day takes nothing away. Among
+    equals it is the latest attempt, then the newest.
+    """
+    wanted = plain(options)
+    made = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
+    segments = present_segments(
+        item for item in made if item.version == extract.version and item.settings["options"] == wanted
+    )
+    attempts: dict[tuple[str, str], list[tuple[Content, int]]] = defaultdict(list)  # nearly always one
+    for number, manifest in enumerate(segments):
+        for entry in manifest.settings["contents"]:
+            content = Content(**entry)
+            attempts[content.sha256, content.suffix].append((content, number))
+    several = {number for found in attempts.values() if len(found) > 1 for _, number in found}
+    worths = {number: _worths(store, segments[number].ref) for number in sorted(several)}
+    doubtful = {number: _doubtful(store, item.ref) for number, item in enumerate(segments) if item.counts["doubtful"]}
+    index = {}
+    for identity, found in attempts.items():
+        content, number = found[0]
+        if len(found) > 1:
+            content, number = max(found, key=lambda item: (worths[item[1]][item[0].sha256], item[0].attempt, item[1]))
+        codes = doubtful[number].get(content.sha256, frozenset()) if number in doubtful else frozenset()
+        tried = {segments[place].tools["passwords"] for _, place in found} if "encrypted" in codes else ()
+        last = max(attempt.attempt for attempt, _ in found)
+        index[identity] = Located(content, segments[number].ref, codes, tuple(sorted(tried)), last)
+    return index
+
+
+def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
+    """Segments without those that another one among them replaces (see `tasks.upkeep.compact`)."""
+    listed = list(segments)
+    replaced = {ref.key for item in listed for ref in item.input_refs()}
+    return [item for item in listed if item.key not in replaced]
+
+
+def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
+    """Count for each file of a segment the documents that are ok, and the pages without an error."""
+    folder = store.folder(ref)
+    pages = read_columns(folder / PAGES_FILE, ["doc_id", "error"])
+    sound = Counter(doc_id for doc_id, error in zip(pages["doc_id"], pages["error"], strict=True) if error is None)
+    worths: dict[str, tuple[int, int]] = {}
+    for row in read_rows(folder / EXTRACTS_FILE, ["doc_id", "file_sha256", "status"]):
+        n_ok, n_pages = worths.get(row["file_sha256"], (0, 0))
+        worths[row["file_sha256"]] = (n_ok + (row["status"] == "ok"), n_pages + sound[row["doc_id"]])
+    return worths
+
+
+def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
+    """The reason codes of a segment's files, and of the members in them, that may be worth another attempt."""
+    codes: dict[str, set[str]] = defaultdict(set)
+    for row in read_rows(store.folder(ref) / EXTRACTS_FILE, ["file_sha256", "status", "reason_code"]):
+        if is_doubtful(row["status"], row["reason_code"]):
+            codes[row["file_sha256"]].add(row["reason_code"])
+    return {sha256: frozenset(found) for sha256, found in codes.items()}
+
+
+def wants_retry(located: Located, retry_failed: bool, can_read_images: Callable[[], bool], passwords: str) -> bool:
+    """Return True if an extraction that failed, in part or in whole, is to be tried again.
+
+    On request; by itself when the engine, language or password it lacked is there now, and when what failed was the
+    path at that moment, which says nothing about the content.
+
+    Args:
+        located: the content.
+        retry_failed: whether it was asked for.
+        can_read_images: tells whether the OCR engine and its languages are there.
+        passwords: the `passwords_digest` of those given now.
+    """
+    given = set(filter(None, passwords.split(",")))
+
+    def may_change(code: str) -> bool:
+        if code == "no_ocr_engine":
+            return can_read_images()
+        if code == "encrypted":
+            # one attempt with all of them, not each in some attempt: members of one archive may need different ones
+            return not any(given <= set(tried.split(",")) for tried in located.tried)
+        return code in ("changed", "unreadable") or retry_failed
+
+    return any(map(may_change, located.reason_codes))

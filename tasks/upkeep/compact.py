@@ -23,7 +23,8 @@ from storage.manifest import Manifest, RefSet, describe_inputs
 from storage.schemas import PAGES_FILE
 from storage.store import Store, StoreError
 from storage.tombstones import FORGETTING_LOCK
-from tasks.ingest.extract import SEGMENT_BYTES, SEGMENT_FILES, extract, present_segments
+from tasks.ingest.extract import extract
+from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, present_segments
 from tasks.upkeep.forget import finish_forgetting
 from tasks.upkeep.rewriting import write_segment
 

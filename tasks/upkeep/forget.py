@@ -35,7 +35,7 @@ from storage.tombstones import (
     read_tombstones,
     write_tombstones,
 )
-from tasks.ingest.extract import present_segments
+from tasks.ingest.segments import present_segments
 from tasks.lineage.documents import SEGMENT_STAGES, find_forgotten, find_targets, paths_of, place_digests
 from tasks.lineage.training_data import exposed_documents
 from tasks.upkeep.forget_quotes import TRAIN, clear_pages, find_quotes, show_samples

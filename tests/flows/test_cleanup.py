@@ -13,7 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from ingest_run import Ingestion, home_at, ingest, prose, write
 
-import tasks.ingest.extract as segments
+import tasks.ingest.segments as segments
 from storage.home import Home
 from storage.store import MANIFEST_NAME
 

@@ -278,7 +278,7 @@ def test_growing_in_two_steps_gives_the_same_sequences_under_the_same_tokenizer(
 def test_the_cut_into_segments_changes_no_digest(
     tiny: Ran, tiny_source: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.ingest.extract.SEGMENT_FILES", 5)
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 5)
     cut = run_prepare(home, tiny_source)
     assert len(cut.ingested.segments.refs) == 3
     assert digests(cut) == digests(tiny)

@@ -63,7 +63,7 @@ def in_flow(home: Home, function: Callable[[Run], Any]) -> Any:
 def test_segments_are_extracted_on_all_nodes_and_come_out_as_in_one_process(
     on_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.ingest.extract.SEGMENT_FILES", 3)
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 3)
     source = write_texts(tmp_path / "source")
 
     def ingest(run: Run) -> tuple[Any, list[Any], dict[str, int]]:
@@ -90,7 +90,7 @@ def test_segments_are_extracted_on_all_nodes_and_come_out_as_in_one_process(
 def test_a_run_on_a_cluster_with_all_files_on_s3_promotes_the_model_of_a_run_on_a_laptop(
     s3_address: str, on_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.ingest.extract.SEGMENT_FILES", 3)
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 3)
     monkeypatch.setattr(Machine, "device", TinyMachine.device)  # bits depend on the number of threads
     source = write_texts(tmp_path / "source")
 

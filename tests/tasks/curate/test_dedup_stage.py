@@ -100,7 +100,7 @@ def test_the_cut_into_segments_and_the_way_of_growing_change_no_result(
 ) -> None:
     source = write(tmp_path / "in", files)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.ingest.extract.SEGMENT_FILES", 2)
+        patch.setattr("tasks.ingest.segments.SEGMENT_FILES", 2)
         cut = ingest(home_at(tmp_path / "cut"), source)
     assert len(cut.ingested.segments.refs) == 8
     part = write(tmp_path / "part", dict(list(files.items())[::2]))

@@ -100,7 +100,7 @@ def test_cuts_and_redactions_meet_in_one_document(home: Home, tmp_path: Path) ->
 def test_a_segment_without_new_cuts_is_not_refined_anew_when_another_gets_some(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.ingest.extract.SEGMENT_FILES", 2)
+    monkeypatch.setattr("tasks.ingest.segments.SEGMENT_FILES", 2)
     question = prose(8_000, 40).replace("\n", " ")
     named = tmp_path / "questions.txt"
     named.write_text(question)

@@ -23,8 +23,8 @@ from tasks.core.progress import StageProgress
 from tasks.core.run import Run
 from tasks.core.stage import Request, Stage, StageResult
 from tasks.ingest import extract as extract_module
-from tasks.ingest.extract import Located, passwords_digest, segment_index, wants_retry
 from tasks.ingest.journal import Content
+from tasks.ingest.segments import Located, passwords_digest, segment_index, wants_retry
 from tasks.readers.records import Extraction, Limits, PageText, judge_pages
 
 
@@ -162,7 +162,7 @@ def located(*codes: str, tried: tuple[str, ...] = ()) -> Located:
         (located(), {"retry_failed": True}, False),
         (located("timeout"), {}, False),
         (located("timeout"), {"retry_failed": True}, True),
-        (located("timeout", "no_ocr_engine"), {"ocr_ready": lambda: True}, True),
+        (located("timeout", "no_ocr_engine"), {"can_read_images": lambda: True}, True),
         (located("timeout", "no_ocr_engine"), {}, False),
         (located("encrypted", "changed", tried=("a",)), {"passwords": "a"}, True),
         (located("encrypted", "timeout", tried=("",)), {"passwords": "a"}, True),
@@ -175,7 +175,10 @@ def located(*codes: str, tried: tuple[str, ...] = ()) -> Located:
     ],
 )
 def test_any_reason_that_may_have_gone_away_is_enough(found: Located, given: dict[str, Any], wanted: bool) -> None:
-    assert wants_retry(found, **{"retry_failed": False, "ocr_ready": lambda: False, "passwords": "", **given}) is wanted
+    assert (
+        wants_retry(found, **{"retry_failed": False, "can_read_images": lambda: False, "passwords": "", **given})
+        is wanted
+    )
 
 
 def test_the_reasons_of_a_file_are_those_of_all_its_members(home: Home, tmp_path: Path) -> None:

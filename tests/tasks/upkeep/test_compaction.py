@@ -14,7 +14,7 @@ from ingest_run import prose, write
 from tiny_run import Ran, home_at, run_prepare
 
 import storage.store
-import tasks.ingest.extract as segments_module
+import tasks.ingest.segments as segments_module
 import tasks.upkeep.compact as compact_module
 from flows.stages import stage_facts
 from storage.catalog import Catalog, read_state
