@@ -74,15 +74,14 @@ class CorpusOptions(Options):
         """Return the names of the stages to compute again.
 
         Raises:
-            UserError: for a stage that does not exist.
+            UserError: for a stage that the flow does not import.
         """
-        from flows.stages import all_stages
+        from tasks.core.stage import imported_stages
 
         names = [name.strip() for name in (self.refresh or "").split(",") if name.strip()]
-        known = all_stages() if names else {}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise UserError(f"--refresh {', '.join(unknown)}: no such stage; stages are {', '.join(sorted(known))}")
+        if unknown := sorted(set(names) - imported_stages().keys()):
+            known = ", ".join(sorted(imported_stages()))
+            raise UserError(f"--refresh {', '.join(unknown)}: no such stage here; stages are {known}")
         return names
 
 

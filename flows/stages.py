@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
+from flows import compare, retrain  # noqa: F401 - they import the modules of all stages
 from storage.manifest import StageFacts
-from tasks.core.stage import Stage
+from tasks.core.stage import Stage, imported_stages
 
 
 def all_stages() -> dict[str, Stage]:
     """Return every stage of the flows, by name."""
-    from flows import compare, retrain  # noqa: F401 - they import the modules of all stages
-
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("tasks.")]
-    return {item.name: item for module in modules for item in vars(module).values() if isinstance(item, Stage)}
+    return imported_stages()
 
 
 def stage_facts() -> dict[str, StageFacts]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -342,3 +343,9 @@ def stage(
 
     facts = StageFacts(tables or {}, keep_with, pinned)
     return lambda function: Stage(function, name, version, unit, modules, unkeyed, facts)
+
+
+def imported_stages() -> dict[str, Stage]:
+    """Return the stages whose modules are imported, by name."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("tasks.")]
+    return {item.name: item for module in modules for item in vars(module).values() if isinstance(item, Stage)}
