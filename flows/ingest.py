@@ -88,7 +88,7 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
 def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     """Read sources; measure, deduplicate, select and refine their documents.
 
-    Those that are not selected are refined, too: a selection that changes computes nothing again.
+    All of them are refined, also those that are not selected, so that another selection makes no text again.
 
     Args:
         source: Sources, one per line.
