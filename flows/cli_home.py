@@ -270,11 +270,9 @@ def export_corpus(
     as_json: AsJson = False,
 ) -> None:
     """Write the corpus of the last completed run as Parquet: token lists or documents."""
-    from storage.catalog import read_state
     from tasks.ingest.export import export_corpus as write_corpus
 
-    _, store = open_home(home)
-    answer(asdict(write_corpus(store, read_state(store, corpus), absolute(folder), what, split)), as_json)
+    answer(asdict(write_corpus(open_home(home)[1], corpus, absolute(folder), what, split)), as_json)
 
 
 @others.command()

@@ -80,11 +80,13 @@ create view documents as
     from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id)
     join all_selection s using (doc_id)
     where s.kept;
-create view tokens as
-    select t.* exclude (filename, digest), s.split, token_ids(t.filename, t."offset", t.length) as ids
+create view token_spans as
+    select t.* exclude (digest), s.split
     from all_tokenise t join holders_tokenise h on h.doc_id = t.doc_id and h.filename = t.filename
     join all_selection s on s.doc_id = t.doc_id
     where s.kept;
+create view tokens as
+    select * exclude (filename), token_ids(filename, "offset", length) as ids from token_spans;
 create view quarantine as
     select doc_id, path, 'ingest' as stage, reason_code, reason from all_files where status not in ('ok', 'duplicate')
     union all
@@ -176,7 +178,7 @@ class Catalog:
             raise QueryError(str(error)) from error
 
     def _path(self, ref: ArtifactRef, table: str) -> Path:
-        wanted = [table] if ref.stage != "tokenise" else []  # `_read_ids` looks for the shard beside the table
+        wanted = [table] if ref.stage != "tokenise" else []  # `read_ids` looks for the shard beside the table
         return self.store.folder(ref, *wanted) / table
 
     def _base(self, name: str, stage: str, table: str, schema: pa.Schema) -> None:
@@ -216,13 +218,18 @@ class Catalog:
             self._segments(f"segments_{stage}", stage, table)
             execute(_SEGMENT_VIEWS.format(stage=stage))
         self.connection.create_function(
-            "token_ids", _read_ids, ["varchar", "bigint", "bigint"], "uinteger[]", type="arrow"
+            "token_ids", read_ids, ["varchar", "bigint", "bigint"], "uinteger[]", type="arrow"
         )
         execute(_VIEWS)
 
 
-def _read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
-    """Return the token ids of documents from the flat shards beside the tables."""
+def read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
+    """Return the token ids of documents from the flat shards beside the tables.
+
+    Args:
+        tables: the table `tokens` of each document.
+        offsets, lengths: of its ids in the shard.
+    """
     shards: dict[str, np.ndarray] = {}
     parts = [np.zeros(0, np.uint32)]
     for table, offset, length in zip(tables.to_pylist(), offsets.to_pylist(), lengths.to_pylist(), strict=True):

@@ -13,7 +13,7 @@ from tiny_run import Ran, home_at, run_prepare, tiny_settings, write_texts
 from typer.testing import CliRunner
 
 from flows.cli import app
-from storage.catalog import Catalog, read_state
+from storage.catalog import Catalog
 from storage.errors import UserError
 from tasks.ingest import export as exporting
 from tasks.ingest.export import Exported, export_corpus
@@ -31,7 +31,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def export(ran: Ran, folder: Path, what: str, split: str = "") -> Exported:
-    return export_corpus(ran.run.store, read_state(ran.run.store, "default"), folder, what, split)
+    return export_corpus(ran.run.store, "default", folder, what, split)
 
 
 def rows(exported: Exported) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_batches_and_files_do_not_show_in_the_rows(
 ) -> None:
     whole = export(ran, tmp_path / "whole", what)
     monkeypatch.setattr(exporting, "BATCH_IDS", 100)
-    monkeypatch.setattr(exporting, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(exporting, "BATCH_ROWS", 2)
     monkeypatch.setattr(exporting, "FILE_BYTES", 4000)
     parts = export(ran, tmp_path / "parts", what)
     assert len(whole.files) == 1 < len(parts.files)
@@ -135,12 +135,13 @@ def test_what_cannot_be_exported_is_told(ran: Ran, tmp_path: Path, what: str, sp
 
 
 def test_a_corpus_that_was_not_prepared_says_what_to_run(ran: Ran, tmp_path: Path) -> None:
-    state = read_state(ran.run.store, "default")
-    del state["tokenise"]
+    state = ran.run.store.read_ref("corpus/default")
+    assert state is not None
+    ran.run.store.write_ref("corpus/ingested", {name: refs for name, refs in state.items() if name != "tokenise"})
     with pytest.raises(UserError, match=r"tokenise.*sheepfold prepare"):
-        export_corpus(ran.run.store, state, tmp_path / "out", "tokens")
+        export_corpus(ran.run.store, "ingested", tmp_path / "out", "tokens")
     with pytest.raises(UserError, match="sheepfold ingest"):
-        export_corpus(ran.run.store, {}, tmp_path / "out", "documents")
+        export_corpus(ran.run.store, "other", tmp_path / "out", "documents")
 
 
 def test_the_command_writes_what_was_prepared(ran: Ran, tmp_path: Path) -> None:
