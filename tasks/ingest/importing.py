@@ -20,11 +20,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import FileIO
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -35,33 +34,30 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS, EXTRACTS_FILE, NORMALISED, PAGES, PAGES_FILE
 from storage.store import Store
-from storage.tables import ROW_GROUP_BYTES, ROW_GROUP_ROWS, write_table
+from storage.tables import TableWriter, stream_columns, write_table
 from storage.tombstones import FORGOTTEN, Tombstone, Tombstones, read_tombstones
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
 from tasks.ingest.extract import document_id
 from tasks.readers.decode import one_line
-from tasks.readers.records import ExtractionProblem
+from tasks.readers.records import Extraction, ExtractionProblem, Kind
 from tasks.readers.rows import GZIP, LINES, PARQUET, TEXT, ZSTD, Columns, Row, Table, list_columns, read_rows
 from tasks.sources.folder import FileState, open_regular
 from tasks.text.cleaning import normalise_text
 
-KINDS = ("text", "code", "pdf", "image")
+KINDS: tuple[Kind, ...] = ("text", "code", "pdf", "image")
 MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits
 SUFFIX = "documents:"  # stands for a suffix in the identity of what was read this way
 MAX_NAME_CHARS = 200
 CHARACTERS_AT_ONCE = 2**20
-_UNKNOWN = ("", "application/octet-stream", None, None, 0)
-_REPEATED = {"kind", "programming_language", "file_sha256", "suffix", "status", "reason", "reason_code", "media_type"}
 PART_BYTES = 32 * 2**20
 WHOLE_PARQUET_BYTES = 8 * 2**20  # a compressed table is several times larger when it is read
 _MAGICS = ((b"PAR1", PARQUET), (b"\x1f\x8b", GZIP), (b"\x28\xb5\x2f\xfd", ZSTD))
 _BLOCK = 4 * 2**20
 
 _Cut = tuple[int, int, int]  # start, stop and first row of a part
-# rows of `extracts` and of `documents`, its text as UTF-8 (None where there is no document), and the bytes of the text
-_Entry = tuple[tuple[Any, ...], tuple[Any, ...] | None, int]
+_Entry = tuple[dict[str, Any], dict[str, Any] | None]  # rows of `extracts` and, where there is a document, `documents`
 
 
 @checked_dataclass(frozen=True, config=STRICT)
@@ -195,15 +191,23 @@ def import_parts(
         forgotten: Documents that are left out, by id.
     """
     left_out = Tombstones(forgotten)
-    with _Columns(out / DOCUMENTS_FILE, NORMALISED) as documents, _Columns(out / EXTRACTS_FILE, EXTRACTS) as extracts:
+    tables = out / DOCUMENTS_FILE, out / EXTRACTS_FILE
+    with TableWriter(tables[0], NORMALISED) as documents, TableWriter(tables[1], EXTRACTS) as extracts:
         for done, (part, location) in enumerate(zip(parts, locations, strict=True), start=1):
             with unchanged(location, part, cache):
                 _import_part(part, Path(location), settings, repair, documents, extracts, left_out)
             progress(done, len(parts))
     write_table(out / PAGES_FILE, PAGES, ())  # what was never on a page
-    digest = sha256_json([documents.digest.hexdigest(), extracts.digest.hexdigest()])
     refused = extracts.count - documents.count - sum(not part.number for part in parts)
-    return {"rows": documents.count, "refused": refused, "digest": digest}
+    return {"rows": documents.count, "refused": refused, "digest": sha256_json([*map(_rows_in_order, tables)])}
+
+
+def _rows_in_order(table: Path) -> str:
+    """Digest of the ids and digests of rows, in their order: a compressed file may have millions."""
+    digest = hashlib.sha256()
+    for columns in stream_columns(table, ["doc_id", "digest"]):
+        digest.update("".join(chain.from_iterable(zip(*columns.values(), strict=True))).encode())
+    return digest.hexdigest()
 
 
 def _import_part(
@@ -211,8 +215,8 @@ def _import_part(
     location: Path,
     settings: DocumentsSettings,
     repair: bool,
-    documents: _Columns,
-    extracts: _Columns,
+    documents: TableWriter,
+    extracts: TableWriter,
     forgotten: Tombstones,
 ) -> None:
     """Write the rows of one part, and a record of the file with its first."""
@@ -229,21 +233,22 @@ def _import_part(
     rows = read_rows(table, partial(_chosen_columns, part, settings))
     # unlike a loop, it lets go of a row as soon as it was used
     entries = map(partial(_entry, part, settings, repair, forgotten), rows)
-    known = ("table", f"application/{part.format}", None, None, 0)
+    file = Extraction("ok", kind="table", media_type=f"application/{part.format}", sha256=part.sha256)
     try:
         entry = next(entries, None)
     except ExtractionProblem as problem:
         if part.number == 0:
-            extracts.add(_record(part, document_id(part.sha256), "", part.sha256, 0, problem, _UNKNOWN))
+            extracts.write([_record(part, Extraction("ok", sha256=part.sha256).refuse(problem))])
         return
     if part.number == 0:
-        empty = None if entry is not None else ExtractionProblem("skipped", "empty", "the table holds no rows")
-        extracts.add(_record(part, document_id(part.sha256), "", part.sha256, 0, empty, known))
+        if entry is None:
+            file.refuse(ExtractionProblem("skipped", "empty", "the table holds no rows"))
+        extracts.write([_record(part, file)])
     while entry is not None:
-        record, document, size = entry
+        record, document = entry
         if document is not None:
-            documents.add(document, size)
-        extracts.add(record)
+            documents.write([document])
+        extracts.write([record])
         entry = next(entries, None)
 
 
@@ -271,8 +276,8 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
         raw = row.text(settings.text_column)
         kind = _kind(settings, row)
     except ExtractionProblem as problem:
-        locator, nothing = str(row.number), hashlib.sha256(b"").hexdigest()
-        return _record(part, document_id(part.sha256, locator), locator, nothing, 0, problem, _UNKNOWN), None, 0
+        nothing = Extraction("ok", locator=str(row.number), sha256=hashlib.sha256(b"").hexdigest())
+        return _record(part, nothing.refuse(problem)), None
     name = one_line(row.values.get(settings.id_column))
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
     doc_id = document_id(part.sha256, locator)
@@ -282,37 +287,42 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
     del text
     text_sha256 = hashlib.sha256(data).hexdigest()
     sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(raw)
-    refusal = None
+    found = Extraction("ok", locator=locator, sha256=sha256, size=size)
     if forgotten.covers(doc_id, sha256):
-        refusal = ExtractionProblem("skipped", FORGOTTEN, FORGOTTEN_REASON)
-    elif not data:
-        refusal = ExtractionProblem("rejected", "no_text", "no text")
-    if refusal is not None:
-        return _record(part, doc_id, locator, sha256, size, refusal, _UNKNOWN), None, 0
-    title = one_line(row.values.get(settings.title_column)) or None
-    language = one_line(row.values.get(settings.language_column)) or None
-    share = 1.0 if kind == "image" else 0.0
-    content = (kind, title, language, text_sha256, len(data), 1, share, None)
-    return (
-        _record(part, doc_id, locator, sha256, size, None, (kind, "text/plain", title, language, 1)),
-        (doc_id, *content[:3], data, *content[3:], _digest(*content)),  # in the order of the schema
-        len(data),
-    )
+        return _record(part, found.refuse(ExtractionProblem("skipped", FORGOTTEN, FORGOTTEN_REASON))), None
+    if not data:
+        return _record(part, found.refuse(ExtractionProblem("rejected", "no_text", "no text"))), None
+    found.kind, found.media_type = kind, "text/plain"
+    found.title = one_line(row.values.get(settings.title_column)) or None
+    found.programming_language = one_line(row.values.get(settings.language_column)) or None
+    content = {
+        "kind": kind,
+        "title": found.title,
+        "programming_language": found.programming_language,
+        "text_sha256": text_sha256,
+        "n_bytes": len(data),
+        "n_pages": 1,
+        "ocr_share": 1.0 if kind == "image" else 0.0,
+        "ocr_confidence": None,
+    }
+    document = {"doc_id": doc_id, "text": data, **content, "digest": _digest(*content.values())}
+    return _record(part, found, n_pages=1), document
 
 
-def _kind(settings: DocumentsSettings, row: Row) -> str:
+def _kind(settings: DocumentsSettings, row: Row) -> Kind:
     """The kind of document that a row is.
 
     Raises:
         ExtractionProblem: Its column says something else.
     """
-    kind = row.values.get(settings.kind_column)
-    if kind is None:
+    given = row.values.get(settings.kind_column)
+    if given is None:
         return settings.kind
-    if kind not in KINDS:
-        found = f"{row.place}: {settings.kind_column!r} is {str(kind)[:80]!r}, expected {', '.join(KINDS)}"
-        raise ExtractionProblem("rejected", "unsupported", found)
-    return str(kind)
+    for kind in KINDS:
+        if given == kind:
+            return kind
+    found = f"{row.place}: {settings.kind_column!r} is {str(given)[:80]!r}, expected {', '.join(KINDS)}"
+    raise ExtractionProblem("rejected", "unsupported", found)
 
 
 def _raw_digest(text: str) -> tuple[str, int]:
@@ -324,92 +334,17 @@ def _raw_digest(text: str) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _record(
-    part: Part,
-    doc_id: str,
-    locator: str,
-    sha256: str,
-    size: int,
-    problem: ExtractionProblem | None,
-    known: tuple[str, str, str | None, str | None, int],
-) -> tuple[Any, ...]:
-    """A row of `extracts`, in the order of its schema.
-
-    Args:
-        known: Kind, media type, title, programming language and number of pages.
-    """
-    status, code, reason = ("ok", "", "") if problem is None else (problem.status, problem.code, problem.reason)
-    kind, media_type, title, language, n_pages = known
-    outcome = (locator, sha256, size, status, reason, code, kind, media_type, title, language, None, None, n_pages)
-    return (doc_id, part.sha256, SUFFIX, 0, *outcome, _digest(*outcome))
+def _record(part: Part, found: Extraction, n_pages: int = 0) -> dict[str, Any]:
+    """A row of `extracts`."""
+    outcome = {name: value for name, value in vars(found).items() if name != "pages"} | {"n_pages": n_pages}
+    identity = {"doc_id": document_id(part.sha256, found.locator), "file_sha256": part.sha256, "suffix": SUFFIX}
+    digest = _digest(*(outcome[name] for name in EXTRACTS.names if name in outcome))
+    return {**identity, "attempt": 0, **outcome, "digest": digest}
 
 
 def _digest(*values: object) -> str:
     """Digest of values whose text holds no NUL."""
     return hashlib.sha256("\x00".join(map(str, values)).encode()).hexdigest()
-
-
-class _Columns:
-    """Writer of the rows of a table.
-
-    Attributes:
-        count: Rows so far.
-        digest: Of the ids and digests of the rows, in their order: a compressed file may have millions.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.count = 0
-        self.digest = hashlib.sha256()
-        self._schema = schema
-        self._rows: list[tuple[Any, ...]] = []
-        self._bytes = 0
-        self._writer = pq.ParquetWriter(
-            path,
-            schema,
-            compression="zstd",
-            compression_level=1,  # twice as fast as the usual 3, which would be half of all the time there is
-            use_dictionary=[name for name in schema.names if name in _REPEATED],
-            write_statistics=False,
-        )
-
-    def add(self, row: tuple[Any, ...], size: int = 0) -> None:
-        """Add a row.
-
-        Args:
-            row: Values in the order of the schema, the id first and the digest last; a long text as UTF-8.
-            size: Bytes of its text.
-        """
-        self._rows.append(row)
-        self.digest.update(f"{row[0]}{row[-1]}".encode())  # both of one length
-        self.count += 1
-        self._bytes += size
-        if len(self._rows) == ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._rows:
-            columns = zip(self._schema, zip(*self._rows, strict=True), strict=True)
-            arrays = [_array(values, field.type) for field, values in columns]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows, self._bytes = [], 0
-
-    def __enter__(self) -> _Columns:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._flush()
-        self._writer.close()
-
-
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return a column; of long texts, which come as UTF-8, one that is alone is not copied."""
-    if kind != pa.large_string():
-        return pa.array(values, kind)
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
 
 
 # where files are cut
