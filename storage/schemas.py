@@ -11,7 +11,7 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 # Names of the files in artefacts that more than one module reads. They stand here so that a reader of a table does not
-# import the code that makes it, which would count as the reader's own code (see `tasks.core.fingerprint`).
+# import the code that makes it, which would count as the reader's own code (see `tests/fingerprints.py`).
 FILES_FILE = "files.parquet"
 EXTRACTS_FILE = "extracts.parquet"
 PAGES_FILE = "pages.parquet"

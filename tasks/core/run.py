@@ -16,7 +16,6 @@ from storage.manifest import ArtifactRef, Input, Manifest, RefSet
 from storage.store import Store, open_store
 from storage.tables import union_digest
 from storage.verify import explain_damage
-from tasks.core.fingerprint import remember_in
 from tasks.core.stage import Request, Stage, StageResult, added_files
 
 if TYPE_CHECKING:
@@ -98,7 +97,6 @@ class Run:
         retry_failed: bool = False,
         plan: bool = False,
     ) -> None:
-        remember_in(home.cache / "code.json")
         self.home = home
         self.corpus = corpus
         self.refresh = frozenset(refresh)

@@ -14,26 +14,26 @@ computed: the reference has no digest.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from storage.digest import plain, rows_digest, sha256_json
+from storage.digest import plain, rows_digest
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Input, Manifest, RefSet, StageFacts, artifact_key, describe_inputs
 from storage.store import Store
 from storage.verify import explain_damage
-from tasks.core.fingerprint import fingerprint
 from tasks.core.progress import Listener, StageProgress
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
 
 logger = logging.getLogger("sheepfold")
+
+FINGERPRINTS_FILE = "fingerprints.json"
+
+
+@cache
+def _fingerprints() -> dict[str, dict[str, Any]]:
+    """Version and fingerprint of each stage."""
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name(FINGERPRINTS_FILE).read_bytes())
+    return found
 
 
 def added_files(store: Store, ref: ArtifactRef) -> list[Path]:
@@ -233,8 +242,11 @@ class Stage:
 
     @property
     def code(self) -> str:
-        """Fingerprint of the stage's modules."""
-        return sha256_json([fingerprint(module) for module in self.modules])
+        """Fingerprint of its modules, as it was acknowledged last (`make fingerprints`); empty for a stage elsewhere.
+
+        It is no part of a key: `plan` says where it is another than that of an artefact, and nothing is computed anew.
+        """
+        return str(_fingerprints().get(self.name, {}).get("fingerprint", ""))
 
     def _find_or_make(self, run: Run, calls: Sequence[Call], many: bool) -> list[ArtifactRef]:
         """Return the artefacts of some requests: those in the store; in a plan, references without a digest; else made.
@@ -293,8 +305,7 @@ class Stage:
             refs = request.refs()
             store.note_inputs(workspace, refs)
             begun = time.monotonic()
-            with ThreadPoolExecutor(1) as beside, closing(StageProgress(self.name, listener)) as progress:
-                code = beside.submit(lambda: self.code)  # while the work waits for other processes
+            with closing(StageProgress(self.name, listener)) as progress:
                 work = Work(workspace.out, workspace.scratch, store, run.home, request.key, run.machine, progress)
                 with explain_damage(store, refs):
                     digest = self.function(work, request.settings, **request.inputs, **request.beside)
@@ -309,7 +320,7 @@ class Stage:
                 counts=work.counts,
                 tools=work.tools,
                 modes=work.modes,
-                code=code.result(),
+                code=self.code,
                 created=datetime.now(UTC).isoformat(timespec="microseconds"),
                 seconds=round(time.monotonic() - begun, 3),
             )

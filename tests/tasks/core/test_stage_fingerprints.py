@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import os
 import subprocess
 import sys
@@ -13,10 +11,9 @@ from typing import Any
 
 import fingerprints
 import pytest
-from fingerprints import Entries, complaints
+from fingerprints import PLUMBING, Entries, _read, _source_of, code_of, complaints, fingerprint, modules_of
 
 from flows.stages import all_stages
-from tasks.core.fingerprint import PLUMBING, _read, _source_of, fingerprint, modules_of
 
 SHOP = {
     "__init__.py": '"""A shop."""\n',
@@ -70,15 +67,12 @@ def __getattr__(name: str) -> object:
     "unused.py": "RATE = 0.19\n",
 }
 TELL = (
-    "import sys; from pathlib import Path; from tasks.core import fingerprint as f; f.FIRST_PARTY = ('shop',); "
-    "[f.remember_in(Path(memo)) for memo in sys.argv[1:]]; "
+    "import fingerprints as f; f.FIRST_PARTY = ('shop',); "
     "print(f.fingerprint('shop.stage'), *f.modules_of('shop.stage'))"
 )
 
 
-def fingerprint_of(
-    folder: Path, changes: Sequence[tuple[str, str, str]] = (), memo: Path | None = None
-) -> tuple[str, list[str]]:
+def fingerprint_of(folder: Path, changes: Sequence[tuple[str, str, str]] = ()) -> tuple[str, list[str]]:
     """Fingerprint and modules of the shop's stage after replacing texts (file, old, new) in its files."""
     texts = dict(SHOP)
     for name, old, new in changes:
@@ -88,8 +82,8 @@ def fingerprint_of(
         path = folder / "shop" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", TELL, *([str(memo)] if memo else [])]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(fingerprints.__file__).parent}"}
+    command = [sys.executable, "-c", TELL]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     return told[0], told[1:]
 
@@ -154,29 +148,6 @@ def test_a_change_of_the_tables_beside_a_module_counts(tmp_path: Path, original:
     assert len({original, first, fingerprint_of(tmp_path)[0]}) == 3
 
 
-def test_what_was_found_in_a_source_is_noted_for_later_processes(tmp_path: Path, original: str) -> None:
-    memo = tmp_path / "cache" / "code.json"
-    found, modules = fingerprint_of(tmp_path, memo=memo)
-    noted = json.loads(memo.read_text())
-    assert len(noted) == len(modules)
-    assert found == original == fingerprint_of(tmp_path, memo=memo)[0]
-    memo.write_text(json.dumps({key: ["0" * 64, *rest] for key, (_, *rest) in noted.items()}))
-    assert fingerprint_of(tmp_path, memo=memo)[0] != original
-
-
-def test_a_note_holds_for_that_source_alone(tmp_path: Path, original: str) -> None:
-    memo = tmp_path / "code.json"
-    fingerprint_of(tmp_path, memo=memo)
-    assert fingerprint_of(tmp_path, [("rates.py", "0.19", "0.2")], memo)[0] != original
-
-
-@pytest.mark.parametrize("content", ["[1, 2]", "{", '{"a": 1}'])
-def test_damaged_notes_count_as_none(tmp_path: Path, original: str, content: str) -> None:
-    memo = tmp_path / "code.json"
-    memo.write_text(content)
-    assert fingerprint_of(tmp_path, memo=memo)[0] == original
-
-
 def test_a_module_without_source_is_refused_by_name() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"no module tasks\.nowhere"):
         fingerprint("tasks.nowhere")
@@ -204,11 +175,11 @@ def test_generation_covers_the_network_that_a_bundle_loads_by_name() -> None:
 def test_a_change_of_a_module_changes_the_code_of_the_stages_that_execute_it(
     monkeypatch: pytest.MonkeyPatch, module: str, changed: list[str], unchanged: list[str]
 ) -> None:
-    before = {name: all_stages()[name].code for name in (*changed, *unchanged)}
+    before = {name: code_of(all_stages()[name]) for name in (*changed, *unchanged)}
     path, read = _source_of(module), Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda self, **how: read(self, **how) + "\n\nADDED = 1\n" * (self == path))
     _read.cache_clear()
-    after = {name: all_stages()[name].code for name in before}
+    after = {name: code_of(all_stages()[name]) for name in before}
     _read.cache_clear()
     assert [name for name in before if after[name] != before[name]] == changed
 
@@ -250,22 +221,3 @@ def test_every_difference_to_the_record_is_named_with_what_to_do(now: Any, expec
 def test_no_stage_has_code_that_was_neither_given_a_new_version_nor_acknowledged() -> None:
     found = complaints(fingerprints.recorded(), fingerprints.current())
     assert not found, "\n".join(["", *found])
-
-
-def test_a_parse_that_python_itself_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.11 raises SystemError where another thread parses at the same moment."""
-    parse, failures = ast.parse, [SystemError("recursion depth mismatch"), SystemError("recursion depth mismatch")]
-
-    def meets_another(source: str) -> ast.Module:
-        if failures:
-            raise failures.pop()
-        return parse(source)
-
-    expected = fingerprint("tasks.tokens.packing")
-    with monkeypatch.context() as patch:  # only here: whoever reports a failure parses, too
-        patch.setattr("tasks.core.fingerprint._memo", {})
-        patch.setattr("tasks.core.fingerprint.ast.parse", meets_another)
-        _read.cache_clear()
-        found = fingerprint("tasks.tokens.packing")
-    assert found == expected
-    assert failures == []
