@@ -229,15 +229,23 @@ def read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListA
     Args:
         tables: the table `tokens` of each document.
         offsets, lengths: of its ids in the shard.
+
+    Raises:
+        UserError: if they are more than one column may hold.
     """
+    ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise UserError(
+            f"{len(tables):,} documents have {ends[-1]:,} token ids, expected at most {np.iinfo(np.int32).max:,} in "
+            "one column: ask for fewer or shorter documents"
+        )
     shards: dict[str, np.ndarray] = {}
     parts = [np.zeros(0, np.uint32)]
     for table, offset, length in zip(tables.to_pylist(), offsets.to_pylist(), lengths.to_pylist(), strict=True):
         if table not in shards:
             shards[table] = np.load(Path(table).with_name(schemas.SHARD_FILE), mmap_mode="r", allow_pickle=False)
         parts.append(shards[table][offset : offset + length])
-    ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(parts).astype(np.uint32)))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(parts).astype(np.uint32)))
 
 
 def quoted(text: str) -> str:

@@ -152,10 +152,8 @@ def _source_of(module: str) -> Path | None:
     """Find a first-party module without importing it: importing `model` would load torch."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
-    if spec is None:
+    if spec is None or not spec.submodule_search_locations:
         return None
-    if not spec.submodule_search_locations:  # a single file, such as a script with a stage of its own
-        return Path(spec.origin) if spec.origin and spec.has_location and not rest else None
     bases = [Path(folder, *rest) for folder in spec.submodule_search_locations]
     candidates = [path for base in bases for path in (base / "__init__.py", base.with_name(f"{base.name}.py"))]
     return next((path for path in candidates if path.is_file()), None)

@@ -76,7 +76,7 @@ def check_base(run: Run, settings: Settings) -> Base | None:
 
 
 def _note_forgotten(run: Run, base: Base) -> None:
-    """Note how many documents that were forgotten since a base was trained on: what continues it saw them, too."""
+    """Note how many of the documents that a base saw were forgotten since: what continues it saw them, too."""
     trainings = {f"{one.stage}/{one.key}" for one in trainings_of(run.store, base.checkpoint)}
     tombstones = read_tombstones(run.store).documents.values()
     if n := sum(not trainings.isdisjoint(item.seen_by) for item in tombstones):

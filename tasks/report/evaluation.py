@@ -281,8 +281,9 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
     """Return a model's figures beside those of its baselines as Markdown; empty without any."""
     if not metrics:
         return ""
+    share = 100 * metrics["val/below_unigram"]
     below = (
-        f"{100 * metrics['val/below_unigram']:.1f} % fewer bits per byte than the unigram baseline, on "
+        f"{abs(share):.1f} % {'fewer' if share >= 0 else 'more'} bits per byte than the unigram baseline, on "
         f"{metrics['val/documents']:.0f} documents ({metrics['val/bytes']:,.0f} bytes)."
     )
     return f"{render('metrics.md', metrics=metrics, baselines=baselines_of(metrics))}\n{below}"

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from rows import row
 
 from storage import schemas
-from storage.catalog import Catalog, QueryError, corpus_ref, read_state
+from storage.catalog import Catalog, QueryError, corpus_ref, read_ids, read_state
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.store import Store, StoreError
 
@@ -274,3 +276,8 @@ def test_a_store_in_a_folder_whose_name_looks_like_a_pattern_shows_its_own_rows_
     odd = fill("home[1*?]'s", "own.txt")
     fill("home1's", "another.txt")
     assert Catalog(odd, "letters").query("select path from files") == [{"path": "own.txt"}]
+
+
+def test_more_ids_than_a_column_of_lists_may_hold_are_refused_before_they_are_read() -> None:
+    with pytest.raises(UserError, match=r"2 documents have 2,147,483,648 token ids, expected at most 2,147,483,647"):
+        read_ids(pa.array(["nowhere"] * 2), pa.array([0, 2**30]), pa.array([2**30, 2**30]))

@@ -158,7 +158,7 @@ def test_a_run_that_stopped_reporting_is_queued_again(box: Box) -> None:
 def end(box: Box, run: str) -> None:
     """Cancel a run as Prefect's page does, which ends its process, too."""
     box.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
-    waited(lambda: box.ask(f"flow_runs/{run}")["state_name"] == "Cancelled", "the run to be cancelled")
+    box.wait(run, "Cancelled")
 
 
 def wait_for_heartbeat(box: Box, run: str) -> None:
