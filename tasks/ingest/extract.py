@@ -28,8 +28,6 @@ from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions
 
 QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
-HELD_BYTES = 12 * 2**20  # of documents whose rows are made while other files of a segment are still extracted
-_BYTES_OF_ROW = 5_000  # what a document takes beside its text, about
 
 
 @dataclass(frozen=True)
@@ -105,37 +103,26 @@ def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **verdict, **nothing, "suffix": row["suffix"], "attempt": row["attempt"], "digest": digest}
 
 
-def _extract_contents(
-    work: Work, settings: SegmentSettings, files: SourceFiles, journal: Path, forgotten: Tombstones
-) -> dict[Content, list[_Rows]]:
-    """Extract what the journal lacks, on all workers; return rows of those files for which there was room."""
+def _extract_contents(work: Work, settings: SegmentSettings, files: SourceFiles, journal: Path) -> None:
+    """Extract what the journal lacks, on all workers."""
     done = resume(journal, settings.contents)
     # the longest first, so that no process is left alone with one at the end
     missing = deque(
         sorted(set(settings.contents) - done, key=lambda content: (-files.sizes.get(content.sha256, 0), content))
     )
     pool = work.machine.pool() if missing else None
-    made: dict[Content, list[_Rows]] = {}
-    room = HELD_BYTES
     finished: SimpleQueue[Future[Extraction]] = SimpleQueue()
-    jobs: dict[Future[Extraction], Content] = {}
-    while pool and (missing or jobs):
-        while missing and len(jobs) < QUEUED_PER_WORKER * work.machine.workers:
+    running = 0
+    while pool and (missing or running):
+        while missing and running < QUEUED_PER_WORKER * work.machine.workers:
             content = missing.popleft()
             path, out = Path(files.paths[content.sha256]), journal / content.name
             job = ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
-            future = pool.submit(job)
-            jobs[future] = content
-            future.add_done_callback(finished.put)
-        future = finished.get()
-        content = jobs.pop(future)
-        future.result()
-        size = _BYTES_OF_ROW + (journal / content.name).stat().st_size
-        if size <= room:  # made now, while this process would wait, and not read again
-            room -= size
-            made[content] = list(extract_rows(content, read_document(journal / content.name), forgotten))
-        work.progress.update(len(settings.contents) - len(missing) - len(jobs), len(settings.contents), "files")
-    return made
+            pool.submit(job).add_done_callback(finished.put)
+            running += 1
+        finished.get().result()
+        running -= 1
+        work.progress.update(len(settings.contents) - len(missing) - running, len(settings.contents), "files")
 
 
 def extract_tools() -> dict[str, str]:
@@ -158,15 +145,14 @@ def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str
     """Extract the text of a batch of files, page by page, in killable child processes."""
     journal = work.scratch / "documents"
     forgotten = read_tombstones(work.store)
-    made = _extract_contents(work, settings, files, journal, forgotten)
+    _extract_contents(work, settings, files, journal)
     doubtful = 0
     with (
         TableWriter(work.out / EXTRACTS_FILE, EXTRACTS) as extracts,
         TableWriter(work.out / PAGES_FILE, PAGES) as pages,
     ):
         for content in sorted(settings.contents):
-            found = made.pop(content, None) or extract_rows(content, read_document(journal / content.name), forgotten)
-            for row, own_pages in found:
+            for row, own_pages in extract_rows(content, read_document(journal / content.name), forgotten):
                 extracts.write([row])
                 pages.write(own_pages)
                 doubtful += is_doubtful(row["status"], row["reason_code"])
