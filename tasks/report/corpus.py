@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
-from tasks.report.charts import Layer, bar_figure
+from tasks.report.charts import bar_figure
 from tasks.report.page import Notice, draw_page, notices_of
-from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
+from tasks.report.queries import Row, folded, histogram, join_documents, live_table, rows
 
 if TYPE_CHECKING:
     from tasks.report.written import Outcome, Page
@@ -230,25 +230,9 @@ def collect(catalog: Catalog) -> Row:
 
 def _join(catalog: Catalog) -> None:
     """Make the tables that are asked again and again: `report_documents`, `report_files`, `report_pages`."""
-    live = {stage: live_table(catalog, stage) for stage in ("normalise", "measure", "refine", "tokenise")}
-    measures = ", ".join(f"m.{measure}" for measure in MEASURES)
-    first = (
-        f"select m.doc_id, m.kind, m.language, {measures}, list_sort([p.kind for p in m.pii]) as private, m.licence "
-        f"from {live['measure']} m semi join (select doc_id from files where status = 'ok') f using (doc_id)"
-    )
-    chosen = (
-        "d.* replace (coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes), "
-        "s.kept, s.split, s.cluster"
-    )
-    joins = (
-        (f"{live['normalise']} n", "d.*, n.programming_language"),
-        (f"{live['refine']} r", "d.*, r.n_bytes"),
-        ("all_selection s", chosen),
-        (f"{live['tokenise']} t", "d.*, t.length as n_tokens"),
-    )
-    join_in_steps(catalog, "report_documents", first, joins)
+    join_documents(catalog, MEASURES)
     pages = "select * from pages"
-    if live["normalise"] == "all_normalise":  # no document lies in two segments
+    if live_table(catalog, "normalise") == "all_normalise":  # no document lies in two segments
         pages = (
             "select p.* from all_extract p semi join (select doc_id from files where status = 'ok') f using (doc_id)"
         )
@@ -286,20 +270,16 @@ def _worst_pages(catalog: Catalog) -> list[Row]:
 
 def _histograms(catalog: Catalog) -> Iterator[Row]:
     """Histograms of documents and pages, as `bar_figure` takes them."""
-    dropped = "not coalesce(kept, true)"
+    tones = {"kept": "tone-ink", "dropped": "tone-contrary"}
     for measure, (title, note, top, where) in MEASURES.items():
-        data = histogram(catalog, "report_documents", measure, dropped, top=top, where=where)
-        if data.edges:
-            layers = [Layer("kept", "tone-ink", data.lower), Layer("dropped", "tone-contrary", data.upper)]
-            name = f"histogram-{measure.replace('_', '-')}"
-            edges = {"edges": data.edges, "log": data.log, "median": data.median}
-            yield Row(name=name, title=title, note=note, layers=layers, **edges)
-    data = histogram(catalog, "report_pages", "confidence", "false", top=1, where=_OCR)
-    if data.edges:
-        layers = [Layer("kept", "tone-ink", data.lower)]
-        note = "mean confidence of a page's words"
-        name = "histogram-ocr-confidence"
-        yield Row(name=name, title="OCR confidence", note=note, edges=data.edges, layers=layers)
+        shown = {"name": f"histogram-{measure.replace('_', '-')}", "title": title, "note": note}
+        upper = "not coalesce(kept, true)"
+        yield from histogram(catalog, "report_documents", measure, upper, tones, top=top, where=where, **shown)
+    shown = {"name": "histogram-ocr-confidence", "title": "OCR confidence", "note": "mean confidence of a page's words"}
+    pages = histogram(catalog, "report_pages", "confidence", "false", {"kept": "tone-ink"}, top=1, where=_OCR, **shown)
+    for plot in pages:
+        plot.median = None  # the middle page is no middle document
+        yield plot
 
 
 def _meaning(item: Row) -> str:

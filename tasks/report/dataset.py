@@ -19,10 +19,10 @@ from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
 from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
-from tasks.report.charts import Layer, bar_figure
-from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
+from tasks.report.charts import bar_figure
+from tasks.report.corpus import DOUBTFUL, MEASURES, NO_LANGUAGE, collect, reason_of
 from tasks.report.page import Notice, draw_page, notices_of, render
-from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
+from tasks.report.queries import Row, folded, histogram, join_documents, rows
 from tasks.report.vocabulary import RARE, Spelling, usage
 from tasks.report.wording import counted
 from tasks.tokens.groups import realised
@@ -107,24 +107,13 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
 
 
 def _join(catalog: Catalog) -> None:
-    """Make the table of the documents in use."""
-    first = (
-        "select s.doc_id, s.split, s.licence, t.length, t.n_bytes, t.lost_bytes "
-        f"from all_selection s join {live_table(catalog, 'tokenise')} t using (doc_id) where s.kept"
+    """Make the view of the documents in use."""
+    join_documents(catalog, MEASURES)
+    catalog.connection.execute(
+        "create or replace temp view dataset_documents as select doc_id, path, coalesce(source, 'unknown') as source, "
+        "kind, language, programming_language, coalesce(licence, 'unknown') as licence, split, redactions, lost_bytes, "
+        "n_tokens as length, encoded_bytes as n_bytes from report_documents where kept and n_tokens is not null"
     )
-    # a folder's licence goes before what a text declares
-    licence = "d.* replace (coalesce(d.licence, m.licence, 'unknown') as licence), m.language"
-    joins = (
-        (f"{live_table(catalog, 'refine')} r", "d.*, r.kind, r.redactions"),
-        (f"{live_table(catalog, 'measure')} m", licence),
-        (f"{live_table(catalog, 'normalise')} n", "d.*, n.programming_language"),
-        # a document with several paths counts under the first; the others are its duplicates
-        (
-            "(select doc_id, source, path from files where status = 'ok') f",
-            "d.*, coalesce(f.source, 'unknown') as source, f.path",
-        ),
-    )
-    join_in_steps(catalog, "dataset_documents", first, joins)
 
 
 def _packed(catalog: Catalog) -> Row:
@@ -172,15 +161,14 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
 
 def _plots(catalog: Catalog) -> Iterator[Row]:
     """Histograms of the documents, as `bar_figure` takes them."""
+    tones = {"in training": "tone-ink", "held out": "tone-contrary"}
     for name, title, note, value, top in (
         ("tokens", "Length of documents", "tokens, in powers of ten", "length", 0),
         ("bytes-a-token", "Bytes a token", "by document, the last bar for all above", "n_bytes / nullif(length, 0)", 6),
     ):
-        data = histogram(catalog, "dataset_documents", value, "split = 'validation'", top=top, bins=24)
-        layers = [Layer("in training", "tone-ink", data.lower), Layer("held out", "tone-contrary", data.upper)]
-        if data.edges:
-            edges = {"edges": data.edges, "log": data.log, "median": data.median}
-            yield Row(name=f"histogram-{name}", title=title, note=note, layers=layers, **edges)
+        shown = {"name": f"histogram-{name}", "title": title, "note": note}
+        upper = "split = 'validation'"
+        yield from histogram(catalog, "dataset_documents", value, upper, tones, top=top, bins=24, **shown)
 
 
 def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
@@ -317,9 +305,6 @@ def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, i
     Args:
         store, cache: address of the store, and folder for local copies.
     """
-    opened = open_store(store, Path(cache))
-    files = collect(Catalog(opened, corpus))
-    # a second catalogue, because the first returns the memory of its tables only when it is closed
-    catalog = Catalog(opened, corpus)
+    catalog = Catalog(open_store(store, Path(cache)), corpus)
     found = collect_dataset(catalog, corpus)
-    return [*dataset_page(found, corpus), data_card(found, files, provenance(catalog), corpus)]
+    return [*dataset_page(found, corpus), data_card(found, collect(catalog), provenance(catalog), corpus)]
