@@ -17,7 +17,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.report import wording
-from tasks.report.markdown import MAX_WORDS, cell, plain
 
 TEMPLATES = Path(__file__).with_name("templates")
 FILTERS = (
@@ -116,14 +115,14 @@ def _environment(is_markdown: bool) -> Environment:
         extensions=["jinja2.ext.do"],
     )
     made.filters.update({function.__name__: function for function in FILTERS})
-    made.filters |= {"plain": _markdown, "cell": lambda text, *length: Markup(cell(text, *length))}
+    made.filters |= {"plain": _markdown, "cell": lambda text, *length: Markup(wording.cell(text, *length))}
     made.globals["source"] = _source
     return made
 
 
-def _markdown(value: object, length: int = MAX_WORDS) -> Markup:
+def _markdown(value: object, length: int = wording.MAX_WORDS) -> Markup:
     """A value as Markdown shows it; nothing for None."""
-    return value if isinstance(value, Markup) else Markup(plain("" if value is None else str(value), length))
+    return value if isinstance(value, Markup) else Markup(wording.plain("" if value is None else str(value), length))
 
 
 def _source(name: str) -> Markup:
