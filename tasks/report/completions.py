@@ -168,12 +168,7 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def generation_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_generation` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_generation` returns, and its summary in Markdown."""
     settings = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(found.settings.items())}
     return draw_page(
         "completions.html",

@@ -306,12 +306,7 @@ def notices(found: Row) -> list[Notice]:
 
 
 def corpus_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect` returns, and its summary in Markdown."""
     return draw_page(
         "corpus.html",
         notices(found),
@@ -337,9 +332,5 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def draw_corpus(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
-    """Return page and summary of a corpus; called in a subprocess.
-
-    Args:
-        store, cache: address of the store, and folder for local copies.
-    """
+    """Return page and summary of a corpus; called by `Outcome.draw_in_subprocess`."""
     return corpus_page(collect(Catalog(open_store(store, Path(cache)), corpus)), corpus)

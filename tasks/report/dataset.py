@@ -251,12 +251,7 @@ def _short(value: Any) -> Any:
 
 
 def dataset_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_dataset` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_dataset` returns, and its summary in Markdown."""
     charts = [bar_figure(**vars(plot)) for plot in found.plots]
     return draw_page(
         "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, names=NO_LANGUAGE,
@@ -271,10 +266,7 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     card.
 
     Args:
-        found: what `collect_dataset` returns.
-        files: what `corpus.collect` returns.
-        made: what `provenance` returns.
-        corpus: its name.
+        found, files, made: what `collect_dataset`, `corpus.collect` and `provenance` return.
     """
     settings = {item.stage: item.settings for item in made if item.settings}
     # no line of it can end the block that it stands in
@@ -300,11 +292,7 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
-    """Return page, summary and card of a dataset; called in a subprocess.
-
-    Args:
-        store, cache: address of the store, and folder for local copies.
-    """
+    """Return page, summary and card of a dataset; called by `Outcome.draw_in_subprocess`."""
     catalog = Catalog(open_store(store, Path(cache)), corpus)
     found = collect_dataset(catalog, corpus)
     return [*dataset_page(found, corpus), data_card(found, collect(catalog), provenance(catalog), corpus)]

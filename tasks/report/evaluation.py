@@ -248,12 +248,7 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def evaluation_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_evaluation` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_evaluation` returns, and its summary in Markdown."""
     metrics, rival = found.evaluation.metrics, found.rival
     named = baselines_of(metrics)
     models = [("this model", metrics["val/loss"], metrics["val/bits_per_byte"])]

@@ -65,12 +65,7 @@ def collect_gates(
 
 
 def gates_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_gates` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_gates` returns, and its summary in Markdown."""
     slices = found.comparison.slices if found.comparison else []
     largest_loss = sorted(slices, key=lambda item: (-clear_loss(item), -item.a.bytes))[:_SLICES]
     return draw_page(

@@ -177,12 +177,7 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def training_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_training` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_training` returns, and its summary in Markdown."""
     marks = [
         Mark(event.step, cut(f"{event_name(event.kind)}: {event.message}", 120))
         for event in found.notes.events
