@@ -12,7 +12,7 @@ from torch import Tensor
 from model.gains import Gain, local_gains
 from model.trace import MAX_TRACED_TOKENS, Trace, trace
 from storage.errors import UserError
-from tasks.report.inspect.architecture import Subject, control_elements, sentence
+from tasks.report.inspect.architecture import Subject, control_elements, described
 from tasks.report.vocabulary import Spelling
 
 COLUMNS = 4  # of each value that JSON and the page show
@@ -156,7 +156,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "steps": [
             {
                 "name": step.name,
-                "what": sentence(step, subject.config),
+                "what": described(step, subject.config)[1],
                 "shape": list(step.tensor.shape),
                 "first_columns": rounded(step.tensor[..., :COLUMNS] if step.tensor.dim() > 1 else step.tensor),
             }

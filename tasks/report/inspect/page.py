@@ -17,7 +17,7 @@ from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
 from tasks.report.charts import Point, Series, line_figure
-from tasks.report.inspect.architecture import control_elements, named, optimizer_name, sentence, title
+from tasks.report.inspect.architecture import control_elements, described, named, optimizer_name
 from tasks.report.inspect.inspection import COLUMNS, Inspection, next_tokens, rounded
 from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
@@ -66,8 +66,7 @@ def to_html(inspection: Inspection) -> str:
         columns=COLUMNS,
         groups=_groups(inspection),
         shown=_shown_rows(inspection.n_tokens),
-        step_title=lambda step: title(step, config),
-        sentence=lambda step: sentence(step, config),
+        described=lambda step: described(step, config),
         values=_values,
         weights=found.weights[0, 0].tolist(),
         mask=found.mask.tolist(),
