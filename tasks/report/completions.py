@@ -15,9 +15,8 @@ from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE
 from storage.store import Store
 from storage.tables import stream_columns, stream_rows
-from tasks.report.page import draw_page
+from tasks.report.page import Outcome, Page, draw_page
 from tasks.report.queries import Row
-from tasks.report.written import Outcome, Page
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 # what finish reasons are called, and the tone of each

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
 from tasks.report.charts import bar_figure
-from tasks.report.page import Notice, draw_page, notices_of
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of
 from tasks.report.queries import Row, folded, histogram, join_documents, live_table, rows
-
-if TYPE_CHECKING:
-    from tasks.report.written import Outcome, Page
 
 # what became of a file, with its tone: what is used comes first, what was lost last
 STATUSES = {
@@ -45,11 +42,13 @@ class Reason(NamedTuple):
         weight: `lost`: text is missing that can be had; `check`: somebody should look; `by design`: as it should be.
         meaning: description for people, after "n files: ".
         advice: what to do; empty where there is nothing to do.
+        group: by what a document was dropped.
     """
 
     weight: str
     meaning: str
     advice: str = ""
+    group: str = "policy"
 
 
 _AGAIN = "Run the same command with --retry-failed on a quieter machine; if it fails again, look at the file."
@@ -77,22 +76,18 @@ REASONS = {
     "no_column": Reason(
         "lost", "tables without a column of text", "Name the column in extract.table_columns and run again."
     ),
-    "duplicate_text": Reason("by design", "the same text as another document"),
-    "near_duplicate": Reason("by design", "nearly the same text as another document"),
-    "evaluation_set": Reason("by design", "mostly text of an external evaluation set"),
-    "contained_in_training": Reason("by design", "held-out text that stands in training text as well"),
-    "contained_in_validation": Reason("by design", "training text that stands in held-out text as well"),
+    "duplicate_text": Reason("by design", "the same text as another document", group="duplicates"),
+    "near_duplicate": Reason("by design", "nearly the same text as another document", group="duplicates"),
+    "evaluation_set": Reason("by design", "mostly text of an external evaluation set", group="evaluation set"),
+    "contained_in_training": Reason(
+        "by design", "held-out text that stands in training text as well", group="containment"
+    ),
+    "contained_in_validation": Reason(
+        "by design", "training text that stands in held-out text as well", group="containment"
+    ),
     "language": Reason("by design", "in a language that is not wanted"),
     "licence": Reason("by design", "under a licence that is not wanted"),
     "low_score": Reason("by design", "scored low by the classifier"),
-}
-# reasons for dropping a document beside the thresholds of the policy
-GROUPS = {
-    "duplicate_text": "duplicates",
-    "near_duplicate": "duplicates",
-    "evaluation_set": "evaluation set",
-    "contained_in_training": "containment",
-    "contained_in_validation": "containment",
 }
 
 
@@ -218,7 +213,9 @@ def collect(catalog: Catalog) -> Row:
     judged = [(item.confidence, item.n) for item in found.pages if item.by_ocr and item.confidence is not None]
     found.ocr_confidence = sum(value * n for value, n in judged) / (sum(n for _, n in judged) or 1)
     for item in (*found.outcomes, *found.dropped):
-        item.group, item.meaning = GROUPS.get(item.code, "policy"), _meaning(item)
+        item.meaning = _meaning(item)
+    for item in found.dropped:
+        item.group = reason_of(item.code).group
     redacted = _settings(catalog, "refine").get("redact", ())
     for item in found.private:
         item.redacted = item.kind in redacted

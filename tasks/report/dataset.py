@@ -10,18 +10,19 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from storage.catalog import Catalog, read_state
 from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
+from storage.manifest import Manifest
 from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import bar_figure
 from tasks.report.corpus import DOUBTFUL, MEASURES, NO_LANGUAGE, collect, reason_of
-from tasks.report.page import Notice, draw_page, notices_of, render
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_documents, rows
 from tasks.report.vocabulary import RARE, Spelling, usage
 from tasks.report.wording import counted
@@ -29,10 +30,6 @@ from tasks.tokens.groups import realised
 from tasks.tokens.index import read_record
 from tasks.tokens.settings import MixSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    from storage.manifest import Manifest
-    from tasks.report.written import Outcome, Page
 
 CARD = "data-card.md"
 # in the order of the flow; what trains, measures and generates is no part of a dataset

@@ -27,10 +27,9 @@ from tasks.evaluation.tables import (
 )
 from tasks.lineage.contamination import by_share_seen, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
-from tasks.report.page import Notice, draw_page, notices_of, render
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
 from tasks.report.queries import Row
 from tasks.report.wording import cut, cut_middle
-from tasks.report.written import Outcome, Page
 
 TITLES = {
     "kind": "By kind",

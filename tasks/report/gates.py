@@ -12,9 +12,8 @@ from storage.store import Store
 from tasks.evaluation.compare import compare_evaluations
 from tasks.evaluation.gates import GATES, Verdict, clear_loss, corpus_facts, curated_of, read_verdicts
 from tasks.evaluation.tables import baselines_of, read_evaluation
-from tasks.report.page import draw_page, render
+from tasks.report.page import Outcome, Page, draw_page, render
 from tasks.report.queries import Row
-from tasks.report.written import Outcome, Page
 from tasks.training.bundle import WEIGHTS_FILE
 
 TITLES = {gate.name: gate.title for gate in GATES}

@@ -17,10 +17,9 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
 from tasks.report.charts import Mark, Series, line_figure
-from tasks.report.page import Notice, draw_page, notices_of
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of
 from tasks.report.queries import Row
 from tasks.report.wording import cut, legible
-from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
 from tasks.training.telemetry import TELEMETRY_FILE, Sample, read_notes
 from tasks.training.throughput import duration, flops_per_token
