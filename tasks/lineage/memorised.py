@@ -200,6 +200,11 @@ class SharedSpan:
     passage: str
     after: str
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Start and end in the text."""
+        return self.start, self.start + self.length
+
 
 def _spans_in(
     store: Store, texts: Sequence[str], trained: RefSet, indexes: RefSet, min_words: int
@@ -248,24 +253,21 @@ def outstanding(spans: Sequence[SharedSpan]) -> list[list[SharedSpan]]:
     Args:
         spans: Spans of one text, the longest first.
     """
-    outer, reached = set(), 0
-    places = {(span.start, span.start + span.length) for span in spans}
-    for start, end in sorted(places, key=lambda place: (place[0], -place[1])):
-        if end > reached:  # else one that begins no later ends no sooner
-            outer.add((start, end))
-            reached = end
     groups: dict[tuple[int, int], list[SharedSpan]] = defaultdict(list)
     for span in spans:
-        place = (span.start, span.start + span.length)
-        if place in outer:
-            groups[place].append(span)
+        groups[span.place].append(span)
+    reached = 0
+    for start, end in sorted(groups, key=lambda place: (place[0], -place[1])):
+        if end <= reached:  # one before it begins no later and ends no sooner
+            del groups[start, end]
+        reached = max(reached, end)
     return list(groups.values())
 
 
 def covered_chars(spans: Sequence[SharedSpan]) -> int:
     """Return the number of characters of the text that lie in any of its spans."""
     covered = reached = 0
-    for start, end in sorted((span.start, span.start + span.length) for span in spans):
+    for start, end in sorted(span.place for span in spans):
         covered += max(0, end - max(start, reached))
         reached = max(reached, end)
     return covered

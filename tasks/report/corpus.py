@@ -271,10 +271,10 @@ def _histograms(catalog: Catalog) -> Iterator[Row]:
     for measure, (title, note, top, where) in MEASURES.items():
         shown = {"name": f"histogram-{measure.replace('_', '-')}", "title": title, "note": note}
         upper = "not coalesce(kept, true)"
-        yield from histogram(catalog, "report_documents", measure, upper, tones, top=top, where=where, **shown)
+        yield from histogram(catalog, "report_documents", measure, upper, tones, shown, top=top, where=where)
     shown = {"name": "histogram-ocr-confidence", "title": "OCR confidence", "note": "mean confidence of a page's words"}
-    pages = histogram(catalog, "report_pages", "confidence", "false", {"kept": "tone-ink"}, top=1, where=_OCR, **shown)
-    for plot in pages:
+    tones = {"kept": "tone-ink"}
+    for plot in histogram(catalog, "report_pages", "confidence", "false", tones, shown, top=1, where=_OCR):
         plot.median = None  # the middle page is no middle document
         yield plot
 

@@ -165,7 +165,7 @@ def _plots(catalog: Catalog) -> Iterator[Row]:
     ):
         shown = {"name": f"histogram-{name}", "title": title, "note": note}
         upper = "split = 'validation'"
-        yield from histogram(catalog, "dataset_documents", value, upper, tones, top=top, bins=24, **shown)
+        yield from histogram(catalog, "dataset_documents", value, upper, tones, shown, top=top, bins=24)
 
 
 def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:

@@ -56,11 +56,11 @@ def histogram(
     value: str,
     upper: str,
     tones: Mapping[str, str],
+    shown: Mapping[str, str],
     *,
     top: float = 0,
     bins: int = BINS,
     where: str = "true",
-    **shown: str,
 ) -> list[Row]:
     """Count values in bins, in two layers.
 
@@ -68,9 +68,9 @@ def histogram(
         value: SQL of the value; rows where it is null are left out.
         upper: SQL condition on the rows of the upper layer.
         tones: tone of each layer by its name; with one, the lower layer is all.
+        shown: `name`, `title` and `note` of the chart.
         top: end of the last bin, which takes all above; 0 for bins that grow by a factor.
         where: SQL condition on all rows.
-        shown: `name`, `title` and `note` of the chart.
 
     Returns:
         What `charts.bar_figure` takes; nothing where there is no value.
