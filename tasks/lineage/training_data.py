@@ -172,10 +172,8 @@ def sources_of(
     Args:
         texts: The training texts of the datasets.
     """
-    kinds: dict[str, str | None] = {}
-    for ref in texts.refs:
-        rows = rows_of(store.folder(ref) / DOCUMENTS_FILE, doc_ids, ["doc_id", "kind"])
-        kinds |= {row["doc_id"]: row["kind"] for row in rows}
+    tables = [store.folder(ref) / DOCUMENTS_FILE for ref in texts.refs]
+    kinds = {row["doc_id"]: row["kind"] for table in tables for row in rows_of(table, doc_ids, ["doc_id", "kind"])}
     found: dict[str, dict[str, str]] = {}
     for dataset in reversed(datasets):
         curated = manifest_of(store, dataset).input_refs("curated")[0]

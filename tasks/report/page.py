@@ -50,8 +50,6 @@ FILTERS = (
     wording.share,
 )
 
-Level = Literal["lost", "check", "note"]
-
 
 class Notice(NamedTuple):
     """One thing to look at first.
@@ -65,7 +63,7 @@ class Notice(NamedTuple):
         path: an example; empty where there is none.
     """
 
-    level: Level
+    level: Literal["lost", "check", "note"]
     section: str
     title: str
     advice: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -224,7 +224,7 @@ def _smoothed(name: str, curve: Curve) -> list[Series]:
     if len(curve.steps) < _SMOOTHED_FROM:
         return [raw]
     return [
-        raw._replace(name=f"{name}, each step", pale=True),
+        replace(raw, name=f"{name}, each step", pale=True),
         _smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
     ]
 

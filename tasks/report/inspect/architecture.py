@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from model.optim import build_optimizer
 from model.trace import Step
 from model.transformer import Block
 from storage.errors import UserError
+from tasks.report.queries import Row
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 
@@ -152,37 +153,25 @@ def described(step: Step, config: ModelConfig) -> tuple[str, str]:
     return said[step.kind]
 
 
-class Element(NamedTuple):
-    """One control element.
-
-    Attributes:
-        role: what it controls.
-        module: where it is found: modules of the network, or the function that does it.
-        detail: its settings in this model.
-    """
-
-    name: str
-    role: str
-    module: str
-    detail: str
-
-
 def named(model: nn.Module, wanted: nn.Module) -> str:
     """The name under which a module hangs in the network."""
     return next(name for name, module in model.named_modules() if module is wanted)
 
 
-def control_elements(subject: Subject) -> list[Element]:
-    """Tokeniser, seed, embedding, position, attention, feed-forward, norm, optimiser, scheduler and sampling."""
+def control_elements(subject: Subject) -> list[Row]:
+    """Return the ten control elements of a network.
+
+    Returns:
+        Rows of `name`; `role`, what it controls; `module`, modules of the network, or the function that does it; and
+        `detail`, its settings in this model.
+    """
     model, config, train = subject.model, subject.config, subject.training
     block = model.blocks[0]
     assert isinstance(block, Block)
-    names = {id(module): name for name, module in model.named_modules()}
+    all_blocks = f"blocks.0–{config.n_layer - 1}." if config.n_layer > 1 else "blocks.0."
 
     def each(part: nn.Module) -> str:
-        return names[id(part)].replace(
-            "blocks.0.", f"blocks.0–{config.n_layer - 1}." if config.n_layer > 1 else "blocks.0."
-        )
+        return named(model, part).replace("blocks.0.", all_blocks)
 
     heads = [f"{config.n_head} heads of {config.head_dim}"]
     heads += [f"{config.n_kv_head} for keys and values"] if config.n_kv_head != config.n_head else []
@@ -194,18 +183,19 @@ def control_elements(subject: Subject) -> list[Element]:
     rule = f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}"
     order = "temperature, then top-k, then top-p; this page shows temperature 1 and no filter"
     tokenizer, embedding = subject.tokenizer, model.token_embedding.weight
-    return [
-        Element("Tokeniser", "encodes the input", type(tokenizer).__name__, f"{tokenizer.vocab_size} ids"),
-        Element("Seed", "fixes the initial state", "model.randomness", f"seed {subject.seed}"),
-        Element("Embedding", "projects ids to states", "token_embedding", _shape(embedding)),
-        Element("Position", "brings in time", *_position_module(subject)),
-        Element("Attention", "routes information", each(block.attention), ", ".join(heads)),
-        Element("Feed-forward", "transforms nonlinearly", each(block.mlp), feed),
-        Element("Normalisation", "regulates the state", norms, norm),
-        Element("Optimiser", "controls the parameters", f"model.optim: {optimizer_name(subject)}", rule),
-        Element("Scheduler", "controls the learning rate", "model.schedule.learning_rate", _schedule(train) + trained),
-        Element("Sampling", "controls the output", "model.sampling.token_probabilities", order),
+    elements = [
+        ("Tokeniser", "encodes the input", type(tokenizer).__name__, f"{tokenizer.vocab_size} ids"),
+        ("Seed", "fixes the initial state", "model.randomness", f"seed {subject.seed}"),
+        ("Embedding", "projects ids to states", "token_embedding", _shape(embedding)),
+        ("Position", "brings in time", *_position_module(subject)),
+        ("Attention", "routes information", each(block.attention), ", ".join(heads)),
+        ("Feed-forward", "transforms nonlinearly", each(block.mlp), feed),
+        ("Normalisation", "regulates the state", norms, norm),
+        ("Optimiser", "controls the parameters", f"model.optim: {optimizer_name(subject)}", rule),
+        ("Scheduler", "controls the learning rate", "model.schedule.learning_rate", _schedule(train) + trained),
+        ("Sampling", "controls the output", "model.sampling.token_probabilities", order),
     ]
+    return [Row(name=name, role=role, module=module, detail=detail) for name, role, module, detail in elements]
 
 
 def optimizer_name(subject: Subject) -> str:

@@ -182,7 +182,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "gains": [
             {name: rounded(value) for name, value in dataclasses.asdict(gain).items()} for gain in inspection.gains
         ],
-        "elements": [item._asdict() for item in control_elements(subject)],
+        "elements": [vars(item) for item in control_elements(subject)],
     }
 
 
