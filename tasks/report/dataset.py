@@ -49,18 +49,19 @@ _SUMS = (
     "coalesce(sum(lost_bytes), 0)::bigint as lost_bytes, "
     "coalesce(sum(length) filter (split = 'validation'), 0)::bigint as held_out from dataset_documents"
 )
+
+
+def _slices(name: str, where: str = "true") -> str:
+    return f"select {name} as name, {_SUMS} where {where} group by 1 order by tokens desc, name"
+
+
 SLICES = {
-    "splits": f"select split as name, {_SUMS} group by 1 order by name = 'validation', name",
-    "kinds": f"select kind as name, {_SUMS} group by 1 order by tokens desc, name",
-    "sources": f"select source as name, {_SUMS} group by 1 order by tokens desc, name",
-    "languages": (
-        f"select coalesce(language, 'und') as name, {_SUMS} where kind <> 'code' group by 1 order by tokens desc, name"
-    ),
-    "programming_languages": (
-        f"select coalesce(programming_language, 'unknown') as name, {_SUMS} where kind = 'code' group by 1 "
-        "order by tokens desc, name"
-    ),
-    "licences": f"select licence as name, {_SUMS} group by 1 order by tokens desc, name",
+    "splits": f"select split as name, {_SUMS} group by 1 order by name",
+    "kinds": _slices("kind"),
+    "sources": _slices("source"),
+    "languages": _slices("coalesce(language, 'und')", "kind <> 'code'"),
+    "programming_languages": _slices("coalesce(programming_language, 'unknown')", "kind = 'code'"),
+    "licences": _slices("licence"),
 }
 _TOTAL = (
     "select 'all' as name, (select count(*) from all_selection where kept) - count(*) as not_encoded, "
@@ -87,7 +88,12 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
             f"corpus {corpus!r} has no {missing[0]} artefact yet, so there is no dataset to report on: run `sheepfold "
             "prepare SOURCE` or `run` first"
         )
-    _join(catalog)
+    join_documents(catalog, MEASURES)
+    catalog.connection.execute(
+        "create or replace temp view dataset_documents as select doc_id, path, coalesce(source, 'unknown') as source, "
+        "kind, language, programming_language, coalesce(licence, 'unknown') as licence, split, redactions, lost_bytes, "
+        "n_tokens as length, encoded_bytes as n_bytes from report_documents where kept and n_tokens is not null"
+    )
     folder = catalog.store.folder(catalog.state["tokenizer"][0])
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     table = pq.read_table(catalog.store.folder(catalog.state["dataset"][0]) / COUNTS_FILE).sort_by("token")
@@ -101,16 +107,6 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
     found.plots = list(_plots(catalog))
     found.samples = _samples(catalog, tokenizer)
     return found
-
-
-def _join(catalog: Catalog) -> None:
-    """Make the view of the documents in use."""
-    join_documents(catalog, MEASURES)
-    catalog.connection.execute(
-        "create or replace temp view dataset_documents as select doc_id, path, coalesce(source, 'unknown') as source, "
-        "kind, language, programming_language, coalesce(licence, 'unknown') as licence, split, redactions, lost_bytes, "
-        "n_tokens as length, encoded_bytes as n_bytes from report_documents where kept and n_tokens is not null"
-    )
 
 
 def _packed(catalog: Catalog) -> Row:
