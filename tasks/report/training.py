@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import duckdb
 
@@ -32,8 +31,6 @@ EVENTS = {  # what kinds of events are called; another kind is shown as it is
 }
 _SMOOTHED_FROM = 40  # values from which on a mean is drawn over them
 _SAMPLES = 6  # of a prompt: the first and last, and others evenly between
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -182,13 +179,18 @@ def training_page(found: Row, corpus: str) -> list[str]:
         for event in found.notes.events
         if event.step > 0
     ]
-    figures, curves = derived(found), found.curves
-    losses = [*_smoothed("training", figures.loss), _series("validation", figures.validation)]
+    figures = derived(found)
+
+    def series(name: str, metric: str) -> Series:
+        curve = found.curves.get(metric, Curve())
+        return Series(name, curve.steps, curve.values)
+
+    losses = [*_smoothed(series("training", "train/loss")), series("validation", "val_sample/loss")]
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
-    used = [_series(name, curves[metric]) for name, metric in memory.items() if metric in curves]
-    rate = [_series("learning rate", curves.get("lr", Curve()))]
-    norm = _smoothed("norm", curves.get("grad_norm", Curve()))
-    speed = _smoothed("tokens/s", curves.get("time/tokens_per_second", Curve()))
+    used = [series(name, metric) for name, metric in memory.items() if metric in found.curves]
+    rate = [series("learning rate", "lr")]
+    norm = _smoothed(series("norm", "grad_norm"))
+    speed = _smoothed(series("tokens/s", "time/tokens_per_second"))
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(found.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
@@ -204,7 +206,7 @@ def training_page(found: Row, corpus: str) -> list[str]:
             line_figure("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
             line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
         ],
-        samples={prompt: _spread(drawn, _SAMPLES) for prompt, drawn in samples.items()},
+        samples={prompt: _spread(drawn) for prompt, drawn in samples.items()},
         events=sorted(found.notes.events, key=lambda event: (event.step, event.at)),
         event_name=event_name,
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
@@ -214,36 +216,26 @@ def training_page(found: Row, corpus: str) -> list[str]:
     )
 
 
-def _series(name: str, curve: Curve) -> Series:
-    return Series(name, curve.steps, curve.values)
-
-
-def _smoothed(name: str, curve: Curve) -> list[Series]:
-    """A curve, and where it is long its mean before it."""
-    raw = _series(name, curve)
-    if len(curve.steps) < _SMOOTHED_FROM:
+def _smoothed(raw: Series) -> list[Series]:
+    """A curve, and where it is long its unbiased exponential moving average before it, which passes over gaps."""
+    if len(raw.steps) < _SMOOTHED_FROM:
         return [raw]
-    return [
-        replace(raw, name=f"{name}, each step", pale=True),
-        _smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
-    ]
-
-
-def _smooth(series: Series, name: str, reach: int) -> Series:
-    """The exponential moving average of a series over roughly so many values, unbiased; gaps are passed over."""
-    keep, mean, weight, values = 1 - 2 / (max(1, reach) + 1), 0.0, 0.0, []
-    for value in series.values:
+    keep = 1 - 2 / (max(5, len(raw.steps) // 100) + 1)
+    mean, weight, values = 0.0, 0.0, []
+    for value in raw.values:
         if math.isfinite(value):
             mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
         values.append(mean / weight if weight else math.nan)
-    return Series(name, series.steps, values)
+    each_step = replace(raw, name=f"{raw.name}, each step", pale=True)
+    return [each_step, Series(f"{raw.name}, mean", raw.steps, values)]
 
 
-def _spread(items: Sequence[Item], n: int) -> list[Item]:
-    """At most so many items, evenly spread, the first and the last among them."""
-    if len(items) <= n:
-        return list(items)
-    return [items[place] for place in sorted({round(number * (len(items) - 1) / (n - 1)) for number in range(n)})]
+def _spread(samples: list[Sample]) -> list[Sample]:
+    """At most so many as are shown, evenly spread, the first and the last among them."""
+    if len(samples) <= _SAMPLES:
+        return samples
+    last = len(samples) - 1
+    return [samples[place] for place in sorted({round(n * last / (_SAMPLES - 1)) for n in range(_SAMPLES)})]
 
 
 # ---- words
