@@ -15,7 +15,7 @@ from storage.manifest import ArtifactRef
 from storage.store import Store
 from tasks.evaluation.compare import Difference, DocumentPair, SlicePair, compare_evaluations
 from tasks.lineage.training_data import first_paths
-from tasks.report.evaluation import TITLES, Measured, beginning, beginnings, first_completions
+from tasks.report.evaluation import Measured, beginnings, first_completions
 from tasks.report.page import render
 from tasks.report.queries import Row
 from tasks.report.wording import amount, decimals, integer
@@ -66,7 +66,7 @@ def write_pair_page(folder: Path, found: Row, corpus: str) -> Path:
 
 def pair_page(found: Row, corpus: str) -> str:
     """Return the page of what `collect_pair` returns; on documents of the named corpus."""
-    return render("comparison.html", corpus=corpus, titles=TITLES, beginning=beginning, **_shown(found))
+    return render("comparison.html", corpus=corpus, **_shown(found))
 
 
 def pair_table(found: Row) -> str:

@@ -29,19 +29,12 @@ from tasks.lineage.contamination import by_share_seen, read_contamination
 from tasks.lineage.training_data import datasets_of, first_paths
 from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
 from tasks.report.queries import Row
-from tasks.report.wording import cut, cut_middle
+from tasks.report.wording import cut_middle
 
-TITLES = {
-    "kind": "By kind",
-    "language": "By language",
-    "source": "By source folder",
-    "method": "By extraction method",
-}
 LINKED = {"corpus.html", "dataset.html", "training.html", "generation.html"}
 MOST_DOCUMENTS = 8  # of the best, and of the worst
 MOST_COMPLETIONS = 8
 PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is continued
-BEGINNING = 160  # characters of a document's text
 PATH = 80
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
 _KEY = 8  # characters of an evaluation's key in the name of a page
@@ -259,8 +252,6 @@ def evaluation_page(found: Row, corpus: str) -> list[str]:
         notices(found),
         title=f"Corpus {corpus}: the evaluation",
         models=models,
-        titles=TITLES,
-        beginning=beginning,
         **_named(found),
     )
 
@@ -281,14 +272,6 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
         f"{metrics['val/documents']:.0f} documents ({metrics['val/bytes']:,.0f} bytes)."
     )
     return f"{render('metrics.md', metrics=metrics, baselines=baselines_of(metrics))}\n{below}"
-
-
-# ---- parts of pages about evaluations
-
-
-def beginning(text: str, length: int = BEGINNING) -> str:
-    """The beginning of a text, on one line."""
-    return cut(" ".join(text[: 4 * length].split()), length)
 
 
 def notices(found: Row) -> list[Notice]:
