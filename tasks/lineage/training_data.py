@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,12 +79,7 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -
 
 
 def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> str:
-    """Return a sentence that names the documents of some training sequences; empty where there are none.
-
-    Args:
-        dataset: Artefact of the stage `dataset`.
-        sequences: As the trainer numbers them.
-    """
+    """Return a sentence that names the documents of some training sequences; empty where there are none."""
     found = documents_in(store, dataset, sequences)
     if not found:
         return ""
@@ -210,16 +206,11 @@ def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict
         dataset is not there any more; and `through`, the nearest of those that it continues which was trained on
         documents that it did not read itself, else empty.
     """
-    known: dict[str, _Seen] = {}  # by dataset; several trainings may have one
+    seen_in = cache(lambda dataset: _seen(store, dataset, doc_ids))  # several trainings may have one
     found = []
     versions = versions_by_training(store)
     for training in _trainings(store):
-        levels = []
-        for one in trainings_of(store, training.ref):
-            (dataset,) = one.input_refs("dataset")
-            if dataset.key not in known:
-                known[dataset.key] = _seen(store, dataset, doc_ids)
-            levels.append((one.key, known[dataset.key]))
+        levels = [(one.key, seen_in(one.input_refs("dataset")[0])) for one in trainings_of(store, training.ref)]
         own = levels[0][1]
         trained = frozenset[str]().union(*(seen.trained for _, seen in levels))
         if not trained and not own.held_out:
