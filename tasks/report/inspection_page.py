@@ -17,8 +17,16 @@ from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
 from tasks.report.charts import Point, Series, line_figure
-from tasks.report.inspect.architecture import control_elements, described, named, optimizer_name
-from tasks.report.inspect.inspection import COLUMNS, Inspection, next_tokens, rounded
+from tasks.report.inspection import (
+    COLUMNS,
+    Inspection,
+    control_elements,
+    described,
+    named,
+    next_tokens,
+    optimizer_name,
+    rounded,
+)
 from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
 
