@@ -126,11 +126,7 @@ def explain_text(home: Home, text: str, corpus: str, min_words: int) -> dict[str
 
 
 def explain_memorised(home: Home, found: Mapping[str, Any], min_words: int) -> dict[str, Any]:
-    """Return the spans that a completion shares with the training text of its model.
-
-    Args:
-        found: What `tasks.lineage.why.explain` returned for the completion.
-    """
+    """Return the spans that a completion, as `why.explain` found it, shares with the training text of its model."""
     with Machine() as machine:
         run = Run(home, machine)
         made = run.store.find(*found["artifact"].split("/"))
@@ -223,8 +219,6 @@ def shared_spans(
     """Find stretches of texts that stand in documents.
 
     Args:
-        texts: Texts, such as completions.
-        segments: Segments of documents.
         live: For each segment, the ids of the documents that count.
         min_words: The shortest span that counts; of those below `FOUND_WORDS` not all are found.
 
@@ -248,11 +242,7 @@ def shared_spans(
 
 
 def outstanding(spans: Sequence[SharedSpan]) -> list[list[SharedSpan]]:
-    """Return spans without those that lie within a longer one; those of one stretch of the text together.
-
-    Args:
-        spans: Spans of one text, the longest first.
-    """
+    """Return the spans of a text without those that lie within a longer one; those of one stretch together."""
     groups: dict[tuple[int, int], list[SharedSpan]] = defaultdict(list)
     for span in spans:
         groups[span.place].append(span)

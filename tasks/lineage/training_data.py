@@ -63,7 +63,6 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -
     """Return the documents of some training sequences; those with the most sequences first, then in their order.
 
     Args:
-        dataset: Artefact of the stage `dataset`.
         sequences: As the trainer numbers them, from 0 on, in any order.
     """
     table = pq.read_table(store.folder(dataset) / SEQUENCES_FILE, columns=["sequence", "split", "doc_id"])
@@ -163,11 +162,7 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
 def sources_of(
     store: Store, datasets: Sequence[ArtifactRef], texts: RefSet, doc_ids: Collection[str]
 ) -> dict[str, dict[str, str]]:
-    """Return `path`, `kind` and `licence` of documents of datasets; unknown ones are empty, the first dataset counts.
-
-    Args:
-        texts: The training texts of the datasets.
-    """
+    """Return `path`, `kind` and `licence` of documents; unknown ones are empty, the first dataset counts."""
     tables = [store.folder(ref) / DOCUMENTS_FILE for ref in texts.refs]
     kinds = {row["doc_id"]: row["kind"] for table in tables for row in rows_of(table, doc_ids, ["doc_id", "kind"])}
     found: dict[str, dict[str, str]] = {}
@@ -231,11 +226,7 @@ def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict
 
 
 def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
-    """Return those that continue some trainings, directly or not, with the key of the one through which they do.
-
-    Args:
-        trainings: STAGE/KEY of each.
-    """
+    """Return the trainings (STAGE/KEY) that continue some of these, at any depth, with the key of the nearest."""
     found = {}
     for training in _trainings(store):
         name, *bases = (f"{one.stage}/{one.key}" for one in trainings_of(store, training.ref))

@@ -255,11 +255,8 @@ def dataset_page(found: Row, corpus: str) -> list[str]:
 def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     """Return the data card, for whoever gets the model and not the documents.
 
-    It says what was counted and nothing else, and holds no time: the same sources with the same settings give the same
-    card.
-
-    Args:
-        found, files, made: what `collect_dataset`, `corpus.collect` and `provenance` return.
+    It says what was counted (by `collect_dataset`, `corpus.collect` and `provenance`) and nothing else, and holds no
+    time: the same sources with the same settings give the same card.
     """
     settings = {item.stage: item.settings for item in made if item.settings}
     # no line of it can end the block that it stands in

@@ -92,8 +92,6 @@ def model_card(
 
     Args:
         evaluation: the figures that it was registered with.
-        verdicts: of the gates.
-        name: of the registered model.
         links: addresses by what they lead to.
     """
     made, found = manifest_of(store, checkpoint), read_evaluation(store, evaluation)

@@ -145,7 +145,6 @@ def inspect_prompt(subject: Subject, prompt: str, seed: int = 0) -> Inspection:
     """Run a prompt through a network and measure everything that the report shows.
 
     Args:
-        subject: the network and its tokeniser.
         prompt: any text; up to 256 tokens, and no more than the network's context.
         seed: of the random directions of the local gains.
 
@@ -184,11 +183,7 @@ def _encode(subject: Subject, prompt: str) -> list[int]:
 
 
 def project(vectors: Tensor) -> Plane:
-    """Principal components of vectors, equal ones counted once, so that a frequent token does not pull the plane.
-
-    Args:
-        vectors: (T, D).
-    """
+    """Principal components of vectors (T, D), equal ones counted once: a frequent token does not pull the plane."""
     wide = vectors.double()
     distinct = torch.unique(wide, dim=0)
     centre = distinct.mean(0)

@@ -81,7 +81,6 @@ def notices_of(template: str, **values: object) -> list[Notice]:
 
     Args:
         template: file name of the conditions, which call `notice` with the fields of a `Notice` that holds.
-        values: other names that the template uses.
     """
     found: list[Notice] = []
     render(template, notice=lambda *fields: found.append(Notice(*fields)), **values)
@@ -105,7 +104,6 @@ def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -
     Args:
         template: file name of a page, which sets `lead` and `facts`.
         notices: the gravest first.
-        values: names that the template uses.
     """
     page = _environment(False).get_template(template).make_module({"notices": notices, **values})
     lead, facts = (vars(page)[name] for name in ("lead", "facts"))

@@ -68,7 +68,6 @@ def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[st
     """Read the figures of a training from its artefact and those it was made from.
 
     Args:
-        training: the artefact.
         evaluation: figures on the whole evaluation set, where they are known.
 
     Returns:
