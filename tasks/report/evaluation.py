@@ -9,9 +9,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE, DOCUMENTS_FILE, SPANS_FILE
@@ -26,7 +23,7 @@ from tasks.evaluation.tables import (
     read_metrics,
 )
 from tasks.lineage.contamination import by_share_seen, read_contamination
-from tasks.lineage.training_data import datasets_of, first_paths
+from tasks.lineage.training_data import datasets_of, first_paths, rows_of
 from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
 from tasks.report.queries import Row
 from tasks.report.wording import cut_middle
@@ -167,11 +164,10 @@ def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapp
     return [list(map(described, rows)) for rows in chosen]
 
 
-def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str], length: int = 1_000) -> dict[str, str]:
+def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
     """Return the first characters of evaluation documents, by id."""
-    texts = pq.read_table(store.folder(evalset) / DOCUMENTS_FILE, columns=["doc_id", "text"])
-    texts = texts.filter(pc.is_in(texts["doc_id"], value_set=pa.array(sorted(set(doc_ids)), pa.string())))
-    return {row["doc_id"]: row["text"][:length] for row in texts.to_pylist()}
+    texts = rows_of(store.folder(evalset) / DOCUMENTS_FILE, doc_ids, ["doc_id", "text"])
+    return {row["doc_id"]: row["text"][:1_000] for row in texts}
 
 
 def _rival(store: Store, measured: Measured) -> Row | None:

@@ -114,7 +114,7 @@ class Inspection:
     spelling: Spelling
     trace: Trace
     gains: list[Gain]
-    planes: dict[str, Plane]
+    planes: dict[str, Row]
     distances: Tensor
 
     @property
@@ -126,19 +126,6 @@ class Inspection:
     def n_tokens(self) -> int:
         """T."""
         return len(self.trace.ids)
-
-
-@dataclass(frozen=True)
-class Plane:
-    """The two directions in which vectors differ most.
-
-    Attributes:
-        points: (T, 2).
-        shares: of the variance, along each of the two.
-    """
-
-    points: Tensor
-    shares: tuple[float, float]
 
 
 def inspect_prompt(subject: Subject, prompt: str, seed: int = 0) -> Inspection:
@@ -182,8 +169,12 @@ def _encode(subject: Subject, prompt: str) -> list[int]:
     return ids
 
 
-def project(vectors: Tensor) -> Plane:
-    """Principal components of vectors (T, D), equal ones counted once: a frequent token does not pull the plane."""
+def project(vectors: Tensor) -> Row:
+    """Principal components of vectors (T, D), equal ones counted once: a frequent token does not pull the plane.
+
+    Returns:
+        `points` (T, 2) along the two directions in which they differ most, and `shares` of the variance along each.
+    """
     wide = vectors.double()
     distinct = torch.unique(wide, dim=0)
     centre = distinct.mean(0)
@@ -194,7 +185,7 @@ def project(vectors: Tensor) -> Plane:
     axes = axes * torch.where(axes.gather(1, largest) < 0, -1.0, 1.0)
     total = float(sizes.square().sum())
     shares = [float(size) ** 2 / total if total else 0.0 for size in sizes[:2]] + [0.0, 0.0]
-    return Plane((wide - centre) @ axes.T, (shares[0], shares[1]))
+    return Row(points=(wide - centre) @ axes.T, shares=shares[:2])
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
@@ -235,7 +226,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "attention": rounded(found.weights),
         "mask": found.mask.tolist(),
         "projections": {
-            name: {"points": rounded(plane.points), "variance_shares": rounded(list(plane.shares))}
+            name: {"points": rounded(plane.points), "variance_shares": rounded(plane.shares)}
             for name, plane in inspection.planes.items()
         },
         "distances": rounded(inspection.distances),

@@ -201,9 +201,7 @@ def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
     return parts
 
 
-def _scatter(
-    name: str, title: str, labels: Sequence[str], points: Sequence[Point], shares: tuple[float, float]
-) -> Markup:
+def _scatter(name: str, title: str, labels: Sequence[str], points: Sequence[Point], shares: Sequence[float]) -> Markup:
     """Return projected vectors, joined in token order; tokens at one place share a dot."""
     width, height, pad = 450.0, 360.0, 44.0
     low = [min(point[axis] for point in points) for axis in (0, 1)]
