@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -237,25 +237,9 @@ def write(outcome: Outcome) -> Page | None:
 
 def evaluation_page(found: Row, corpus: str) -> list[str]:
     """Return the page of what `collect_evaluation` returns, and its summary in Markdown."""
-    metrics, rival = found.evaluation.metrics, found.rival
-    named = baselines_of(metrics)
-    models = [("this model", metrics["val/loss"], metrics["val/bits_per_byte"])]
-    if rival is not None:
-        models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
-    models += [(name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in named]
-    return draw_page(
-        "evaluation.html",
-        notices(found),
-        title=f"Corpus {corpus}: the evaluation",
-        models=models,
-        **_named(found),
-    )
-
-
-def _named(found: Row) -> dict[str, Any]:
-    """The values that page and notices share."""
-    metrics = found.evaluation.metrics
-    return {**vars(found), "metrics": metrics, "bits": metrics["val/bits_per_byte"], "baselines": baselines_of(metrics)}
+    title = f"Corpus {corpus}: the evaluation"
+    baselines = baselines_of(found.evaluation.metrics)
+    return draw_page("evaluation.html", notices(found), title=title, baselines=baselines, **vars(found))
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:
@@ -272,4 +256,4 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
 
 def notices(found: Row) -> list[Notice]:
     """Return what to look at first, the gravest first."""
-    return notices_of("evaluation_notices.html", **_named(found))
+    return notices_of("evaluation_notices.html", baselines=baselines_of(found.evaluation.metrics), **vars(found))

@@ -17,9 +17,7 @@ from tasks.report.queries import Row
 from tasks.training.bundle import WEIGHTS_FILE
 
 TITLES = {gate.name: gate.title for gate in GATES}
-FEW_DOCUMENTS = 20  # held-out documents below which the figures say little
-_CARD_SLICES = 6
-_SLICES, _VERSIONS = 60, 100
+_SLICES = 60
 
 
 def write(outcome: Outcome) -> Page | None:
@@ -72,7 +70,6 @@ def gates_page(found: Row, corpus: str) -> list[str]:
         title=f"Corpus {corpus}: may version {found.version} be champion?",
         titles=TITLES,
         slices=largest_loss,
-        listed=list(reversed(found.versions[-_VERSIONS:])),
         **vars(found),
     )
 
@@ -97,24 +94,19 @@ def model_card(
     made, found = manifest_of(store, checkpoint), read_evaluation(store, evaluation)
     (evalset,) = manifest_of(store, evaluation).input_refs("evalset")
     curated = curated_of(store, checkpoint)
-    judged = [item for item in found.slices if item.dimension in ("kind", "language") and item.sums.tokens]
-    weakest = sorted(judged, key=lambda item: -item.sums.bits_per_byte)[:_CARD_SLICES]
-    languages = [item.value for item in found.slices if item.dimension == "language" and item.value]
     return render(
         "model_card.md",
         made=made,
         size=next(entry.size for entry in made.files if entry.name == WEIGHTS_FILE),
         parameters=parameters_of(made),
         metrics=found.metrics,
+        slices=found.slices,
         baselines=baselines_of(found.metrics),
         evalset=evalset,
         verdicts=verdicts,
         curated=curated,
         dataset=ancestor(store, checkpoint, "dataset"),
         corpus=corpus_facts(store, curated),
-        few=FEW_DOCUMENTS,
-        weak=[item for item in weakest if item.sums.bits_per_byte > found.metrics["val/bits_per_byte"]],
-        languages=languages[:_CARD_SLICES],
         name=name,
         links=links or {},
     )

@@ -206,7 +206,6 @@ def training_page(found: Row, corpus: str) -> list[str]:
             line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
         ],
         samples={prompt: _spread(drawn) for prompt, drawn in samples.items()},
-        events=sorted(found.notes.events, key=lambda event: (event.step, event.at)),
         event_name=event_name,
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         written=lambda value: value if isinstance(value, str) else json.dumps(value),
