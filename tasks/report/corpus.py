@@ -29,7 +29,6 @@ STATUSES = {
     "rejected": ("refused", "tone-pale-contrary"),
     "failed": ("failed", "tone-contrary"),
 }
-NO_LANGUAGE = {"und": "not determined"}
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
@@ -200,7 +199,7 @@ def collect(catalog: Catalog) -> Row:
     Returns:
         The rows of each of `QUERIES` under its name, and `total` (counts of everything), `counts` (dropped documents by
         reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `capped` (buckets of look-alikes that were
-        too many to be compared in full) and `preset` (the policy that was applied).
+        too many to be compared in full), `doubtful` (a low confidence) and `preset` (the policy that was applied).
     """
     _join(catalog)
     found = Row(**{name: rows(catalog, query) for name, query in QUERIES.items()})
@@ -213,12 +212,12 @@ def collect(catalog: Catalog) -> Row:
     judged = [(item.confidence, item.n) for item in found.pages if item.by_ocr and item.confidence is not None]
     found.ocr_confidence = sum(value * n for value, n in judged) / (sum(n for _, n in judged) or 1)
     for item in (*found.outcomes, *found.dropped):
+        item.known = reason_of(item.code or item.status)
         item.meaning = _meaning(item)
-    for item in found.dropped:
-        item.group = reason_of(item.code).group
     redacted = _settings(catalog, "refine").get("redact", ())
     for item in found.private:
         item.redacted = item.kind in redacted
+    found.doubtful = DOUBTFUL
     found.preset = _settings(catalog, "curate").get("policy", {}).get("preset", "")
     manifests = [catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get("dedup", [])]
     found.capped = sum(manifest.counts.get("giant_buckets", 0) for manifest in manifests if manifest)
@@ -283,10 +282,9 @@ def _meaning(item: Row) -> str:
     """The meaning of a code, or the first one's own reason where that says more."""
     if not item.code:
         return "Read." if item.status == "ok" else item.reason
-    reason = reason_of(item.code)
-    words = f"{reason.meaning[0].upper()}{reason.meaning[1:]}"
+    words = f"{item.known.meaning[0].upper()}{item.known.meaning[1:]}"
     # ids of documents say nothing to a person
-    if reason.weight == "by design" or item.reason in ("", item.code.replace("_", " ")):
+    if item.known.weight == "by design" or item.reason in ("", item.code.replace("_", " ")):
         return f"{words}."
     return f"{words}{'. The first' if item.n > 1 else ''}: {item.reason}"
 
@@ -299,7 +297,7 @@ def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return notices_of("corpus_notices.html", reason_of=reason_of, doubtful=DOUBTFUL, **vars(found))
+    return notices_of("corpus_notices.html", **vars(found))
 
 
 def corpus_page(found: Row, corpus: str) -> list[str]:
@@ -308,10 +306,8 @@ def corpus_page(found: Row, corpus: str) -> list[str]:
         "corpus.html",
         notices(found),
         corpus=corpus,
-        names=NO_LANGUAGE,
         folded=folded,
         charts=[bar_figure(**vars(plot)) for plot in found.histograms],
-        doubtful=DOUBTFUL,
         **vars(found),
     )
 

@@ -21,7 +21,7 @@ from storage.manifest import Manifest
 from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
 from tasks.report.charts import bar_figure
-from tasks.report.corpus import DOUBTFUL, MEASURES, NO_LANGUAGE, collect, reason_of
+from tasks.report.corpus import MEASURES, collect
 from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
 from tasks.report.queries import Row, folded, histogram, join_documents, rows
 from tasks.report.vocabulary import RARE, Spelling, usage
@@ -247,8 +247,7 @@ def dataset_page(found: Row, corpus: str) -> list[str]:
     """Return the page of what `collect_dataset` returns, and its summary in Markdown."""
     charts = [bar_figure(**vars(plot)) for plot in found.plots]
     return draw_page(
-        "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, names=NO_LANGUAGE,
-        **vars(found),
+        "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, **vars(found)
     )  # fmt: skip
 
 
@@ -263,7 +262,7 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
         "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block, folded=folded,
-        names=NO_LANGUAGE, reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **vars(found),
+        notices=notices(found), **vars(found),
     )  # fmt: skip
 
 
