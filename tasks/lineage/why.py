@@ -188,7 +188,7 @@ def _document(store: Store, corpus: str, thing: str, below: bool = False) -> dic
         ),
         "documents": catalog.query(f"select * exclude (text) from documents where doc_id in ({ids})"),
         "sequences": catalog.query(
-            f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
+            f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all order by all"
         ),
         "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
         "seen_by": exposures(store, doc_ids),

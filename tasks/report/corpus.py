@@ -235,7 +235,7 @@ def _join(catalog: Catalog) -> None:
     catalog.connection.execute(f"create or replace temp view report_pages as {pages}")
     catalog.connection.execute(
         "create or replace temp table report_files as select f.path, f.container, f.status as file_status, "
-        "f.reason_code, f.reason, f.size, f.sha256, f.media_type, f.doc_id, d.kept, "
+        "f.reason_code, f.reason, f.size, f.media_type, f.doc_id, d.kept, "
         "case when f.status <> 'ok' then f.status when f.doc_id is null then 'container' when d.kept is null then "
         "'document' when not d.kept then 'dropped' else d.split end as status "
         "from files f left join report_documents d on f.doc_id = d.doc_id and f.status = 'ok'"

@@ -71,7 +71,7 @@ def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[st
         evaluation: figures on the whole evaluation set, where they are known.
 
     Returns:
-        `key` and `digest` of the artefact; `model` and `train`, complete configurations; `curves` by metric, telemetry
+        `key` of the artefact; `model` and `train`, complete configurations; `curves` by metric, telemetry
         among them; `parameters`; `flops_per_token` of training, by the rule 6 N + 12 L n_head head_dim T; `notes`
         (starts, events, samples); `epoch`, the `sequences` that one reads, `tokens` (labels) in them, and training
         `documents`; `tools` (versions and device); `modes` (of random numbers and kernels); `evaluation`.
@@ -89,7 +89,6 @@ def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[st
     network = ModelConfig.from_dict(manifest.settings["model"])
     return Row(
         key=training.key,
-        digest=training.digest,
         model=manifest.settings["model"],
         train=manifest.settings["train"],
         curves=curves,
