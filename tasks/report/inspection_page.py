@@ -169,18 +169,12 @@ def _values(step: Step) -> list[list[str]]:
 def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
     """Next tokens of every position, with the range of all logits."""
     logits = inspection.trace["logits"][:, : inspection.subject.config.vocab_size]
-    low, high, mean = logits.amin(1).tolist(), logits.amax(1).tolist(), logits.mean(1).tolist()
-    return [
-        {
-            "candidates": [
-                {**item, "text": cut(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)
-            ],
-            "low": rounded(low[place]),
-            "high": rounded(high[place]),
-            "mean": rounded(mean[place]),
-        }
-        for place in range(inspection.n_tokens)
-    ]
+    ranges = {"low": rounded(logits.amin(1)), "high": rounded(logits.amax(1)), "mean": rounded(logits.mean(1))}
+    found: list[dict[str, Any]] = []
+    for place in range(inspection.n_tokens):
+        likely = [{**item, "text": cut(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)]
+        found.append({"candidates": likely, **{name: values[place] for name, values in ranges.items()}})
+    return found
 
 
 def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
