@@ -34,20 +34,28 @@ def join_documents(catalog: Catalog, measures: Collection[str]) -> None:
     """Make the table `report_documents` of what pages show of each live document, unless it is there.
 
     It has no texts and no token ids: a few hundred bytes a document. A document with several paths counts under the
-    first; the others are its duplicates.
+    first; the others are its duplicates. Tables are joined one at a time: one query would hold all of them in memory.
     """
+    if catalog.query("from duckdb_tables() where table_name = 'report_documents'"):
+        return
     live = {stage: live_table(catalog, stage) for stage in ("normalise", "measure", "refine", "tokenise")}
-    catalog.connection.execute(
-        "create temp table if not exists report_documents as select m.doc_id, f.path, f.source, m.kind, m.language, "
-        f"n.programming_language, {', '.join(f'm.{measure}' for measure in measures)}, "
-        # a folder's licence goes before what a text declares
-        "list_sort([p.kind for p in m.pii]) as private, coalesce(s.licence, m.licence) as licence, s.kept, s.split, "
-        "s.cluster, coalesce(r.n_bytes, s.n_bytes) as n_bytes, r.redactions, t.length as n_tokens, "
-        f"t.n_bytes as encoded_bytes, t.lost_bytes from {live['measure']} m "
-        "join (select doc_id, path, source from files where status = 'ok') f using (doc_id) "
-        f"left join {live['normalise']} n using (doc_id) left join {live['refine']} r using (doc_id) "
-        f"left join all_selection s using (doc_id) left join {live['tokenise']} t using (doc_id)"
+    execute = catalog.connection.execute
+    execute(
+        f"create temp table report_documents as select m.doc_id, f.path, f.source, m.kind, m.language, m.licence, "
+        f"{', '.join(f'm.{measure}' for measure in measures)}, list_sort([p.kind for p in m.pii]) as private "
+        f"from {live['measure']} m join (select doc_id, path, source from files where status = 'ok') f using (doc_id)"
     )
+    # a folder's licence goes before what a text declares
+    selected = "d.* replace (coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes)"
+    for table, columns in (
+        (f"{live['normalise']} n", "d.*, n.programming_language"),
+        (f"{live['refine']} r", "d.*, r.n_bytes, r.redactions"),
+        ("all_selection s", f"{selected}, s.kept, s.split, s.cluster"),
+        (f"{live['tokenise']} t", "d.*, t.length as n_tokens, t.n_bytes as encoded_bytes, t.lost_bytes"),
+    ):
+        execute(f"create temp table next as select {columns} from report_documents d left join {table} using (doc_id)")
+        execute("drop table report_documents")
+        execute("alter table next rename to report_documents")
 
 
 def histogram(
