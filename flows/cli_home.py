@@ -174,9 +174,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
-    from tasks.report.inspect.architecture import Subject
-    from tasks.report.inspect.inspection import inspect_prompt, inspection_text, to_json
-    from tasks.report.inspect.page import write_page
+    from tasks.report.inspection import Subject, inspect_prompt, inspection_text, to_json
+    from tasks.report.inspection_page import write_page
     from tasks.training.bundle import Bundle
 
     if preset and model != CHAMPION:

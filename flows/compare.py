@@ -95,17 +95,19 @@ def _compare(
     run: Run, models: list[tuple[str, ArtifactRef]], evalset: ArtifactRef, settings: Settings, prompts: str | None
 ) -> dict[str, Any]:
     """Measure two named models on the same documents, let them continue the same prompts, and draw the page."""
-    from tasks.report.comparison import Side, collect_pair, pair_document, pair_table, write_pair_page
+    from tasks.report.comparison import collect_pair, pair_document, pair_table, write_pair_page
+    from tasks.report.evaluation import Measured
 
     asked = read_prompts(Path(prompts).expanduser()) if prompts else sample_prompts(run.store, evalset)
-    sides: list[Side] = []
+    sides: list[Measured] = []
     doubts = []
     for name, checkpoint in models:
         evaluation, _ = evaluate_model(run, checkpoint, evalset, settings.evaluate)
-        sides.append(Side(name, checkpoint, evaluation, continue_prompts(run, settings, checkpoint, asked)))
+        written = continue_prompts(run, settings, checkpoint, asked)
+        sides.append(Measured(name, checkpoint, evalset, evaluation, completions=written))
         if trained_on(run.store, checkpoint, evalset):
             doubts.append(f"{name} was trained on some of these documents, so its figures flatter it")
-    figures = collect_pair(run.store, sides[0], sides[1], evalset, doubts)
+    figures = collect_pair(run.store, sides[0], sides[1], doubts)
     page = write_pair_page(run.home.reports_of(run.corpus), figures, run.corpus)
     return {**pair_document(figures), "page": str(page), "table": pair_table(figures)}
 

@@ -27,9 +27,9 @@ from tasks.report.dataset import write as dataset_page
 from tasks.report.evaluation import metrics_table
 from tasks.report.evaluation import write as evaluation_page
 from tasks.report.gates import write as gates_page
-from tasks.report.markdown import cell, table
+from tasks.report.page import Outcome, Page
 from tasks.report.training import write as training_page
-from tasks.report.written import Outcome, Page
+from tasks.report.wording import cell, table
 from tasks.training.suggest import read_suggestion, suggest, suggestion_text
 from tasks.upkeep.forget import refuse_forgotten
 

@@ -13,7 +13,7 @@ from flows.options import CleanupOptions, LmEvalOptions
 from flows.report import leave
 from flows.stages import stage_facts
 from tasks.core.machine import detect_device
-from tasks.report.markdown import table
+from tasks.report.wording import table
 from tasks.upkeep.compact import compact_home
 from tasks.upkeep.gc import collect_garbage
 

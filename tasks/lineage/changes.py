@@ -29,12 +29,9 @@ _DIGITS = 12  # of an id, by which documents are told apart
 
 
 def unannounced_share(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> float:
-    """Return the share of documents that changed since the latest training and the last announcement.
+    """Return the share of documents that changed since the latest training and the last announcement; 0 without any.
 
-    Records which documents the training read. Returns 0 without documents.
-
-    Args:
-        at: Time of the question; None is now.
+    Records which documents the training read. The time of the question is now where none is given.
     """
     documents = _documents(store, now)
     if not documents:

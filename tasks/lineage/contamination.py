@@ -49,11 +49,7 @@ def read_contamination(folder: Path) -> dict[str, float]:
 
 
 def by_share_seen(shares: Mapping[str, float], documents: Evaluated) -> list[Slice]:
-    """Return documents that training text holds nothing, something and most of, as slices.
-
-    Args:
-        shares: As `read_contamination` gives them.
-    """
+    """Return documents that training text holds nothing, something and most of, as slices."""
     share = np.array([shares[doc_id] for doc_id in documents.doc_id])
     some = (share > 0) & (share < MOSTLY_SEEN)
     groups = {"unseen": share == 0, "partly seen": some, "mostly seen": share >= MOSTLY_SEEN}

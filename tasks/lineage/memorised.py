@@ -126,11 +126,7 @@ def explain_text(home: Home, text: str, corpus: str, min_words: int) -> dict[str
 
 
 def explain_memorised(home: Home, found: Mapping[str, Any], min_words: int) -> dict[str, Any]:
-    """Return the spans that a completion shares with the training text of its model.
-
-    Args:
-        found: What `tasks.lineage.why.explain` returned for the completion.
-    """
+    """Return the spans that a completion, as `why.explain` found it, shares with the training text of its model."""
     with Machine() as machine:
         run = Run(home, machine)
         made = run.store.find(*found["artifact"].split("/"))
@@ -200,6 +196,11 @@ class SharedSpan:
     passage: str
     after: str
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Start and end in the text."""
+        return self.start, self.start + self.length
+
 
 def _spans_in(
     store: Store, texts: Sequence[str], trained: RefSet, indexes: RefSet, min_words: int
@@ -218,8 +219,6 @@ def shared_spans(
     """Find stretches of texts that stand in documents.
 
     Args:
-        texts: Texts, such as completions.
-        segments: Segments of documents.
         live: For each segment, the ids of the documents that count.
         min_words: The shortest span that counts; of those below `FOUND_WORDS` not all are found.
 
@@ -243,29 +242,22 @@ def shared_spans(
 
 
 def outstanding(spans: Sequence[SharedSpan]) -> list[list[SharedSpan]]:
-    """Return spans without those that lie within a longer one; those of one stretch of the text together.
-
-    Args:
-        spans: Spans of one text, the longest first.
-    """
-    outer, reached = set(), 0
-    places = {(span.start, span.start + span.length) for span in spans}
-    for start, end in sorted(places, key=lambda place: (place[0], -place[1])):
-        if end > reached:  # else one that begins no later ends no sooner
-            outer.add((start, end))
-            reached = end
+    """Return the spans of a text without those that lie within a longer one; those of one stretch together."""
     groups: dict[tuple[int, int], list[SharedSpan]] = defaultdict(list)
     for span in spans:
-        place = (span.start, span.start + span.length)
-        if place in outer:
-            groups[place].append(span)
+        groups[span.place].append(span)
+    reached = 0
+    for start, end in sorted(groups, key=lambda place: (place[0], -place[1])):
+        if end <= reached:  # one before it begins no later and ends no sooner
+            del groups[start, end]
+        reached = max(reached, end)
     return list(groups.values())
 
 
 def covered_chars(spans: Sequence[SharedSpan]) -> int:
     """Return the number of characters of the text that lie in any of its spans."""
     covered = reached = 0
-    for start, end in sorted((span.start, span.start + span.length) for span in spans):
+    for start, end in sorted(span.place for span in spans):
         covered += max(0, end - max(start, reached))
         reached = max(reached, end)
     return covered

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,6 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -
     """Return the documents of some training sequences; those with the most sequences first, then in their order.
 
     Args:
-        dataset: Artefact of the stage `dataset`.
         sequences: As the trainer numbers them, from 0 on, in any order.
     """
     table = pq.read_table(store.folder(dataset) / SEQUENCES_FILE, columns=["sequence", "split", "doc_id"])
@@ -78,12 +78,7 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -
 
 
 def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> str:
-    """Return a sentence that names the documents of some training sequences; empty where there are none.
-
-    Args:
-        dataset: Artefact of the stage `dataset`.
-        sequences: As the trainer numbers them.
-    """
+    """Return a sentence that names the documents of some training sequences; empty where there are none."""
     found = documents_in(store, dataset, sequences)
     if not found:
         return ""
@@ -167,15 +162,9 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
 def sources_of(
     store: Store, datasets: Sequence[ArtifactRef], texts: RefSet, doc_ids: Collection[str]
 ) -> dict[str, dict[str, str]]:
-    """Return `path`, `kind` and `licence` of documents of datasets; unknown ones are empty, the first dataset counts.
-
-    Args:
-        texts: The training texts of the datasets.
-    """
-    kinds: dict[str, str | None] = {}
-    for ref in texts.refs:
-        rows = rows_of(store.folder(ref) / DOCUMENTS_FILE, doc_ids, ["doc_id", "kind"])
-        kinds |= {row["doc_id"]: row["kind"] for row in rows}
+    """Return `path`, `kind` and `licence` of documents; unknown ones are empty, the first dataset counts."""
+    tables = [store.folder(ref) / DOCUMENTS_FILE for ref in texts.refs]
+    kinds = {row["doc_id"]: row["kind"] for table in tables for row in rows_of(table, doc_ids, ["doc_id", "kind"])}
     found: dict[str, dict[str, str]] = {}
     for dataset in reversed(datasets):
         curated = manifest_of(store, dataset).input_refs("curated")[0]
@@ -212,16 +201,11 @@ def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict
         dataset is not there any more; and `through`, the nearest of those that it continues which was trained on
         documents that it did not read itself, else empty.
     """
-    known: dict[str, _Seen] = {}  # by dataset; several trainings may have one
+    seen_in = cache(lambda dataset: _seen(store, dataset, doc_ids))  # several trainings may have one
     found = []
     versions = versions_by_training(store)
     for training in _trainings(store):
-        levels = []
-        for one in trainings_of(store, training.ref):
-            (dataset,) = one.input_refs("dataset")
-            if dataset.key not in known:
-                known[dataset.key] = _seen(store, dataset, doc_ids)
-            levels.append((one.key, known[dataset.key]))
+        levels = [(one.key, seen_in(one.input_refs("dataset")[0])) for one in trainings_of(store, training.ref)]
         own = levels[0][1]
         trained = frozenset[str]().union(*(seen.trained for _, seen in levels))
         if not trained and not own.held_out:
@@ -242,11 +226,7 @@ def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict
 
 
 def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
-    """Return those that continue some trainings, directly or not, with the key of the one through which they do.
-
-    Args:
-        trainings: STAGE/KEY of each.
-    """
+    """Return the trainings (STAGE/KEY) that continue some of these, at any depth, with the key of the nearest."""
     found = {}
     for training in _trainings(store):
         name, *bases = (f"{one.stage}/{one.key}" for one in trainings_of(store, training.ref))

@@ -13,7 +13,7 @@ from typing import Any
 from storage.catalog import Catalog, read_state, waits_for_run
 from storage.errors import UserError
 from storage.lineage import ancestors, descendants
-from storage.manifest import ArtifactRef, Manifest
+from storage.manifest import ArtifactRef
 from storage.registry import find_version, registered_versions
 from storage.schemas import COMPLETIONS_FILE, FILES_FILE
 from storage.store import Store, StoreError
@@ -40,12 +40,12 @@ def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
         UserError: if several things have it.
     """
     found = (
-        _completion_at(store, thing)
+        _completion(store, thing, by_key=True)
         or _artifact(store, thing)
         or _document(store, corpus, thing)
         or _forgotten(store, thing)
         or _model(store, corpus, thing)
-        or _newest_completion(store, thing)
+        or _completion(store, thing, by_key=False)
         or _document(store, corpus, thing, below=True)
         or _removed_document(store, corpus, thing)
     )
@@ -110,47 +110,34 @@ def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
     return {**_lineage(store, found[0].ref), "led_to": led_to, "models": models}
 
 
-def _completions(store: Store, name: str, key: str = "") -> list[tuple[Manifest, dict[str, Any]]]:
-    """Return completions with their generations, the newest first.
+def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None:
+    """Explain a completion by KEY/ID, with the beginning of its generation's key, or by its ID: then the newest.
 
-    Args:
-        name: An id, or an id and the number of a further sample: `7#2` is the third continuation of the prompt `7`.
-        key: Prefix of the generation's key.
+    `7#2` is the ID of the third continuation of the prompt `7`.
     """
+    key, _, name = thing.removeprefix("generate/").partition("/") if by_key else ("", "", thing)
+    if by_key and not (key and name):
+        return None
     found = []
     for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
         if manifest.key.startswith(key):
             rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, COLUMNS)
             found += [(manifest, row) for row in rows if _name(row) == name]
-    return found
+    if not found:
+        return None
+    note = {}
+    if len(found) > 1 and by_key:
+        listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
+        raise UserError(f"{thing!r} is the beginning of {len(found)} completions: give more of one of {listed}")
+    if len(found) > 1:
+        note = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}"}
+    made, row = found[0]
+    shown = {**{column: row[column] for column in COLUMNS[:-1]}, "id": given_id(row)}
+    return {**note, "completion": shown, "address": f"{made.key}/{name}", **_lineage(store, made.ref)}
 
 
 def _name(row: Mapping[str, Any]) -> str:
     return f"{row['id']}#{row['sample']}" if row["sample"] else str(row["id"])
-
-
-def _completion_at(store: Store, thing: str) -> dict[str, Any] | None:
-    key, _, name = thing.removeprefix("generate/").partition("/")
-    found = _completions(store, name, key) if key and name else []
-    if len(found) > 1:
-        listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
-        raise UserError(f"{thing!r} is the beginning of {len(found)} completions: give more of one of {listed}")
-    return _completion(store, *found[0]) if found else None
-
-
-def _newest_completion(store: Store, name: str) -> dict[str, Any] | None:
-    found = _completions(store, name)
-    if not found:
-        return None
-    newest = _completion(store, *found[0])
-    if len(found) > 1:
-        newest = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}", **newest}
-    return newest
-
-
-def _completion(store: Store, manifest: Manifest, row: dict[str, Any]) -> dict[str, Any]:
-    shown = {**{name: row[name] for name in COLUMNS[:-1]}, "id": given_id(row)}
-    return {"completion": shown, "address": f"{manifest.key}/{_name(row)}", **_lineage(store, manifest.ref)}
 
 
 def _model(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:
@@ -188,7 +175,7 @@ def _document(store: Store, corpus: str, thing: str, below: bool = False) -> dic
         ),
         "documents": catalog.query(f"select * exclude (text) from documents where doc_id in ({ids})"),
         "sequences": catalog.query(
-            f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all"
+            f"select split, count(*) as sequences from dataset where doc_id in ({ids}) group by all order by all"
         ),
         "quarantine": catalog.query(f"select * from quarantine where doc_id in ({ids})"),
         "seen_by": exposures(store, doc_ids),

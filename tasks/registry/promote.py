@@ -42,7 +42,7 @@ from tasks.evaluation.compare import champion_figures
 from tasks.evaluation.gates import Verdict, curated_of, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
 from tasks.lineage.training_data import trainings_of
-from tasks.report.model_card import model_card, parameters_of
+from tasks.report.gates import model_card, parameters_of
 from tasks.training.train import sync_run, train
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
@@ -111,7 +113,8 @@ class Axes(NamedTuple):
         return [list(across), [(self.at(self.x.low, tick)[1], amount(tick, 7)) for tick in self.y.ticks]]
 
 
-class Series(NamedTuple):
+@dataclass(frozen=True)
+class Series:
     """One line.
 
     Attributes:
@@ -125,7 +128,7 @@ class Series(NamedTuple):
     values: Sequence[float]
     pale: bool = False
 
-    @property
+    @cached_property
     def points(self) -> list[Point]:
         """Steps and values; a value that cannot be drawn is nan, which is itself within no limits."""
         pairs = zip(self.steps, self.values, strict=True)
@@ -160,10 +163,9 @@ def line_figure(
     classes = [
         f"line-{place % _STYLES}{' pale' if one.pale else ''}" for place, one in zip(before, series, strict=False)
     ]
-    curves = [one.points for one in series]
-    points = [point for one in curves for point in _seen(one)]
+    points = [point for one in series for point in _seen(one.points)]
     legend = [(one.name, class_) for one, class_ in zip(series, classes, strict=True) if len(one.values)]
-    legend, words = legend if len(series) > 1 else [], _described(note, series, curves)
+    legend, words = legend if len(series) > 1 else [], _described(note, series)
     if not points:
         return macro("charts.html", "figure", name, title, note, words, legend=legend)
     across, up = _INTERVALS[size]
@@ -171,10 +173,10 @@ def line_figure(
     x = scale_of([step for step, _ in points], across, tight=True, whole=whole)
     axes = Axes(x, scale_of([value for _, value in points], up))
     lines: list[tuple[str, str]] = []
-    for curve, class_ in zip(curves, classes, strict=True):
-        lines += _line([axes.at(*point) for point in curve], class_, 2 if size == "wide" else 5)
+    for one, class_ in zip(series, classes, strict=True):
+        lines += _line([axes.at(*point) for point in one.points], class_, 2 if size == "wide" else 5)
     return macro("charts.html", "figure", name, title, note, words, axes.ticks, over, legend, size, lines,
-                 list(_stripes(over, series, curves, axes)), list(_marks(marks, axes)))  # fmt: skip
+                 list(_stripes(over, series, axes)), list(_marks(marks, axes)))  # fmt: skip
 
 
 def _step(step: float) -> str:
@@ -205,13 +207,11 @@ def _thinned(points: Sequence[Point], bucket: float) -> Iterator[Point]:
         yield from (inside[place] for place in sorted(ends | {0, len(inside) - 1}))
 
 
-def _stripes(
-    over: str, series: Sequence[Series], curves: Sequence[Sequence[Point]], axes: Axes
-) -> Iterator[tuple[float, float, str]]:
+def _stripes(over: str, series: Sequence[Series], axes: Axes) -> Iterator[tuple[float, float, str]]:
     """Left edge, width and words of upright stripes that hold the last values of all lines up to their right edge."""
     found: dict[int, dict[int, Point]] = {}
-    for place, points in enumerate(curves):
-        for step, value in _seen(points):
+    for place, one in enumerate(series):
+        for step, value in _seen(one.points):
             found.setdefault(min(_STRIPES - 1, int(axes.x.share(step) * _STRIPES)), {})[place] = (step, value)
     for stripe, values in sorted(found.items()):
         said = (
@@ -231,17 +231,17 @@ def _marks(marks: Sequence[Mark], axes: Axes) -> Iterator[tuple[float, str]]:
         yield SIDE * axes.x.share(first.step), words
 
 
-def _described(note: str, series: Sequence[Series], curves: Sequence[Sequence[Point]]) -> str:
+def _described(note: str, series: Sequence[Series]) -> str:
     """All lines in words, for those who do not see them."""
     sentences = []
-    for one, points in zip(series, curves, strict=True):
-        seen, words = _seen(points), []
+    for one in series:
+        seen, words = _seen(one.points), []
         if seen:
             low, high = min(seen, key=lambda point: point[1]), max(seen, key=lambda point: point[1])
             at = [f"{number(value)} at {_step(step)}" for step, value in (seen[0], seen[-1], low, high)]
             words.append(f"{counted(len(seen), 'value')}, first {at[0]}, last {at[1]}, lowest {at[2]}, highest {at[3]}")
-        if len(seen) < len(points):
-            words.append(f"{counted(len(points) - len(seen), 'value')} that cannot be drawn")
+        if len(seen) < len(one.points):
+            words.append(f"{counted(len(one.points) - len(seen), 'value')} that cannot be drawn")
         if words:
             sentences.append(f"{one.name}: {', '.join(words)}")
     return ". ".join([*(sentences or ["There is no value of it"]), *filter(None, [note])]) + "."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,7 @@ from storage.manifest import ArtifactRef
 from storage.store import Store
 from tasks.evaluation.compare import Difference, DocumentPair, SlicePair, compare_evaluations
 from tasks.lineage.training_data import first_paths
-from tasks.report.evaluation import (
-    TITLES,
-    beginning,
-    beginnings,
-    first_completions,
-)
+from tasks.report.evaluation import Measured, beginnings, first_completions
 from tasks.report.page import render
 from tasks.report.queries import Row
 from tasks.report.wording import amount, decimals, integer
@@ -30,25 +25,11 @@ FIRST = ("bits_per_byte", "loss", "perplexity", "top1")  # of the figures
 _KEY = 8  # letters of each key in the name of a page
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two models.
-
-    Attributes:
-        name: what the person called it.
-        completions: of the same prompts as the other's; None where none were asked for.
-    """
-
-    name: str
-    checkpoint: ArtifactRef
-    evaluation: ArtifactRef
-    completions: ArtifactRef | None = None
-
-
-def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Sequence[str] = ()) -> Row:
+def collect_pair(store: Store, a: Measured, b: Measured, notes: Sequence[str] = ()) -> Row:
     """Compare two models that were measured on the same documents.
 
     Args:
+        a, b: what they are called, their evaluations, and their completions of the same prompts.
         notes: what makes the comparison doubtful.
 
     Returns:
@@ -64,11 +45,10 @@ def collect_pair(store: Store, a: Side, b: Side, evalset: ArtifactRef, notes: Se
     return Row(
         a=a,
         b=b,
-        evalset=evalset,
         notes=notes,
         comparison=found,
-        begins=beginnings(store, evalset, doc_ids),
-        paths=first_paths(store, evalset, doc_ids),
+        begins=beginnings(store, a.evalset, doc_ids),
+        paths=first_paths(store, a.evalset, doc_ids),
         completions=list(zip(*(first_completions(store, side.completions) for side in (a, b)), strict=True)),
     )
 
@@ -77,7 +57,7 @@ def write_pair_page(folder: Path, found: Row, corpus: str) -> Path:
     """Write the page under a name of the models, the documents, and how they were measured and sampled."""
     sides = (found.a, found.b)
     how = [ref.key for side in sides for ref in (side.evaluation, side.completions) if ref is not None]
-    keys = [*(side.checkpoint.key for side in sides), found.evalset.key, sha256_json(how)]
+    keys = [*(side.checkpoint.key for side in sides), found.a.evalset.key, sha256_json(how)]
     page = folder / f"{'-'.join(['comparison', *(key[:_KEY] for key in keys)])}.html"
     folder.mkdir(parents=True, exist_ok=True)
     write_file(page, pair_page(found, corpus).encode())
@@ -85,13 +65,8 @@ def write_pair_page(folder: Path, found: Row, corpus: str) -> Path:
 
 
 def pair_page(found: Row, corpus: str) -> str:
-    """Return the page.
-
-    Args:
-        found: what `collect_pair` returns.
-        corpus: name of the corpus whose documents both were measured on.
-    """
-    return render("comparison.html", corpus=corpus, titles=TITLES, beginning=beginning, **_shown(found))
+    """Return the page of what `collect_pair` returns; on documents of the named corpus."""
+    return render("comparison.html", corpus=corpus, **_shown(found))
 
 
 def pair_table(found: Row) -> str:
@@ -101,7 +76,7 @@ def pair_table(found: Row) -> str:
 
 def _shown(found: Row) -> dict[str, Any]:
     """The values that page and table share: `names` of both, and the figures that come `first`, and the `rest`."""
-    names = (found.a.name, found.b.name)
+    names = (found.a.model, found.b.model)
     if names[0] == names[1]:
         names = (f"{names[0]} (A)", f"{names[1]} (B)")
     metrics = found.comparison.metrics
@@ -134,8 +109,9 @@ def pair_document(found: Row) -> dict[str, Any]:
         for a, b in found.completions
     ]
     document: dict[str, Any] = {
-        **{name: _side(side) for name, side in (("a", found.a), ("b", found.b))},
-        "evalset": f"{found.evalset.stage}/{found.evalset.key}",
+        "a": _side(found.a),
+        "b": _side(found.b),
+        "evalset": _address(found.a.evalset),
         "difference": _difference(compared.difference),
         "metrics": {name: {"a": a, "b": b} for name, (a, b) in compared.metrics.items()},
         "slices": [
@@ -166,9 +142,12 @@ def pair_document(found: Row) -> dict[str, Any]:
     return finite
 
 
-def _side(side: Side) -> dict[str, str]:
-    refs = {"checkpoint": side.checkpoint, "evaluation": side.evaluation}
-    return {"model": side.name, **{name: f"{ref.stage}/{ref.key}" for name, ref in refs.items()}}
+def _side(side: Measured) -> dict[str, str]:
+    return {"model": side.model, "checkpoint": _address(side.checkpoint), "evaluation": _address(side.evaluation)}
+
+
+def _address(ref: ArtifactRef) -> str:
+    return f"{ref.stage}/{ref.key}"
 
 
 def _bits_per_byte(item: SlicePair | DocumentPair) -> dict[str, float]:

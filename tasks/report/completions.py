@@ -15,18 +15,10 @@ from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE
 from storage.store import Store
 from storage.tables import stream_columns, stream_rows
-from tasks.report.page import draw_page
+from tasks.report.page import Outcome, Page, draw_page
 from tasks.report.queries import Row
-from tasks.report.written import Outcome, Page
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-# what finish reasons are called, and the tone of each
-REASONS = {
-    "stop": ("ended by itself or by a stop string", "tone-green"),
-    "length": ("cut at the limit", "tone-ink"),
-    "context": ("cut where the context was full", "tone-gold"),
-    "exhausted": ("every token was forbidden", "tone-violet"),
-}
 SHADES = (0.5, 0.2, 0.05, 0.01, 0.0)  # a token at least so likely has the shade of this place
 SHOWN = 40  # completions
 ERRORS_SHOWN = 40
@@ -168,17 +160,11 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def generation_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_generation` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_generation` returns, and its summary in Markdown."""
     settings = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(found.settings.items())}
     return draw_page(
         "completions.html",
         title=f"Corpus {corpus}: what the model wrote",
-        reasons=REASONS,
         shades=SHADES,
         # the model's own, of what it wrote
         perplexity=perplexity(-found.logprob, found.tokens),

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from storage.catalog import Catalog, quoted, read_state
 from storage.store import open_store
-from tasks.report.charts import Layer, bar_figure
-from tasks.report.page import Notice, draw_page, notices_of
-from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
-
-if TYPE_CHECKING:
-    from tasks.report.written import Outcome, Page
+from tasks.report.charts import bar_figure
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of
+from tasks.report.queries import Row, folded, histogram, join_documents, live_table, rows
 
 # what became of a file, with its tone: what is used comes first, what was lost last
 STATUSES = {
@@ -32,7 +29,6 @@ STATUSES = {
     "rejected": ("refused", "tone-pale-contrary"),
     "failed": ("failed", "tone-contrary"),
 }
-NO_LANGUAGE = {"und": "not determined"}
 DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
 LISTED = 15  # rows of a list of examples
 WORST_PAGES = 12
@@ -45,11 +41,13 @@ class Reason(NamedTuple):
         weight: `lost`: text is missing that can be had; `check`: somebody should look; `by design`: as it should be.
         meaning: description for people, after "n files: ".
         advice: what to do; empty where there is nothing to do.
+        group: by what a document was dropped.
     """
 
     weight: str
     meaning: str
     advice: str = ""
+    group: str = "policy"
 
 
 _AGAIN = "Run the same command with --retry-failed on a quieter machine; if it fails again, look at the file."
@@ -77,22 +75,18 @@ REASONS = {
     "no_column": Reason(
         "lost", "tables without a column of text", "Name the column in extract.table_columns and run again."
     ),
-    "duplicate_text": Reason("by design", "the same text as another document"),
-    "near_duplicate": Reason("by design", "nearly the same text as another document"),
-    "evaluation_set": Reason("by design", "mostly text of an external evaluation set"),
-    "contained_in_training": Reason("by design", "held-out text that stands in training text as well"),
-    "contained_in_validation": Reason("by design", "training text that stands in held-out text as well"),
+    "duplicate_text": Reason("by design", "the same text as another document", group="duplicates"),
+    "near_duplicate": Reason("by design", "nearly the same text as another document", group="duplicates"),
+    "evaluation_set": Reason("by design", "mostly text of an external evaluation set", group="evaluation set"),
+    "contained_in_training": Reason(
+        "by design", "held-out text that stands in training text as well", group="containment"
+    ),
+    "contained_in_validation": Reason(
+        "by design", "training text that stands in held-out text as well", group="containment"
+    ),
     "language": Reason("by design", "in a language that is not wanted"),
     "licence": Reason("by design", "under a licence that is not wanted"),
     "low_score": Reason("by design", "scored low by the classifier"),
-}
-# reasons for dropping a document beside the thresholds of the policy
-GROUPS = {
-    "duplicate_text": "duplicates",
-    "near_duplicate": "duplicates",
-    "evaluation_set": "evaluation set",
-    "contained_in_training": "containment",
-    "contained_in_validation": "containment",
 }
 
 
@@ -205,7 +199,7 @@ def collect(catalog: Catalog) -> Row:
     Returns:
         The rows of each of `QUERIES` under its name, and `total` (counts of everything), `counts` (dropped documents by
         reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `capped` (buckets of look-alikes that were
-        too many to be compared in full) and `preset` (the policy that was applied).
+        too many to be compared in full), `doubtful` (a low confidence) and `preset` (the policy that was applied).
     """
     _join(catalog)
     found = Row(**{name: rows(catalog, query) for name, query in QUERIES.items()})
@@ -218,10 +212,12 @@ def collect(catalog: Catalog) -> Row:
     judged = [(item.confidence, item.n) for item in found.pages if item.by_ocr and item.confidence is not None]
     found.ocr_confidence = sum(value * n for value, n in judged) / (sum(n for _, n in judged) or 1)
     for item in (*found.outcomes, *found.dropped):
-        item.group, item.meaning = GROUPS.get(item.code, "policy"), _meaning(item)
+        item.known = reason_of(item.code or item.status)
+        item.meaning = _meaning(item)
     redacted = _settings(catalog, "refine").get("redact", ())
     for item in found.private:
         item.redacted = item.kind in redacted
+    found.doubtful = DOUBTFUL
     found.preset = _settings(catalog, "curate").get("policy", {}).get("preset", "")
     manifests = [catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get("dedup", [])]
     found.capped = sum(manifest.counts.get("giant_buckets", 0) for manifest in manifests if manifest)
@@ -230,32 +226,16 @@ def collect(catalog: Catalog) -> Row:
 
 def _join(catalog: Catalog) -> None:
     """Make the tables that are asked again and again: `report_documents`, `report_files`, `report_pages`."""
-    live = {stage: live_table(catalog, stage) for stage in ("normalise", "measure", "refine", "tokenise")}
-    measures = ", ".join(f"m.{measure}" for measure in MEASURES)
-    first = (
-        f"select m.doc_id, m.kind, m.language, {measures}, list_sort([p.kind for p in m.pii]) as private, m.licence "
-        f"from {live['measure']} m semi join (select doc_id from files where status = 'ok') f using (doc_id)"
-    )
-    chosen = (
-        "d.* replace (coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes), "
-        "s.kept, s.split, s.cluster"
-    )
-    joins = (
-        (f"{live['normalise']} n", "d.*, n.programming_language"),
-        (f"{live['refine']} r", "d.*, r.n_bytes"),
-        ("all_selection s", chosen),
-        (f"{live['tokenise']} t", "d.*, t.length as n_tokens"),
-    )
-    join_in_steps(catalog, "report_documents", first, joins)
+    join_documents(catalog, MEASURES)
     pages = "select * from pages"
-    if live["normalise"] == "all_normalise":  # no document lies in two segments
+    if live_table(catalog, "normalise") == "all_normalise":  # no document lies in two segments
         pages = (
             "select p.* from all_extract p semi join (select doc_id from files where status = 'ok') f using (doc_id)"
         )
     catalog.connection.execute(f"create or replace temp view report_pages as {pages}")
     catalog.connection.execute(
         "create or replace temp table report_files as select f.path, f.container, f.status as file_status, "
-        "f.reason_code, f.reason, f.size, f.sha256, f.media_type, f.doc_id, d.kept, "
+        "f.reason_code, f.reason, f.size, f.media_type, f.doc_id, d.kept, "
         "case when f.status <> 'ok' then f.status when f.doc_id is null then 'container' when d.kept is null then "
         "'document' when not d.kept then 'dropped' else d.split end as status "
         "from files f left join report_documents d on f.doc_id = d.doc_id and f.status = 'ok'"
@@ -286,30 +266,25 @@ def _worst_pages(catalog: Catalog) -> list[Row]:
 
 def _histograms(catalog: Catalog) -> Iterator[Row]:
     """Histograms of documents and pages, as `bar_figure` takes them."""
-    dropped = "not coalesce(kept, true)"
+    tones = {"kept": "tone-ink", "dropped": "tone-contrary"}
     for measure, (title, note, top, where) in MEASURES.items():
-        data = histogram(catalog, "report_documents", measure, dropped, top=top, where=where)
-        if data.edges:
-            layers = [Layer("kept", "tone-ink", data.lower), Layer("dropped", "tone-contrary", data.upper)]
-            name = f"histogram-{measure.replace('_', '-')}"
-            edges = {"edges": data.edges, "log": data.log, "median": data.median}
-            yield Row(name=name, title=title, note=note, layers=layers, **edges)
-    data = histogram(catalog, "report_pages", "confidence", "false", top=1, where=_OCR)
-    if data.edges:
-        layers = [Layer("kept", "tone-ink", data.lower)]
-        note = "mean confidence of a page's words"
-        name = "histogram-ocr-confidence"
-        yield Row(name=name, title="OCR confidence", note=note, edges=data.edges, layers=layers)
+        shown = {"name": f"histogram-{measure.replace('_', '-')}", "title": title, "note": note}
+        upper = "not coalesce(kept, true)"
+        yield from histogram(catalog, "report_documents", measure, upper, tones, shown, top=top, where=where)
+    shown = {"name": "histogram-ocr-confidence", "title": "OCR confidence", "note": "mean confidence of a page's words"}
+    tones = {"kept": "tone-ink"}
+    for plot in histogram(catalog, "report_pages", "confidence", "false", tones, shown, top=1, where=_OCR):
+        plot.median = None  # the middle page is no middle document
+        yield plot
 
 
 def _meaning(item: Row) -> str:
     """The meaning of a code, or the first one's own reason where that says more."""
     if not item.code:
         return "Read." if item.status == "ok" else item.reason
-    reason = reason_of(item.code)
-    words = f"{reason.meaning[0].upper()}{reason.meaning[1:]}"
+    words = f"{item.known.meaning[0].upper()}{item.known.meaning[1:]}"
     # ids of documents say nothing to a person
-    if reason.weight == "by design" or item.reason in ("", item.code.replace("_", " ")):
+    if item.known.weight == "by design" or item.reason in ("", item.code.replace("_", " ")):
         return f"{words}."
     return f"{words}{'. The first' if item.n > 1 else ''}: {item.reason}"
 
@@ -322,24 +297,17 @@ def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
 
 def notices(found: Row) -> list[Notice]:
     """Return what a person should look at, the gravest first; empty if there is nothing."""
-    return notices_of("corpus_notices.html", reason_of=reason_of, doubtful=DOUBTFUL, **vars(found))
+    return notices_of("corpus_notices.html", **vars(found))
 
 
 def corpus_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect` returns, and its summary in Markdown."""
     return draw_page(
         "corpus.html",
         notices(found),
         corpus=corpus,
-        names=NO_LANGUAGE,
         folded=folded,
         charts=[bar_figure(**vars(plot)) for plot in found.histograms],
-        doubtful=DOUBTFUL,
         **vars(found),
     )
 
@@ -357,9 +325,5 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def draw_corpus(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
-    """Return page and summary of a corpus; called in a subprocess.
-
-    Args:
-        store, cache: address of the store, and folder for local copies.
-    """
+    """Return page and summary of a corpus; called by `Outcome.draw_in_subprocess`."""
     return corpus_page(collect(Catalog(open_store(store, Path(cache)), corpus)), corpus)

@@ -10,29 +10,26 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from storage.catalog import Catalog, read_state
 from storage.digest import canonical_json, sha256_json
 from storage.lineage import manifest_of
+from storage.manifest import Manifest
 from storage.schemas import COUNTS_FILE
 from storage.store import StoreError, open_store
-from tasks.report.charts import Layer, bar_figure
-from tasks.report.corpus import DOUBTFUL, NO_LANGUAGE, collect, reason_of
-from tasks.report.page import Notice, draw_page, notices_of, render
-from tasks.report.queries import Row, folded, histogram, join_in_steps, live_table, rows
+from tasks.report.charts import bar_figure
+from tasks.report.corpus import MEASURES, collect
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
+from tasks.report.queries import Row, folded, histogram, join_documents, rows
 from tasks.report.vocabulary import RARE, Spelling, usage
 from tasks.report.wording import counted
 from tasks.tokens.groups import realised
 from tasks.tokens.index import read_record
 from tasks.tokens.settings import MixSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    from storage.manifest import Manifest
-    from tasks.report.written import Outcome, Page
 
 CARD = "data-card.md"
 # in the order of the flow; what trains, measures and generates is no part of a dataset
@@ -52,18 +49,19 @@ _SUMS = (
     "coalesce(sum(lost_bytes), 0)::bigint as lost_bytes, "
     "coalesce(sum(length) filter (split = 'validation'), 0)::bigint as held_out from dataset_documents"
 )
+
+
+def _slices(name: str, where: str = "true") -> str:
+    return f"select {name} as name, {_SUMS} where {where} group by 1 order by tokens desc, name"
+
+
 SLICES = {
-    "splits": f"select split as name, {_SUMS} group by 1 order by name = 'validation', name",
-    "kinds": f"select kind as name, {_SUMS} group by 1 order by tokens desc, name",
-    "sources": f"select source as name, {_SUMS} group by 1 order by tokens desc, name",
-    "languages": (
-        f"select coalesce(language, 'und') as name, {_SUMS} where kind <> 'code' group by 1 order by tokens desc, name"
-    ),
-    "programming_languages": (
-        f"select coalesce(programming_language, 'unknown') as name, {_SUMS} where kind = 'code' group by 1 "
-        "order by tokens desc, name"
-    ),
-    "licences": f"select licence as name, {_SUMS} group by 1 order by tokens desc, name",
+    "splits": f"select split as name, {_SUMS} group by 1 order by name",
+    "kinds": _slices("kind"),
+    "sources": _slices("source"),
+    "languages": _slices("coalesce(language, 'und')", "kind <> 'code'"),
+    "programming_languages": _slices("coalesce(programming_language, 'unknown')", "kind = 'code'"),
+    "licences": _slices("licence"),
 }
 _TOTAL = (
     "select 'all' as name, (select count(*) from all_selection where kept) - count(*) as not_encoded, "
@@ -90,7 +88,12 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
             f"corpus {corpus!r} has no {missing[0]} artefact yet, so there is no dataset to report on: run `sheepfold "
             "prepare SOURCE` or `run` first"
         )
-    _join(catalog)
+    join_documents(catalog, MEASURES)
+    catalog.connection.execute(
+        "create or replace temp view dataset_documents as select doc_id, path, coalesce(source, 'unknown') as source, "
+        "kind, language, programming_language, coalesce(licence, 'unknown') as licence, split, redactions, lost_bytes, "
+        "n_tokens as length, encoded_bytes as n_bytes from report_documents where kept and n_tokens is not null"
+    )
     folder = catalog.store.folder(catalog.state["tokenizer"][0])
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     table = pq.read_table(catalog.store.folder(catalog.state["dataset"][0]) / COUNTS_FILE).sort_by("token")
@@ -104,27 +107,6 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
     found.plots = list(_plots(catalog))
     found.samples = _samples(catalog, tokenizer)
     return found
-
-
-def _join(catalog: Catalog) -> None:
-    """Make the table of the documents in use."""
-    first = (
-        "select s.doc_id, s.split, s.licence, t.length, t.n_bytes, t.lost_bytes "
-        f"from all_selection s join {live_table(catalog, 'tokenise')} t using (doc_id) where s.kept"
-    )
-    # a folder's licence goes before what a text declares
-    licence = "d.* replace (coalesce(d.licence, m.licence, 'unknown') as licence), m.language"
-    joins = (
-        (f"{live_table(catalog, 'refine')} r", "d.*, r.kind, r.redactions"),
-        (f"{live_table(catalog, 'measure')} m", licence),
-        (f"{live_table(catalog, 'normalise')} n", "d.*, n.programming_language"),
-        # a document with several paths counts under the first; the others are its duplicates
-        (
-            "(select doc_id, source, path from files where status = 'ok') f",
-            "d.*, coalesce(f.source, 'unknown') as source, f.path",
-        ),
-    )
-    join_in_steps(catalog, "dataset_documents", first, joins)
 
 
 def _packed(catalog: Catalog) -> Row:
@@ -172,15 +154,14 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
 
 def _plots(catalog: Catalog) -> Iterator[Row]:
     """Histograms of the documents, as `bar_figure` takes them."""
+    tones = {"in training": "tone-ink", "held out": "tone-contrary"}
     for name, title, note, value, top in (
         ("tokens", "Length of documents", "tokens, in powers of ten", "length", 0),
         ("bytes-a-token", "Bytes a token", "by document, the last bar for all above", "n_bytes / nullif(length, 0)", 6),
     ):
-        data = histogram(catalog, "dataset_documents", value, "split = 'validation'", top=top, bins=24)
-        layers = [Layer("in training", "tone-ink", data.lower), Layer("held out", "tone-contrary", data.upper)]
-        if data.edges:
-            edges = {"edges": data.edges, "log": data.log, "median": data.median}
-            yield Row(name=f"histogram-{name}", title=title, note=note, layers=layers, **edges)
+        shown = {"name": f"histogram-{name}", "title": title, "note": note}
+        upper = "split = 'validation'"
+        yield from histogram(catalog, "dataset_documents", value, upper, tones, shown, top=top, bins=24)
 
 
 def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
@@ -263,37 +244,25 @@ def _short(value: Any) -> Any:
 
 
 def dataset_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_dataset` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_dataset` returns, and its summary in Markdown."""
     charts = [bar_figure(**vars(plot)) for plot in found.plots]
     return draw_page(
-        "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, names=NO_LANGUAGE,
-        **vars(found),
+        "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, **vars(found)
     )  # fmt: skip
 
 
 def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
     """Return the data card, for whoever gets the model and not the documents.
 
-    It says what was counted and nothing else, and holds no time: the same sources with the same settings give the same
-    card.
-
-    Args:
-        found: what `collect_dataset` returns.
-        files: what `corpus.collect` returns.
-        made: what `provenance` returns.
-        corpus: its name.
+    It says what was counted (by `collect_dataset`, `corpus.collect` and `provenance`) and nothing else, and holds no
+    time: the same sources with the same settings give the same card.
     """
     settings = {item.stage: item.settings for item in made if item.settings}
     # no line of it can end the block that it stands in
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
         "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block, folded=folded,
-        names=NO_LANGUAGE, reason_of=reason_of, doubtful=DOUBTFUL, notices=notices(found), **vars(found),
+        notices=notices(found), **vars(found),
     )  # fmt: skip
 
 
@@ -312,14 +281,7 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
-    """Return page, summary and card of a dataset; called in a subprocess.
-
-    Args:
-        store, cache: address of the store, and folder for local copies.
-    """
-    opened = open_store(store, Path(cache))
-    files = collect(Catalog(opened, corpus))
-    # a second catalogue, because the first returns the memory of its tables only when it is closed
-    catalog = Catalog(opened, corpus)
+    """Return page, summary and card of a dataset; called by `Outcome.draw_in_subprocess`."""
+    catalog = Catalog(open_store(store, Path(cache)), corpus)
     found = collect_dataset(catalog, corpus)
-    return [*dataset_page(found, corpus), data_card(found, files, provenance(catalog), corpus)]
+    return [*dataset_page(found, corpus), data_card(found, collect(catalog), provenance(catalog), corpus)]

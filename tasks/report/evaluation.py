@@ -6,12 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE, DOCUMENTS_FILE, SPANS_FILE
@@ -26,23 +23,15 @@ from tasks.evaluation.tables import (
     read_metrics,
 )
 from tasks.lineage.contamination import by_share_seen, read_contamination
-from tasks.lineage.training_data import datasets_of, first_paths
-from tasks.report.page import Notice, draw_page, notices_of, render
+from tasks.lineage.training_data import datasets_of, first_paths, rows_of
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of, render
 from tasks.report.queries import Row
-from tasks.report.wording import cut, cut_middle
-from tasks.report.written import Outcome, Page
+from tasks.report.wording import cut_middle
 
-TITLES = {
-    "kind": "By kind",
-    "language": "By language",
-    "source": "By source folder",
-    "method": "By extraction method",
-}
 LINKED = {"corpus.html", "dataset.html", "training.html", "generation.html"}
 MOST_DOCUMENTS = 8  # of the best, and of the worst
 MOST_COMPLETIONS = 8
 PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is continued
-BEGINNING = 160  # characters of a document's text
 PATH = 80
 FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
 _KEY = 8  # characters of an evaluation's key in the name of a page
@@ -175,11 +164,10 @@ def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapp
     return [list(map(described, rows)) for rows in chosen]
 
 
-def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str], length: int = 1_000) -> dict[str, str]:
+def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
     """Return the first characters of evaluation documents, by id."""
-    texts = pq.read_table(store.folder(evalset) / DOCUMENTS_FILE, columns=["doc_id", "text"])
-    texts = texts.filter(pc.is_in(texts["doc_id"], value_set=pa.array(sorted(set(doc_ids)), pa.string())))
-    return {row["doc_id"]: row["text"][:length] for row in texts.to_pylist()}
+    texts = rows_of(store.folder(evalset) / DOCUMENTS_FILE, doc_ids, ["doc_id", "text"])
+    return {row["doc_id"]: row["text"][:1_000] for row in texts}
 
 
 def _rival(store: Store, measured: Measured) -> Row | None:
@@ -248,33 +236,10 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def evaluation_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_evaluation` returns.
-        corpus: its name.
-    """
-    metrics, rival = found.evaluation.metrics, found.rival
-    named = baselines_of(metrics)
-    models = [("this model", metrics["val/loss"], metrics["val/bits_per_byte"])]
-    if rival is not None:
-        models.append((rival.name, rival.metrics["val/loss"], rival.metrics["val/bits_per_byte"]))
-    models += [(name, metrics[f"val/{of}_loss"], metrics[f"val/{of}_bits_per_byte"]) for name, of in named]
-    return draw_page(
-        "evaluation.html",
-        notices(found),
-        title=f"Corpus {corpus}: the evaluation",
-        models=models,
-        titles=TITLES,
-        beginning=beginning,
-        **_named(found),
-    )
-
-
-def _named(found: Row) -> dict[str, Any]:
-    """The values that page and notices share."""
-    metrics = found.evaluation.metrics
-    return {**vars(found), "metrics": metrics, "bits": metrics["val/bits_per_byte"], "baselines": baselines_of(metrics)}
+    """Return the page of what `collect_evaluation` returns, and its summary in Markdown."""
+    title = f"Corpus {corpus}: the evaluation"
+    baselines = baselines_of(found.evaluation.metrics)
+    return draw_page("evaluation.html", notices(found), title=title, baselines=baselines, **vars(found))
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:
@@ -289,14 +254,6 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
     return f"{render('metrics.md', metrics=metrics, baselines=baselines_of(metrics))}\n{below}"
 
 
-# ---- parts of pages about evaluations
-
-
-def beginning(text: str, length: int = BEGINNING) -> str:
-    """The beginning of a text, on one line."""
-    return cut(" ".join(text[: 4 * length].split()), length)
-
-
 def notices(found: Row) -> list[Notice]:
     """Return what to look at first, the gravest first."""
-    return notices_of("evaluation_notices.html", **_named(found))
+    return notices_of("evaluation_notices.html", baselines=baselines_of(found.evaluation.metrics), **vars(found))

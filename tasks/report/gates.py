@@ -1,22 +1,23 @@
-"""The page of the gates: why a model became champion or did not, and how the registered versions before it fared."""
+"""A registered version: its model card, and the page of its gates, which says why it became champion or did not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from storage.lineage import manifest_of
-from storage.manifest import ArtifactRef
+from storage.lineage import ancestor, manifest_of
+from storage.manifest import ArtifactRef, Manifest
 from storage.registry import ModelVersion, registered_versions
 from storage.store import Store
 from tasks.evaluation.compare import compare_evaluations
-from tasks.evaluation.gates import GATES, clear_loss, read_verdicts
-from tasks.report.page import draw_page
+from tasks.evaluation.gates import GATES, Verdict, clear_loss, corpus_facts, curated_of, read_verdicts
+from tasks.evaluation.tables import baselines_of, read_evaluation
+from tasks.report.page import Outcome, Page, draw_page, render
 from tasks.report.queries import Row
-from tasks.report.written import Outcome, Page
+from tasks.training.bundle import WEIGHTS_FILE
 
 TITLES = {gate.name: gate.title for gate in GATES}
-_SLICES, _VERSIONS = 60, 100
+_SLICES = 60
 
 
 def write(outcome: Outcome) -> Page | None:
@@ -61,12 +62,7 @@ def collect_gates(
 
 
 def gates_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_gates` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_gates` returns, and its summary in Markdown."""
     slices = found.comparison.slices if found.comparison else []
     largest_loss = sorted(slices, key=lambda item: (-clear_loss(item), -item.a.bytes))[:_SLICES]
     return draw_page(
@@ -74,6 +70,50 @@ def gates_page(found: Row, corpus: str) -> list[str]:
         title=f"Corpus {corpus}: may version {found.version} be champion?",
         titles=TITLES,
         slices=largest_loss,
-        listed=list(reversed(found.versions[-_VERSIONS:])),
         **vars(found),
     )
+
+
+# the model card
+
+
+def model_card(
+    store: Store,
+    checkpoint: ArtifactRef,
+    evaluation: ArtifactRef,
+    verdicts: Sequence[Verdict],
+    name: str,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """Return the description of a version, in Markdown.
+
+    Args:
+        evaluation: the figures that it was registered with.
+        links: addresses by what they lead to.
+    """
+    made, found = manifest_of(store, checkpoint), read_evaluation(store, evaluation)
+    (evalset,) = manifest_of(store, evaluation).input_refs("evalset")
+    curated = curated_of(store, checkpoint)
+    return render(
+        "model_card.md",
+        made=made,
+        size=next(entry.size for entry in made.files if entry.name == WEIGHTS_FILE),
+        parameters=parameters_of(made),
+        metrics=found.metrics,
+        slices=found.slices,
+        baselines=baselines_of(found.metrics),
+        evalset=evalset,
+        verdicts=verdicts,
+        curated=curated,
+        dataset=ancestor(store, checkpoint, "dataset"),
+        corpus=corpus_facts(store, curated),
+        name=name,
+        links=links or {},
+    )
+
+
+def parameters_of(made: Manifest) -> int:
+    """Return the number of parameters of a training's network."""
+    from model import ModelConfig, count_parameters
+
+    return count_parameters(ModelConfig.from_dict(made.settings["model"]))["total"]

@@ -1,10 +1,12 @@
-"""Queries of all report pages: rows, the tables of live documents, joins one at a time, histograms."""
+"""Queries that report pages share: rows, the table of live documents, histograms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+from tasks.report.charts import Layer
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog
@@ -28,38 +30,58 @@ def live_table(catalog: Catalog, stage: str) -> str:
     return f"all_{stage}" if found.once else f"live_{stage}"
 
 
-def join_in_steps(catalog: Catalog, name: str, first: str, joins: Sequence[tuple[str, str]]) -> None:
-    """Make a temporary table of rows and what other tables have of their documents.
+def join_documents(catalog: Catalog, measures: Collection[str]) -> None:
+    """Make the table `report_documents` of what pages show of each live document, unless it is there.
 
-    DuckDB joins many tables in one query as well, but holds all of them in memory for it.
-
-    Args:
-        name: of the table.
-        first: query that gives the rows.
-        joins: table with its alias, and the columns selected after it; `d` is the table so far.
+    It has no texts and no token ids: a few hundred bytes a document. A document with several paths counts under the
+    first; the others are its duplicates. Tables are joined one at a time: one query would hold all of them in memory.
     """
+    if catalog.query("from duckdb_tables() where table_name = 'report_documents'"):
+        return
+    live = {stage: live_table(catalog, stage) for stage in ("normalise", "measure", "refine", "tokenise")}
     execute = catalog.connection.execute
-    execute(f"create or replace temp table {name} as {first}")
-    for table, columns in joins:
-        execute(f"create temp table next as select {columns} from {name} d left join {table} using (doc_id)")
-        execute(f"drop table {name}")
-        execute(f"alter table next rename to {name}")
+    execute(
+        f"create temp table report_documents as select m.doc_id, f.path, f.source, m.kind, m.language, m.licence, "
+        f"{', '.join(f'm.{measure}' for measure in measures)}, list_sort([p.kind for p in m.pii]) as private "
+        f"from {live['measure']} m join (select doc_id, path, source from files where status = 'ok') f using (doc_id)"
+    )
+    # a folder's licence goes before what a text declares
+    selected = "d.* replace (coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes)"
+    for table, columns in (
+        (f"{live['normalise']} n", "d.*, n.programming_language"),
+        (f"{live['refine']} r", "d.*, r.n_bytes, r.redactions"),
+        ("all_selection s", f"{selected}, s.kept, s.split, s.cluster"),
+        (f"{live['tokenise']} t", "d.*, t.length as n_tokens, t.n_bytes as encoded_bytes, t.lost_bytes"),
+    ):
+        execute(f"create temp table next as select {columns} from report_documents d left join {table} using (doc_id)")
+        execute("drop table report_documents")
+        execute("alter table next rename to report_documents")
 
 
 def histogram(
-    catalog: Catalog, table: str, value: str, upper: str, *, top: float = 0, bins: int = BINS, where: str = "true"
-) -> Row:
+    catalog: Catalog,
+    table: str,
+    value: str,
+    upper: str,
+    tones: Mapping[str, str],
+    shown: Mapping[str, str],
+    *,
+    top: float = 0,
+    bins: int = BINS,
+    where: str = "true",
+) -> list[Row]:
     """Count values in bins, in two layers.
 
     Args:
         value: SQL of the value; rows where it is null are left out.
         upper: SQL condition on the rows of the upper layer.
+        tones: tone of each layer by its name; with one, the lower layer is all.
+        shown: `name`, `title` and `note` of the chart.
         top: end of the last bin, which takes all above; 0 for bins that grow by a factor.
         where: SQL condition on all rows.
 
     Returns:
-        `lower` and `upper`, counts of each bin; `edges`, one more than there are bins; `median`, None without values;
-        `log`.
+        What `charts.bar_figure` takes; nothing where there is no value.
     """
     place = f"floor(log10(greatest(v, 1)) * {PER_DECADE})"
     if top:
@@ -75,17 +97,19 @@ def histogram(
         "from (select unnest(generate_series(first, last)) as bin from ends) left join placed using (bin) "
         "group by 1 order by 1",
     )
-    places = [row.bin for row in found]
-    return Row(
-        lower=[row.lower for row in found],
-        upper=[row.upper for row in found],
-        edges=[
-            place * top / bins if top else 10 ** (place / PER_DECADE)
-            for place in [*places, *(last + 1 for last in places[-1:])]
-        ],
-        median=found[0].median if found else None,
-        log=not top,
-    )
+    if not found:
+        return []
+    counts = ([row.lower for row in found], [row.upper for row in found])
+    places = range(found[0].bin, found[-1].bin + 2)
+    return [
+        Row(
+            **shown,
+            edges=[place * top / bins if top else 10 ** (place / PER_DECADE) for place in places],
+            layers=[Layer(name, tone, of_layer) for (name, tone), of_layer in zip(tones.items(), counts, strict=False)],
+            median=found[0].median,
+            log=not top,
+        )
+    ]
 
 
 def folded(items: Sequence[Row], shown: int) -> list[Row]:

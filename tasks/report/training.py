@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import duckdb
 
@@ -17,10 +16,9 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
 from tasks.report.charts import Mark, Series, line_figure
-from tasks.report.page import Notice, draw_page, notices_of
+from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of
 from tasks.report.queries import Row
 from tasks.report.wording import cut, legible
-from tasks.report.written import Outcome, Page
 from tasks.tokens.index import read_record
 from tasks.training.telemetry import TELEMETRY_FILE, Sample, read_notes
 from tasks.training.throughput import duration, flops_per_token
@@ -33,8 +31,6 @@ EVENTS = {  # what kinds of events are called; another kind is shown as it is
 }
 _SMOOTHED_FROM = 40  # values from which on a mean is drawn over them
 _SAMPLES = 6  # of a prompt: the first and last, and others evenly between
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -72,11 +68,10 @@ def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[st
     """Read the figures of a training from its artefact and those it was made from.
 
     Args:
-        training: the artefact.
         evaluation: figures on the whole evaluation set, where they are known.
 
     Returns:
-        `key` and `digest` of the artefact; `model` and `train`, complete configurations; `curves` by metric, telemetry
+        `key` of the artefact; `model` and `train`, complete configurations; `curves` by metric, telemetry
         among them; `parameters`; `flops_per_token` of training, by the rule 6 N + 12 L n_head head_dim T; `notes`
         (starts, events, samples); `epoch`, the `sequences` that one reads, `tokens` (labels) in them, and training
         `documents`; `tools` (versions and device); `modes` (of random numbers and kernels); `evaluation`.
@@ -94,7 +89,6 @@ def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[st
     network = ModelConfig.from_dict(manifest.settings["model"])
     return Row(
         key=training.key,
-        digest=training.digest,
         model=manifest.settings["model"],
         train=manifest.settings["train"],
         curves=curves,
@@ -177,24 +171,24 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def training_page(found: Row, corpus: str) -> list[str]:
-    """Return the page, and its summary in Markdown.
-
-    Args:
-        found: what `collect_training` returns.
-        corpus: its name.
-    """
+    """Return the page of what `collect_training` returns, and its summary in Markdown."""
     marks = [
         Mark(event.step, cut(f"{event_name(event.kind)}: {event.message}", 120))
         for event in found.notes.events
         if event.step > 0
     ]
-    figures, curves = derived(found), found.curves
-    losses = [*_smoothed("training", figures.loss), _series("validation", figures.validation)]
+    figures = derived(found)
+
+    def series(name: str, metric: str) -> Series:
+        curve = found.curves.get(metric, Curve())
+        return Series(name, curve.steps, curve.values)
+
+    losses = [*_smoothed(series("training", "train/loss")), series("validation", "val_sample/loss")]
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
-    used = [_series(name, curves[metric]) for name, metric in memory.items() if metric in curves]
-    rate = [_series("learning rate", curves.get("lr", Curve()))]
-    norm = _smoothed("norm", curves.get("grad_norm", Curve()))
-    speed = _smoothed("tokens/s", curves.get("time/tokens_per_second", Curve()))
+    used = [series(name, metric) for name, metric in memory.items() if metric in found.curves]
+    rate = [series("learning rate", "lr")]
+    norm = _smoothed(series("norm", "grad_norm"))
+    speed = _smoothed(series("tokens/s", "time/tokens_per_second"))
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(found.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)
@@ -210,8 +204,7 @@ def training_page(found: Row, corpus: str) -> list[str]:
             line_figure("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
             line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
         ],
-        samples={prompt: _spread(drawn, _SAMPLES) for prompt, drawn in samples.items()},
-        events=sorted(found.notes.events, key=lambda event: (event.step, event.at)),
+        samples={prompt: _spread(drawn) for prompt, drawn in samples.items()},
         event_name=event_name,
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         written=lambda value: value if isinstance(value, str) else json.dumps(value),
@@ -220,36 +213,26 @@ def training_page(found: Row, corpus: str) -> list[str]:
     )
 
 
-def _series(name: str, curve: Curve) -> Series:
-    return Series(name, curve.steps, curve.values)
-
-
-def _smoothed(name: str, curve: Curve) -> list[Series]:
-    """A curve, and where it is long its mean before it."""
-    raw = _series(name, curve)
-    if len(curve.steps) < _SMOOTHED_FROM:
+def _smoothed(raw: Series) -> list[Series]:
+    """A curve, and where it is long its unbiased exponential moving average before it, which passes over gaps."""
+    if len(raw.steps) < _SMOOTHED_FROM:
         return [raw]
-    return [
-        raw._replace(name=f"{name}, each step", pale=True),
-        _smooth(raw, f"{name}, mean", max(5, len(curve.steps) // 100)),
-    ]
-
-
-def _smooth(series: Series, name: str, reach: int) -> Series:
-    """The exponential moving average of a series over roughly so many values, unbiased; gaps are passed over."""
-    keep, mean, weight, values = 1 - 2 / (max(1, reach) + 1), 0.0, 0.0, []
-    for value in series.values:
+    keep = 1 - 2 / (max(5, len(raw.steps) // 100) + 1)
+    mean, weight, values = 0.0, 0.0, []
+    for value in raw.values:
         if math.isfinite(value):
             mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
         values.append(mean / weight if weight else math.nan)
-    return Series(name, series.steps, values)
+    each_step = replace(raw, name=f"{raw.name}, each step", pale=True)
+    return [each_step, Series(f"{raw.name}, mean", raw.steps, values)]
 
 
-def _spread(items: Sequence[Item], n: int) -> list[Item]:
-    """At most so many items, evenly spread, the first and the last among them."""
-    if len(items) <= n:
-        return list(items)
-    return [items[place] for place in sorted({round(number * (len(items) - 1) / (n - 1)) for number in range(n)})]
+def _spread(samples: list[Sample]) -> list[Sample]:
+    """At most so many as are shown, evenly spread, the first and the last among them."""
+    if len(samples) <= _SAMPLES:
+        return samples
+    last = len(samples) - 1
+    return [samples[place] for place in sorted({round(n * last / (_SAMPLES - 1)) for n in range(_SAMPLES)})]
 
 
 # ---- words

@@ -6,8 +6,8 @@ themselves are shown as \\xNN, spaces and line ends by signs.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +73,8 @@ def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:
     """The entries of a vocabulary in the layout of `tokenizers`, as they are before a decoder joins them."""
     written = spec["model"].get("vocab", {})
     named = list(written.items()) if isinstance(written, dict) else [(item[0], n) for n, item in enumerate(written)]
-    parts = set(_types([spec.get("pre_tokenizer"), spec.get("decoder")]))
+    layout = json.dumps([spec.get("pre_tokenizer"), spec.get("decoder")])
+    parts = set(re.findall(r'"type": "(\w+)"', layout))  # of both, and of those within them
     if "ByteLevel" in parts:
         alphabet = set(byte_spellings())
         entries = {index: spelled_bytes(text) if alphabet >= set(text) else text.encode() for text, index in named}
@@ -85,17 +86,6 @@ def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:
             plain = text.replace(spaced, " ") if spaced else text
             entries[index] = bytes([int(byte[1], 16)]) if byte else plain.encode("utf-8", "replace")
     return entries | {item["id"]: item["content"].encode() for item in spec.get("added_tokens", [])}
-
-
-def _types(part: Any) -> Iterator[str]:
-    """Types of a part of an engine, and of those within it."""
-    if isinstance(part, dict):
-        if isinstance(part.get("type"), str):
-            yield part["type"]
-        part = list(part.values())
-    if isinstance(part, list):
-        for inner in part:
-            yield from _types(inner)
 
 
 def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
@@ -114,13 +104,13 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
     spelled = np.flatnonzero(lengths)
     unused = spelled[counts[spelled] == 0]
     merged = spelled[lengths[spelled] > 1]
-    by_count = np.lexsort((np.arange(len(counts)), -counts))
+    by_count = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     # those that were merged for nothing come first; single bytes only make sure that no text is lost
     by_merge = unused[np.argsort(lengths[unused] == 1, kind="stable")]
-    lists = {
-        "frequent": by_count[: min(FREQUENT, np.count_nonzero(counts))],
-        "unused": by_merge[:UNUSED],
-    }
+
+    def listed(ids: np.ndarray) -> list[SimpleNamespace]:
+        return [spelling.token(int(index), int(counts[index])) for index in ids]
+
     return SimpleNamespace(
         size=tokenizer.vocab_size,
         spelled=len(spelled),
@@ -129,5 +119,6 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
         n_unused=len(unused),
         unused_merges=float(np.mean(counts[merged] == 0)) if len(merged) else 0.0,
         rare=int(np.count_nonzero((counts[spelled] > 0) & (counts[spelled] < RARE))),
-        **{name: [spelling.token(int(index), int(counts[index])) for index in ids] for name, ids in lists.items()},
+        frequent=listed(by_count[:FREQUENT]),
+        unused=listed(by_merge[:UNUSED]),
     )

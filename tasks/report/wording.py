@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
 _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+MAX_WORDS = 160  # characters of a text that comes from elsewhere
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -102,3 +104,22 @@ def _sign(char: str, mark: str = "◌") -> str:
     if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"):
         return f"<U+{ord(char):04X}>"
     return f"{mark}{char}" if kind.startswith("M") else char  # a combining mark would sit on whatever stands before it
+
+
+# Markdown in which no word of a document or a file takes effect
+
+
+def plain(text: str, length: int = MAX_WORDS) -> str:
+    """Words that may come from documents, as Markdown shows them: no markup of theirs takes effect."""
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#!&~" else char for char in cut(legible(text), length))
+
+
+def cell(text: str, length: int = MAX_WORDS) -> str:
+    """Words that may come from documents, as a cell of a table in a terminal: on one line, and without a bar."""
+    return legible(cut(" ".join(text.split()), length)).replace("|", "\\|")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose first column is text and whose others are numbers; cells are Markdown already."""
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]

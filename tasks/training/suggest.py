@@ -25,7 +25,7 @@ from storage.manifest import ArtifactRef
 from tasks.core.machine import describe_device, detect_device, threads_each
 from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings, networks_of
 from tasks.core.stage import Work, stage
-from tasks.report.markdown import table
+from tasks.report.wording import table
 from tasks.training.launch import Job, Nodes, launch, time_step
 from tasks.training.train import model_config, train_config, vocab_size_of
 

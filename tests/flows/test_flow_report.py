@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from flows.report import RunResult, run_report, sample_table
 from tasks.core.run import StageReport
-from tasks.report.written import Page
+from tasks.report.page import Page
 
 
 def test_a_report_of_a_corpus_that_was_never_ingested_lists_the_stages() -> None:

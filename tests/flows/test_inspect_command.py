@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from model import PRESETS, ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE
-from tasks.report.inspect.architecture import Subject
+from tasks.report.inspection import Subject
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, CharTokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
 

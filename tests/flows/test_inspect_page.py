@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from browsing import Opened, page_in
 
-from tasks.report.inspect.architecture import Subject
-from tasks.report.inspect.inspection import inspect_prompt
-from tasks.report.inspect.page import to_html
+from tasks.report.inspection import Subject, inspect_prompt
+from tasks.report.inspection_page import to_html
 
 pytestmark = [pytest.mark.full, pytest.mark.browser]
 HOSTILE = "<script>window.hit=1</script>\x00\u202e<img src=x onerror=hit=1> &amp; '\"\n"

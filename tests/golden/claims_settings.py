@@ -21,7 +21,7 @@ from model.optim import build_optimizer
 from model.positions import wavelength_frequencies
 from model.schedule import learning_rate, noam
 from model.transformer import FeedForward
-from tasks.report.inspect.page import BINS
+from tasks.report.inspection_page import BINS
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenizer_kinds import BOS, EOS, PAD, UNK, WordTokenizer
 

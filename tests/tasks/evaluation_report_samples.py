@@ -8,7 +8,6 @@ from dataclasses import replace
 from storage.manifest import ArtifactRef
 from tasks.evaluation.compare import Comparison, Difference, DocumentPair, SlicePair
 from tasks.evaluation.tables import DIMENSIONS, Evaluation, Slice, Sums
-from tasks.report.comparison import Side
 from tasks.report.evaluation import Completion, Mark, Measured
 from tasks.report.queries import Row
 
@@ -125,9 +124,10 @@ def pair() -> Row:
     found = Comparison(metrics, clear, slices, documents)
     begins = {item.doc_id: HOSTILE * 4 for item in documents}
     written = Completion(HOSTILE, f"and {HOSTILE}\nmore"), Completion(HOSTILE, "", error=f"the prompt is {HOSTILE}")
-    sides = Side(f"champion {HOSTILE}", CHECKPOINT, REF), Side("previous", CHECKPOINT, replace(REF, key="12" * 32))
+    champion = Measured(f"champion {HOSTILE}", CHECKPOINT, EVALSET, REF)
+    previous = replace(champion, model="previous", evaluation=replace(REF, key="12" * 32))
     return Row(
-        a=sides[0], b=sides[1], evalset=EVALSET, comparison=found, begins=begins,
+        a=champion, b=previous, comparison=found, begins=begins,
         paths={documents[0].doc_id: f"a/{HOSTILE}"}, completions=[written], notes=[HOSTILE],
     )  # fmt: skip
 

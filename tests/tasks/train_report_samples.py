@@ -61,7 +61,6 @@ def rich(steps: int = 600) -> Row:
     starts = [Start(1.79e9, 8.5e7, 2.55e11, "measured: float32 products of 1024 by 1024 on 2 threads")] * 2
     return Row(
         key="ab" * 32,
-        digest="cd" * 32,
         model=MODEL,
         train={**TRAIN, "max_steps": steps},
         curves=curves(steps),
@@ -85,7 +84,7 @@ def changed(figures: Row, **values: Any) -> Row:
 def bare() -> Row:
     """What is known of a training that left nothing."""
     return Row(
-        key="ab" * 32, digest="cd" * 32, model={}, train={}, curves={}, parameters=0, flops_per_token=0.0,
+        key="ab" * 32, model={}, train={}, curves={}, parameters=0, flops_per_token=0.0,
         notes=Notes(), epoch=None, tools={}, modes={}, evaluation={},
     )  # fmt: skip
 

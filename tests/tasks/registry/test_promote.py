@@ -16,8 +16,8 @@ from storage.tables import read_columns
 from tasks.core.run import Run
 from tasks.evaluation.gates import Outcome, Verdict
 from tasks.registry.promote import DECIDES, Promotion, Rival, decide, prepare_bundle, requirements
-from tasks.report.markdown import plain
-from tasks.report.model_card import model_card
+from tasks.report.gates import model_card
+from tasks.report.wording import plain
 
 
 def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdict]:

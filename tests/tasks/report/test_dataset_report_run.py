@@ -11,8 +11,8 @@ from tiny_run import Ran, direct_run, home_at, run_prepare, text_of, write_texts
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from tasks.report.dataset import collect_dataset, write
+from tasks.report.page import Outcome
 from tasks.report.queries import Row
-from tasks.report.written import Outcome
 
 CODE = "def f_{0}(x):\n    # the sum of {0} and x\n    return {0} + x\n\n\n"
 

@@ -22,7 +22,7 @@ from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings, parse_assignments
 from tasks.registry.models import UnknownModel
 from tasks.report.evaluation import Measured, collect_evaluation, write
-from tasks.report.written import Outcome
+from tasks.report.page import Outcome
 from tests.flows.runs import store_contents
 
 WORSE = ("train.max_steps=2",)

@@ -13,8 +13,8 @@ from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 from flows.promote import promote_model
 from tasks.evaluation.gates import GATES
 from tasks.report.gates import TITLES, gates_page, write
+from tasks.report.page import Outcome
 from tasks.report.queries import Row
-from tasks.report.written import Outcome
 
 
 @pytest.mark.parametrize("figures", [rich(), bare()], ids=["rich", "bare"])

@@ -15,9 +15,16 @@ import torch
 from html_tags import Tags, sections_of
 
 from model import ModelConfig, Transformer
-from tasks.report.inspect.architecture import Subject, control_elements
-from tasks.report.inspect.inspection import InspectError, Inspection, inspect_prompt, project, to_json
-from tasks.report.inspect.page import page_data, to_html
+from tasks.report.inspection import (
+    InspectError,
+    Inspection,
+    Subject,
+    control_elements,
+    inspect_prompt,
+    project,
+    to_json,
+)
+from tasks.report.inspection_page import page_data, to_html
 from tasks.report.vocabulary import Spelling
 from tasks.report.wording import visible
 from tasks.tokens.tokenizer import learn_merges

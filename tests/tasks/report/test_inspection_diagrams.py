@@ -11,9 +11,8 @@ from html_tags import Tags
 from torch import nn
 
 from model import ModelConfig, Transformer
-from tasks.report.inspect.architecture import Subject
-from tasks.report.inspect.inspection import inspect_prompt
-from tasks.report.inspect.page import to_html
+from tasks.report.inspection import Subject, inspect_prompt
+from tasks.report.inspection_page import to_html
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 SHAPE = {"vocab_size": 128, "max_seq_len": 16, "n_layer": 2, "n_head": 4, "d_model": 16}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from markupsafe import Markup
 
-from tasks.report.markdown import plain
 from tasks.report.page import Notice, gravest_first
-from tasks.report.wording import lines, share, shown
+from tasks.report.wording import lines, plain, share, shown
 
 
 @pytest.mark.parametrize(("part", "words"), [(0, "0 %"), (1, "< 0.1 %"), (9_999, "> 99 %"), (10_000, "100 %")])

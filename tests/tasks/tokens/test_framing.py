@@ -25,8 +25,7 @@ from storage.tables import read_columns, read_rows, write_table
 from tasks.evaluation.evaluate import charged_nats, encode_documents
 from tasks.generation.completions import Prompt
 from tasks.generation.prompts import sample_prompts
-from tasks.report.inspect.architecture import Subject
-from tasks.report.inspect.inspection import inspect_prompt
+from tasks.report.inspection import Subject, inspect_prompt
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import BOS, EOS, AsciiTokenizer, HfTokenizer, Tokenizer
 from tasks.training.bundle import Bundle

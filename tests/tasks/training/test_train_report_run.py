@@ -17,9 +17,9 @@ from storage.manifest import ArtifactRef
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
+from tasks.report.page import Outcome
 from tasks.report.queries import Row
 from tasks.report.training import collect_training, derived, training_page, write
-from tasks.report.written import Outcome
 from tasks.training.telemetry import Notes, read_notes
 
 __all__ = ["prepared_home"]  # a fixture of that module

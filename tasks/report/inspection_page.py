@@ -17,8 +17,16 @@ from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
 from tasks.report.charts import Point, Series, line_figure
-from tasks.report.inspect.architecture import control_elements, named, optimizer_name, sentence, title
-from tasks.report.inspect.inspection import COLUMNS, Inspection, next_tokens, rounded
+from tasks.report.inspection import (
+    COLUMNS,
+    Inspection,
+    control_elements,
+    described,
+    named,
+    next_tokens,
+    optimizer_name,
+    rounded,
+)
 from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
 
@@ -66,8 +74,7 @@ def to_html(inspection: Inspection) -> str:
         columns=COLUMNS,
         groups=_groups(inspection),
         shown=_shown_rows(inspection.n_tokens),
-        step_title=lambda step: title(step, config),
-        sentence=lambda step: sentence(step, config),
+        described=lambda step: described(step, config),
         values=_values,
         weights=found.weights[0, 0].tolist(),
         mask=found.mask.tolist(),
@@ -162,18 +169,12 @@ def _values(step: Step) -> list[list[str]]:
 def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
     """Next tokens of every position, with the range of all logits."""
     logits = inspection.trace["logits"][:, : inspection.subject.config.vocab_size]
-    low, high, mean = logits.amin(1).tolist(), logits.amax(1).tolist(), logits.mean(1).tolist()
-    return [
-        {
-            "candidates": [
-                {**item, "text": cut(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)
-            ],
-            "low": rounded(low[place]),
-            "high": rounded(high[place]),
-            "mean": rounded(mean[place]),
-        }
-        for place in range(inspection.n_tokens)
-    ]
+    ranges = {"low": rounded(logits.amin(1)), "high": rounded(logits.amax(1)), "mean": rounded(logits.mean(1))}
+    found: list[dict[str, Any]] = []
+    for place in range(inspection.n_tokens):
+        likely = [{**item, "text": cut(item["text"], 14)} for item in next_tokens(inspection, place, CANDIDATES)]
+        found.append({"candidates": likely, **{name: values[place] for name, values in ranges.items()}})
+    return found
 
 
 def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
@@ -194,9 +195,7 @@ def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
     return parts
 
 
-def _scatter(
-    name: str, title: str, labels: Sequence[str], points: Sequence[Point], shares: tuple[float, float]
-) -> Markup:
+def _scatter(name: str, title: str, labels: Sequence[str], points: Sequence[Point], shares: Sequence[float]) -> Markup:
     """Return projected vectors, joined in token order; tokens at one place share a dot."""
     width, height, pad = 450.0, 360.0, 44.0
     low = [min(point[axis] for point in points) for axis in (0, 1)]

@@ -1,0 +1,415 @@
+"""Everything that a network does with one prompt: measured for the page, as JSON, and in a few lines.
+
+The steps of the forward pass and the ten control elements are described for the network at hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model import PRESETS, ModelConfig, TrainConfig, Transformer, count_parameters, preset
+from model.gains import Gain, local_gains
+from model.optim import build_optimizer
+from model.trace import MAX_TRACED_TOKENS, Step, Trace, trace
+from model.transformer import Block
+from storage.errors import UserError
+from tasks.report.queries import Row
+from tasks.report.vocabulary import Spelling
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
+from tasks.training.bundle import Bundle
+
+COLUMNS = 4  # of each value that JSON and the page show
+NEXT_TOKENS = 10  # likeliest next tokens at each position in JSON
+MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network with all that belongs to it.
+
+    Attributes:
+        name: what to call it.
+        train: fields of `model.TrainConfig`; None for a network that was not trained here.
+        fresh: whether it was never trained at all.
+        bos: whether prompts begin with the token that begins a text, as they did in training.
+        seed: of the initial weights.
+    """
+
+    name: str
+    model: Transformer
+    tokenizer: Tokenizer
+    train: Mapping[str, Any] | None = None
+    fresh: bool = False
+    bos: bool = True
+    seed: int = 0
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
+        """Return a trained model."""
+        train = bundle.config.get("train")
+        seed = int((train or {}).get("seed", 0))
+        return cls(name, bundle.model, bundle.tokenizer, train, bos=bundle.bos, seed=seed)
+
+    @classmethod
+    def untrained(cls, name: str, seed: int) -> Subject:
+        """Return an untrained network of a preset's shape over the 128 ASCII codes.
+
+        Raises:
+            UserError: if there is no such preset, or its network is too large.
+        """
+        if name not in PRESETS:
+            raise UserError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
+        tokenizer = AsciiTokenizer()
+        config = preset(name, tokenizer.vocab_size)
+        size = count_parameters(config)["total"]
+        if size > MAX_UNTRAINED:
+            raise UserError(
+                f"{name} has {size:,} parameters; up to {MAX_UNTRAINED:,.0f} are made for a look: take a smaller one"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = Transformer(config).eval()
+        # the source documents begin with the first character, and there is no training to agree with
+        return cls(f"{name} (fresh)", network, tokenizer, fresh=True, bos=False, seed=seed)
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape of the network."""
+        return self.model.config
+
+    @property
+    def training(self) -> TrainConfig:
+        """Configuration of the training, or the default one."""
+        return TrainConfig.from_dict(dict(self.train)) if self.train else TrainConfig(max_steps=1000)
+
+
+class InspectError(UserError):
+    """A prompt that cannot be looked at."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All that a prompt leads to.
+
+    Attributes:
+        prompt: the text.
+        spelling: readable text of each id.
+        planes: projections of the tokens' vectors by name.
+        distances: (T, T) between the token vectors.
+    """
+
+    subject: Subject
+    prompt: str
+    spelling: Spelling
+    trace: Trace
+    gains: list[Gain]
+    planes: dict[str, Row]
+    distances: Tensor
+
+    @property
+    def labels(self) -> list[str]:
+        """Readable texts of the T tokens."""
+        return [self.spelling.text_of(index) for index in self.trace.ids.tolist()]
+
+    @property
+    def n_tokens(self) -> int:
+        """T."""
+        return len(self.trace.ids)
+
+
+def inspect_prompt(subject: Subject, prompt: str, seed: int = 0) -> Inspection:
+    """Run a prompt through a network and measure everything that the report shows.
+
+    Args:
+        prompt: any text; up to 256 tokens, and no more than the network's context.
+        seed: of the random directions of the local gains.
+
+    Raises:
+        InspectError: the prompt is empty, too long, or no valid text.
+    """
+    ids = _encode(subject, prompt)
+    found = trace(subject.model, ids)
+    planes = {"token vectors": project(found["embedding"]), "token and position": project(found["sum"])}
+    vectors = found["embedding"].double()
+    return Inspection(
+        subject=subject,
+        prompt=prompt,
+        spelling=Spelling(subject.tokenizer),
+        trace=found,
+        gains=local_gains(subject.model, ids, seed),
+        planes=planes,
+        distances=(vectors[:, None] - vectors[None]).norm(dim=-1),
+    )
+
+
+def _encode(subject: Subject, prompt: str) -> list[int]:
+    if not prompt:
+        raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
+    if any("\ud800" <= char <= "\udfff" for char in prompt):
+        raise InspectError("the prompt holds a lone surrogate (U+D800 to U+DFFF), which is no character; take it out")
+    ids: list[int] = subject.tokenizer.encode([prompt])[0].tolist()
+    start = subject.tokenizer.start_id
+    if subject.bos and start is not None:
+        ids = [start, *ids]
+    limit = min(MAX_TRACED_TOKENS, subject.config.max_seq_len)
+    if len(ids) > limit:
+        why = "more cannot be shown" if limit == MAX_TRACED_TOKENS else "that is the model's context"
+        raise InspectError(f"the prompt has {len(ids)} tokens; at most {limit} are expected ({why}): shorten it")
+    return ids
+
+
+def project(vectors: Tensor) -> Row:
+    """Principal components of vectors (T, D), equal ones counted once: a frequent token does not pull the plane.
+
+    Returns:
+        `points` (T, 2) along the two directions in which they differ most, and `shares` of the variance along each.
+    """
+    wide = vectors.double()
+    distinct = torch.unique(wide, dim=0)
+    centre = distinct.mean(0)
+    _, sizes, axes = torch.linalg.svd(distinct - centre, full_matrices=False)
+    axes = torch.nn.functional.pad(axes[:2], (0, 0, 0, max(0, 2 - len(axes))))
+    # an axis has no sign of its own; the first large coordinate settles it, so that reports can be compared
+    largest = axes.abs().argmax(dim=1, keepdim=True)
+    axes = axes * torch.where(axes.gather(1, largest) < 0, -1.0, 1.0)
+    total = float(sizes.square().sum())
+    shares = [float(size) ** 2 / total if total else 0.0 for size in sizes[:2]] + [0.0, 0.0]
+    return Row(points=(wide - centre) @ axes.T, shares=shares[:2])
+
+
+def rounded(value: Any, digits: int = 4) -> Any:
+    """A tensor or nested list as lists of rounded numbers; what JSON has no number for becomes None."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [rounded(item, digits) for item in value]
+    if isinstance(value, float):
+        return round(value, digits) if abs(value) < float("inf") else None
+    return value
+
+
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """The inspection for machines."""
+    found, subject = inspection.trace, inspection.subject
+    return {
+        "model": {
+            "name": subject.name,
+            "parameters": subject.n_parameters,
+            "trained": not subject.fresh,
+            "config": dataclasses.asdict(subject.config),
+        },
+        "prompt": inspection.prompt,
+        "tokens": [
+            {"position": place, "id": index, "text": text}
+            for place, (index, text) in enumerate(zip(found.ids.tolist(), inspection.labels, strict=True))
+        ],
+        "steps": [
+            {
+                "name": step.name,
+                "what": described(step, subject.config)[1],
+                "shape": list(step.tensor.shape),
+                "first_columns": rounded(step.tensor[..., :COLUMNS] if step.tensor.dim() > 1 else step.tensor),
+            }
+            for step in found.steps
+        ],
+        "attention": rounded(found.weights),
+        "mask": found.mask.tolist(),
+        "projections": {
+            name: {"points": rounded(plane.points), "variance_shares": rounded(plane.shares)}
+            for name, plane in inspection.planes.items()
+        },
+        "distances": rounded(inspection.distances),
+        "hidden_norms": rounded(found.hidden.norm(dim=-1)),
+        "hidden_first_columns": rounded(found.hidden[..., :COLUMNS]),
+        "increment_norms": rounded(found.increments.norm(dim=-1)),
+        "next": [next_tokens(inspection, place, NEXT_TOKENS) for place in range(inspection.n_tokens)],
+        "sequence": {
+            "conditionals": rounded(found.score.log_probs),
+            "log_probability": rounded(found.score.total),
+            "nll": rounded(found.score.nll),
+            "perplexity": rounded(found.score.perplexity),
+        },
+        "gains": [
+            {name: rounded(value) for name, value in dataclasses.asdict(gain).items()} for gain in inspection.gains
+        ],
+        "elements": [vars(item) for item in control_elements(subject)],
+    }
+
+
+def next_tokens(inspection: Inspection, position: int, n: int) -> list[dict[str, Any]]:
+    """The likeliest next tokens at a position, best first."""
+    logits = inspection.trace["logits"][position]
+    ids, log_probs = inspection.trace.top(position, n)
+    return [
+        {
+            "id": index,
+            "text": inspection.spelling.text_of(index),
+            "logit": rounded(float(logits[index])),
+            "probability": rounded(probability, 6),
+        }
+        for index, probability in zip(ids.tolist(), log_probs.exp().tolist(), strict=True)
+    ]
+
+
+def inspection_text(found: Inspection) -> str:
+    """Tokens, lengths of states, likelihood and likeliest next tokens of an inspected prompt, for a terminal."""
+    score, states = found.trace.score, found.trace.hidden.norm(dim=-1).mean(dim=1).tolist()
+    lines = ["tokens:   " + " ".join(found.labels[:40]) + (" …" if found.n_tokens > 40 else "")]
+    lines.append("states:   " + " → ".join(f"{length:.3g}" for length in states) + "  (mean length, h0 to the last)")
+    if len(score.log_probs):
+        lines.append(f"prompt:   {score.nll:.3f} nats per token, perplexity {score.perplexity:.4g}")
+    likely = next_tokens(found, found.n_tokens - 1, n=5)
+    return "\n".join([*lines, "next:", *(f"  {item['probability']:6.1%}  {item['text']}" for item in likely)])
+
+
+# the network described
+
+
+_ACTIVATIONS = {
+    "gelu": "GELU",
+    "gelu_tanh": "GELU (tanh form)",
+    "relu": "ReLU",
+    "relu2": "squared ReLU",
+    "swiglu": "a SiLU gate",
+}
+
+
+def described(step: Step, config: ModelConfig) -> tuple[str, str]:
+    """Return a short name of a step of the forward pass, and the step in one sentence."""
+    width, norm = config.d_model, "LayerNorm" if config.norm == "layernorm" else "RMSNorm"
+    is_post = config.norm_order == "post"
+    shared = config.n_head // config.n_kv_head
+    of_heads = f"{config.n_kv_head} heads" + (f", each shared by {shared} query heads" if shared > 1 else "")
+    prepared = [*(["normalised"] if config.qk_norm else []), *(["rotated"] if config.pos == "rope" else [])]
+    ready = f", {' and '.join(prepared)}" if prepared else ""
+    reach = f", and not more than {config.window - 1} tokens back" if config.window else ""
+    regulated = "to mean 0 and variance 1" if config.norm == "layernorm" else "to root mean square 1"
+    position = "Each place picks its row from the learned position table."
+    if config.pos == "sinusoidal":
+        position = f"Sines and cosines of each place, with wavelengths from 2π to nearly {config.pos_base:g}·2π tokens."
+    entering = "token vector plus position vector" if config.pos in ("learned", "sinusoidal") else "the token vector"
+    leaving = f", after the second {norm}" if is_post else ": the sum plus the feed-forward output"
+    head = "the token table itself" if config.tie_weights else "a matrix of its own"
+    said = {
+        "ids": ("Token ids", "The tokeniser turns the text into one number per token."),
+        "embedding": ("Embedding", f"Each id picks its row of {width} numbers from the token table."),
+        "position": ("Position", position),
+        "rotation": (
+            "Rotations",
+            "Cosine and sine of each pair's angle at each place; queries and keys are turned by them.",
+        ),
+        "sum": ("State h₀", f"The state that enters the first block: {entering}."),
+        "norm_attention": (
+            "Norm after attention" if is_post else "Norm before attention",
+            f"{norm} brings each token's state {regulated}, then applies its learned gain.",
+        ),
+        "q": ("Queries", f"What each token asks for, in {config.n_head} heads of {config.head_dim} columns{ready}."),
+        "k": ("Keys", f"What each token offers to be found by, in {of_heads}{ready}."),
+        "v": ("Values", f"What each token hands over when it is looked at, in {of_heads}."),
+        "scores": (
+            "Scores",
+            f"Each query times each key, divided by √{config.head_dim}; later tokens are not masked yet.",
+        ),
+        "weights": (
+            "Attention weights",
+            f"The mask forbids what comes later{reach}; softmax makes each row add to one.",
+        ),
+        "mixed": ("Mixed values", "Each token's average of the values, by its weights."),
+        "attention": (
+            "Attention output",
+            f"The heads side by side, brought back to {width} columns by the output projection.",
+        ),
+        "sum_attention": ("Sum after attention", "Attention's output is added to the state that came in."),
+        "norm_mlp": ("Norm before feed-forward", f"{norm} again, before the feed-forward layer."),
+        "hidden": ("Feed-forward, wide", f"Up to {config.d_ff} columns and through {_ACTIVATIONS[config.act]}."),
+        "ffn": ("Feed-forward output", f"Back down to {width} columns."),
+        "sum_ffn": ("Sum after feed-forward", "The feed-forward output is added to its own input."),
+        "output": (f"Block output h{step.block}", f"The state that leaves the block{leaving}."),
+        "norm": ("Final norm", f"{norm} once more, before the head reads the state."),
+        "logits": ("Logits", f"One number per token of the vocabulary, from the head ({head})."),
+        "probabilities": ("Probabilities", "Softmax of the logits: how likely each token is to come next."),
+    }
+    return said[step.kind]
+
+
+def named(model: nn.Module, wanted: nn.Module) -> str:
+    """The name under which a module hangs in the network."""
+    return next(name for name, module in model.named_modules() if module is wanted)
+
+
+def control_elements(subject: Subject) -> list[Row]:
+    """Return the ten control elements of a network.
+
+    Returns:
+        Rows of `name`; `role`, what it controls; `module`, modules of the network, or the function that does it; and
+        `detail`, its settings in this model.
+    """
+    model, config, train = subject.model, subject.config, subject.training
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    all_blocks = f"blocks.0–{config.n_layer - 1}." if config.n_layer > 1 else "blocks.0."
+
+    def each(part: nn.Module) -> str:
+        return named(model, part).replace("blocks.0.", all_blocks)
+
+    heads = [f"{config.n_head} heads of {config.head_dim}"]
+    heads += [f"{config.n_kv_head} for keys and values"] if config.n_kv_head != config.n_head else []
+    heads += [*(["QK-norm"] if config.qk_norm else []), *([f"window {config.window}"] if config.window else [])]
+    norms = ", ".join([each(block.norm_attention), each(block.norm_mlp), *(["norm"] if config.final_norm else [])])
+    norm = f"{type(block.norm_attention).__name__}, {config.norm_order}-norm, eps {config.norm_eps:g}"
+    trained = "" if subject.train else " (default; not trained here)"
+    feed = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.act}"
+    rule = f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}"
+    order = "temperature, then top-k, then top-p; this page shows temperature 1 and no filter"
+    tokenizer, embedding = subject.tokenizer, model.token_embedding.weight
+    elements = [
+        ("Tokeniser", "encodes the input", type(tokenizer).__name__, f"{tokenizer.vocab_size} ids"),
+        ("Seed", "fixes the initial state", "model.randomness", f"seed {subject.seed}"),
+        ("Embedding", "projects ids to states", "token_embedding", _shape(embedding)),
+        ("Position", "brings in time", *_position_module(subject)),
+        ("Attention", "routes information", each(block.attention), ", ".join(heads)),
+        ("Feed-forward", "transforms nonlinearly", each(block.mlp), feed),
+        ("Normalisation", "regulates the state", norms, norm),
+        ("Optimiser", "controls the parameters", f"model.optim: {optimizer_name(subject)}", rule),
+        ("Scheduler", "controls the learning rate", "model.schedule.learning_rate", _schedule(train) + trained),
+        ("Sampling", "controls the output", "model.sampling.token_probabilities", order),
+    ]
+    return [Row(name=name, role=role, module=module, detail=detail) for name, role, module, detail in elements]
+
+
+def optimizer_name(subject: Subject) -> str:
+    """The optimiser that these training settings build."""
+    return type(build_optimizer(nn.Linear(1, 1), subject.training)).__name__
+
+
+def _schedule(train: TrainConfig) -> str:
+    parts = [train.schedule]
+    if train.warmup_steps:
+        parts.append(f"warm-up {train.warmup_steps} of {train.max_steps} steps")
+    if train.min_lr_ratio is not None:
+        parts.append(f"floor {train.min_lr_ratio:g} of the rate")
+    return ", ".join(parts)
+
+
+def _position_module(subject: Subject) -> tuple[str, str]:
+    model, config = subject.model, subject.config
+    if model.position_table is not None:
+        return "position_table", f"{config.pos}, {_shape(model.position_table)}"
+    if model.rotation_table is not None:
+        return "rotation_table", f"rotary, {config.rope_layout} pairs, base {config.pos_base:g}"
+    return "none", "the mask alone tells tokens apart in time"
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return " × ".join(map(str, tensor.shape))
