@@ -8,16 +8,14 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from tasks.core.option import option
 
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
@@ -128,22 +126,6 @@ class Extraction:
         """Take over status and reason of a problem; return the record."""
         self.status, self.reason_code, self.reason = problem.status, problem.code, problem.reason
         return self
-
-
-@dataclass(slots=True)
-class Returning(Generic[_Item, _Result]):
-    """Iterates over a generator and keeps what it returns.
-
-    Attributes:
-        generator: The generator.
-        result: What it returned, once it is exhausted.
-    """
-
-    generator: Generator[_Item, None, _Result]
-    result: _Result = field(init=False)
-
-    def __iter__(self) -> Iterator[_Item]:
-        self.result = yield from self.generator
 
 
 @dataclass(frozen=True, slots=True)
