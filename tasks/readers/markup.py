@@ -38,14 +38,7 @@ _BLANK_RUNS = re.compile(r"\n{3,}")
 
 
 def read_html(data: bytes) -> Decoded:
-    """Read an HTML document.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Its title and its main content. Where no main content is found, its whole visible text, with a note.
-    """
+    """Return the title and main content of an HTML file; where there is none, its whole visible text, with a note."""
     # Only here: a worker that meets no HTML need not load it.
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
@@ -96,13 +89,7 @@ def _protect_lists(tree: HTMLTree) -> None:
 
 
 def read_xml(data: bytes) -> Decoded:
-    """Read an XML document.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Its text, and as its title the first element of that name.
+    """Return the text of an XML file, and as its title the first element of that name.
 
     Raises:
         ExtractionProblem: It is not well-formed, or its entities are made to explode ("corrupt").
@@ -187,28 +174,18 @@ class _XmlReader:
             self._characters(data)
 
     def _declare(
-        self,
-        name: str,
-        is_parameter: bool,
-        value: str | None,
-        _base: str | None,
-        system_id: str | None,
-        _public_id: str | None,
-        _notation: str | None,
+        self, name: str, is_parameter: bool, value: str | None, _base: str | None, system_id: str | None, *_: str | None
     ) -> None:
+        # An entity as in "&#38;lt;" only spells a character.
+        spells_character = value is not None and len(value) <= 20 and value.startswith("&#")
         if system_id is not None:
             self.n_external += 1
-        elif value is not None and "&" in value and not is_parameter and not _is_character_reference(value):
+        elif value is not None and "&" in value and not is_parameter and not spells_character:
             reason = (
                 f"the entity {name[:80]!r} is made of other entities, which may expand without end "
                 '("billion laughs"); the document is not read'
             )
             raise ExtractionProblem("rejected", "corrupt", reason)
-
-
-def _is_character_reference(value: str) -> bool:
-    """Return True if each "&" in the value of an entity only spells a character, as in "&#38;lt;" for "<"."""
-    return len(value) <= 20 and value.startswith("&#")
 
 
 class TextFlow:

@@ -37,14 +37,7 @@ _FENCE = re.compile(r"^`{3,}", re.MULTILINE)
 
 
 def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
-    """Read a Word document.
-
-    Args:
-        data: The whole file.
-        options: Limits on what it may unpack to.
-
-    Returns:
-        Its text and its title.
+    """Return the text and title of a Word document.
 
     Raises:
         ExtractionProblem: It unpacks to too much ("too_large"), or cannot be opened ("corrupt").
@@ -73,13 +66,14 @@ def _check_sizes(data: bytes, options: ExtractOptions) -> None:
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {error}") from None
     total = sum(info.file_size for info in infos)
-    if total > options.max_file_bytes:
-        reason = f"the Word document unpacks to {total} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
-        raise ExtractionProblem("rejected", "too_large", reason)
     markup = sum(info.file_size for info in infos if info.filename.endswith((".xml", ".rels")))
-    if markup > MAX_XML_BYTES:
-        reason = f"the Word document unpacks to {markup} bytes of XML; the limit is {MAX_XML_BYTES}"
-        raise ExtractionProblem("rejected", "too_large", reason)
+    found = ""
+    if total > options.max_file_bytes:
+        found = f"{total} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
+    elif markup > MAX_XML_BYTES:
+        found = f"{markup} bytes of XML; the limit is {MAX_XML_BYTES}"
+    if found:
+        raise ExtractionProblem("rejected", "too_large", f"the Word document unpacks to {found}")
 
 
 def _text(body: Any) -> str:
@@ -97,47 +91,32 @@ def _text(body: Any) -> str:
             continue
         elif event == "start":
             tables += tag == f"{_WORD}tbl"
-            _begin(flow, tag, element)
-        else:
-            tables -= tag == f"{_WORD}tbl"
-            _end(flow, tag, tables)
+            if tag in _TEXTS:
+                # Word marks the spaces that count; the others stand between elements, which have no text of their own.
+                flow.preformatted(element.text or "")
+            elif tag in _LINES:
+                flow.line()
+            elif tag in _CHARACTERS and element.getparent().tag == f"{_WORD}r":
+                flow.preformatted(_CHARACTERS[tag])
+            elif tag == f"{_WORD}tbl":
+                flow.paragraph()
+        elif tag == f"{_WORD}p":
+            if tables:
+                flow.text(" ")  # Paragraphs of one cell stay on the line of its row.
+            else:
+                flow.paragraph()
+        elif tag == f"{_WORD}tc":
+            flow.cell()
+        elif tag == f"{_WORD}tr":
+            flow.line()
+        elif tag == f"{_WORD}tbl":
+            tables -= 1
+            flow.paragraph()
     return flow.result()
 
 
-def _begin(flow: TextFlow, tag: str, element: Any) -> None:
-    if tag in _TEXTS:
-        # Word marks the spaces that count; the others stand between elements, which have no text of their own.
-        flow.preformatted(element.text or "")
-    elif tag in _LINES:
-        flow.line()
-    elif tag in _CHARACTERS and element.getparent().tag == f"{_WORD}r":
-        flow.preformatted(_CHARACTERS[tag])
-    elif tag == f"{_WORD}tbl":
-        flow.paragraph()
-
-
-def _end(flow: TextFlow, tag: str, tables: int) -> None:
-    if tag == f"{_WORD}p":
-        if tables:
-            flow.text(" ")  # Paragraphs of one cell stay on the line of its row.
-        else:
-            flow.paragraph()
-    elif tag == f"{_WORD}tc":
-        flow.cell()
-    elif tag == f"{_WORD}tr":
-        flow.line()
-    elif tag == f"{_WORD}tbl":
-        flow.paragraph()
-
-
 def read_notebook(data: bytes) -> Decoded:
-    """Read a Jupyter notebook, of version 3 or later.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Its text and programming language. JSON without cells is no notebook, and is returned as it is.
+    """Return the text and programming language of a Jupyter notebook; JSON without cells comes back as it is.
 
     Raises:
         ExtractionProblem: It is not JSON, or its cells are not what they should be ("corrupt").
@@ -191,14 +170,11 @@ def _cell_texts(cells: list[Any], language: str) -> Iterator[str]:
         if not isinstance(source, str):
             raise _bad_notebook(f"the source of cell {number} is no text but {type(source).__name__}")
         source = source.strip("\n")
-        is_code = cell.get("cell_type") == "code" and source.strip()
-        yield _fenced(source, language) if is_code else source
-
-
-def _fenced(source: str, language: str) -> str:
-    longest = max((len(fence) for fence in _FENCE.findall(source)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}{language}\n{source}\n{fence}"
+        if cell.get("cell_type") == "code" and source.strip():
+            longest = max((len(fence) for fence in _FENCE.findall(source)), default=2)
+            fence = "`" * (longest + 1)
+            source = f"{fence}{language}\n{source}\n{fence}"
+        yield source
 
 
 def _bad_notebook(detail: str) -> ExtractionProblem:

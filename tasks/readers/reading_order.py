@@ -65,14 +65,8 @@ _Row = list[_Piece]
 def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> str:
     """Return the text of a page with its columns one after the other, if the file has them interleaved.
 
-    Args:
-        page: The page.
-        layer: Its text page.
-        text: Its text in the order of the file.
-        n_characters: What `layer` counts.
-
-    Returns:
-        The text as given for every page that is not demonstrably two columns written row by row.
+    `text` is in the order of the file, and `layer` counts `n_characters`. It comes back as it is for every page that is
+    not demonstrably two columns written row by row.
     """
     if n_characters < MINIMUM_CHARACTERS or not _looks_suspicious(page, layer, n_characters):
         return text
