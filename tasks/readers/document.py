@@ -22,8 +22,7 @@ from tasks.readers.detect import (
     SQLITE_MEDIA,
     identify,
 )
-from tasks.readers.markup import read_html, read_xml
-from tasks.readers.office import read_docx, read_notebook
+from tasks.readers.markup import read_docx, read_html, read_notebook, read_xml
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import (
     CONTAINERS,
