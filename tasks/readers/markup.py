@@ -271,8 +271,10 @@ def _word_text(body: Any) -> str:
             depth_left_out += 1 if event == "start" else -1
         elif depth_left_out:
             continue
+        elif tag == f"{_WORD}tbl":
+            tables += 1 if event == "start" else -1
+            flow.paragraph()
         elif event == "start":
-            tables += tag == f"{_WORD}tbl"
             if tag in _TEXTS:
                 # Word marks the spaces that count; the others stand between elements, which have no text of their own.
                 flow.preformatted(element.text or "")
@@ -280,20 +282,14 @@ def _word_text(body: Any) -> str:
                 flow.line()
             elif tag in _CHARACTERS and element.getparent().tag == f"{_WORD}r":
                 flow.preformatted(_CHARACTERS[tag])
-            elif tag == f"{_WORD}tbl":
-                flow.paragraph()
+        elif tag == f"{_WORD}p" and tables:
+            flow.text(" ")  # Paragraphs of one cell stay on the line of its row.
         elif tag == f"{_WORD}p":
-            if tables:
-                flow.text(" ")  # Paragraphs of one cell stay on the line of its row.
-            else:
-                flow.paragraph()
+            flow.paragraph()
         elif tag == f"{_WORD}tc":
             flow.cell()
         elif tag == f"{_WORD}tr":
             flow.line()
-        elif tag == f"{_WORD}tbl":
-            tables -= 1
-            flow.paragraph()
     return flow.result()
 
 
