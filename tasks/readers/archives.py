@@ -208,12 +208,13 @@ def _corrupt(what: str, error: Exception) -> ExtractionProblem:
     return ExtractionProblem("failed", "corrupt", f"{what}: {detail}")
 
 
-def _too_many_entries(options: ExtractOptions) -> ExtractionProblem:
-    reason = (
-        f"the archive has more than {_ENTRIES_PER_MEMBER} times as many entries as the {options.archive_max_members} "
-        "members that are read of one file (archive_max_members)"
-    )
-    return ExtractionProblem("rejected", "too_many", reason)
+def _limit_entries(n_entries: int, options: ExtractOptions) -> None:
+    if n_entries > _ENTRIES_PER_MEMBER * options.archive_max_members:
+        reason = (
+            f"the archive has more than {_ENTRIES_PER_MEMBER} times as many entries as the "
+            f"{options.archive_max_members} members that are read of one file (archive_max_members)"
+        )
+        raise ExtractionProblem("rejected", "too_many", reason)
 
 
 def numbered(locator: str, number: int) -> str:
@@ -266,8 +267,7 @@ def _encode_name(name: str) -> str:
 
 
 def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: Sequence[str]) -> Iterator[Entry]:
-    if data.count(_ZIP_ENTRY) > _ENTRIES_PER_MEMBER * options.archive_max_members:
-        raise _too_many_entries(options)
+    _limit_entries(data.count(_ZIP_ENTRY), options)
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except (*_DAMAGE, NotImplementedError) as error:
@@ -412,8 +412,7 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
             # tarfile remembers every header that it saw, and there may be millions.
             archive.members.clear()  # type: ignore[attr-defined]
             n_headers += 1
-            if n_headers > _ENTRIES_PER_MEMBER * options.archive_max_members:
-                raise _too_many_entries(options)
+            _limit_entries(n_headers, options)
             if header.isdir():
                 continue
             locator = locators.unique(_encode_name(header.name))

@@ -54,7 +54,6 @@ TEXT_TYPES = {
 }
 SHARED_SUFFIXES = frozenset(_TABLES["by_suffix"])  # of several languages
 
-_OCTETS = "application/octet-stream"
 _CONTENT_TYPES = "[Content_Types].xml"
 _MOST_ENTRIES = 200_000  # A ZIP that lists more is not looked into to learn what it is.
 _MEDIA_TYPE = re.compile(r"[a-z]{1,40}/[A-Za-z0-9.+-]{1,100}")
@@ -113,7 +112,7 @@ def detect(head: bytes, data_len: int, suffix: str) -> Detected:
         return binary
     if not _looks_like_text(head, whole):
         is_stream = head[:1] == head[188:189] == head[376:377] == b"\x47"
-        return Detected("", "video/mp2t" if is_stream else _OCTETS)
+        return Detected("", "video/mp2t") if is_stream else Detected()
     text = _readable(head)
     marked = _by_markup(text, suffix) or _by_json(text, suffix, whole) or _by_other_marks(text, suffix)
     return marked or _by_language(text, suffix)
@@ -152,10 +151,9 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
     is_talk = suffix != ".pdf" and head.isascii() and _looks_like_text(head)
     if b"%PDF" in head[:PDF_MARK_WITHIN] and not is_talk:
         return Detected("pdf", "application/pdf")
-    if head.startswith(b"RIFF") and head[8:12] in (b"WEBP", b"WAVE", b"AVI "):
-        if head[8:12] == b"WEBP":
-            return Detected("image", "image/webp")
-        return Detected("", "audio/wav" if head[8:12] == b"WAVE" else "video/x-msvideo")
+    riff_format = _TABLES["riff_formats"].get(head[8:12].decode("latin-1"))
+    if head.startswith(b"RIFF") and riff_format:
+        return Detected(*riff_format)
     # "BM" also begins words: the four reserved bytes of a bitmap's header are zero.
     if head.startswith(b"BM") and head[6:10] == b"\x00\x00\x00\x00":
         return Detected("image", "image/bmp")

@@ -9,7 +9,7 @@ here, becomes that member's row, and the next member follows. Members left out b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from tasks.readers.archives import Budget, Entry, Locators, numbered, read_archive
@@ -36,13 +36,12 @@ from tasks.readers.records import (
 from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, document_column, list_columns, read_rows
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
-_READERS: dict[str, Callable[[bytes, ExtractOptions], Decoded]] = {
-    "text/html": lambda data, options: read_html(data),
-    "application/xhtml+xml": lambda data, options: read_html(data),
-    "application/xml": lambda data, options: read_xml(data),
-    "image/svg+xml": lambda data, options: read_xml(data),
-    "application/x-ipynb+json": lambda data, options: read_notebook(data),
-    DOCX: read_docx,
+_READERS: dict[str, Callable[[bytes], Decoded]] = {
+    "text/html": read_html,
+    "application/xhtml+xml": read_html,
+    "application/xml": read_xml,
+    "image/svg+xml": read_xml,
+    "application/x-ipynb+json": read_notebook,
 }
 
 
@@ -82,23 +81,17 @@ def yield_document(
         if detected.kind in CONTAINERS:
             outcome.reason = yield from _Members(options, passwords).read(data, detected, skip)
         else:
-            yield from _read_pages(data, outcome, options, passwords, pages, ocr_pages)
+            parsed = _parse(data, outcome, options, passwords, pages, ocr_pages)
+            yield from _judged(parsed, outcome, options)
     except ExtractionProblem as problem:
         outcome.refuse(problem)
     return outcome
 
 
-def _read_pages(
-    data: bytes,
-    outcome: Extraction,
-    options: ExtractOptions,
-    passwords: Sequence[str],
-    pages: Sequence[int] | None = None,
-    ocr_pages: int | None = None,
-) -> Iterator[PageText]:
-    """The pages of a document that is no container; the outcome is complete when they are read."""
+def _judged(pages: Iterable[PageText], outcome: Extraction, options: ExtractOptions) -> Iterator[PageText]:
+    """Pass on the pages of a document; its outcome is complete at their end."""
     seen: list[PageText] = []
-    for page in _parse(data, outcome, options, passwords, pages, ocr_pages):
+    for page in pages:
         seen.append(page)
         yield page
     note = outcome.reason
@@ -111,10 +104,10 @@ def _parse(
     outcome: Extraction,
     options: ExtractOptions,
     passwords: Sequence[str],
-    pages: Sequence[int] | None,
-    ocr_pages: int | None,
+    pages: Sequence[int] | None = None,
+    ocr_pages: int | None = None,
 ) -> Iterator[PageText]:
-    """The pages; what the parser learns of the whole document goes into the outcome."""
+    """The pages of a document that is no container; what is learnt of the whole document goes into the outcome."""
     if outcome.kind == "pdf":
         outcome.title = yield from extract_pdf(data, options, passwords, pages, ocr_pages)
     elif outcome.kind == "image":
@@ -122,8 +115,8 @@ def _parse(
 
         yield from extract_image(data, options, pages, ocr_pages)
     elif outcome.kind in ("text", "code"):
-        reader = _READERS.get(outcome.media_type)
-        found = decode(data) if reader is None else reader(data, options)
+        is_word = outcome.media_type == DOCX
+        found = read_docx(data, options) if is_word else _READERS.get(outcome.media_type, decode)(data)
         outcome.title, outcome.encoding, outcome.reason = found.title, found.encoding, found.note
         outcome.encoding_confidence = found.confidence if found.encoding else None
         outcome.programming_language = found.programming_language or outcome.programming_language
@@ -192,7 +185,8 @@ class _Members:
         elif entry.data:
             try:
                 # Nothing is put off inside a container: another process would have to unpack it all again.
-                for page in _read_pages(entry.data, outcome, self._options, self._passwords):
+                parsed = _parse(entry.data, outcome, self._options, self._passwords)
+                for page in _judged(parsed, outcome, self._options):
                     outcome.pages.append(page)
                     yield None
             except Exception as error:  # noqa: BLE001 - see `_as_problem`

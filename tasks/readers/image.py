@@ -28,14 +28,7 @@ def extract_image(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, None]:
-    """Read an image, one page per frame of a TIFF.
-
-    Args:
-        data: The file.
-        options: OCR options.
-        pages: Only these pages (from 1); None for all.
-        ocr_pages: After so many pages read by OCR the others are not read but yielded at once with the method
-            "deferred"; None for no limit.
+    """Read an image, one page per frame of a TIFF; the arguments are those of `tasks.readers.pdf.extract_pdf`.
 
     Yields:
         The pages; a damaged frame has an `error`, and the others go on.

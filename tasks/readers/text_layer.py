@@ -290,11 +290,10 @@ def merge_lines(layer: str, read: str) -> str:
     lines = []
     for line in read.split("\n"):
         match = _find(_bare(line), left)
-        if match is None:
-            lines.append(line)
-        else:
-            lines.append(typed[match])
+        if match is not None:
+            line = typed[match]
             del left[match]
+        lines.append(line)
     rest = [typed[index] for index in left if left[index]]
     return "\n".join([*rest, *whole[LINES_COMPARED:], *lines])
 
