@@ -150,21 +150,15 @@ class Budget:
         return whole.getvalue()
 
 
-class Locators:
-    """Give each entry of a container a locator of its own, and each member of a file one over all its containers."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def unique(self, locator: str) -> str:
-        """Return the locator itself, or with the first free number if something else had it before."""
-        found = locator
-        while found in self._seen:
-            # Counted on from the last one given: entries of one name must not take more steps the more they are.
-            number = self._seen[locator] = self._seen[locator] + 1
-            found = numbered(locator, number)
-        self._seen[found] = 1
-        return found
+def unique_locator(locator: str, seen: dict[str, int]) -> str:
+    """Return the locator itself, or with the first free number if something `seen` had it before."""
+    found = locator
+    while found in seen:
+        # Counted on from the last one given: entries of one name must not take more steps the more they are.
+        number = seen[locator] = seen[locator] + 1
+        found = numbered(locator, number)
+    seen[found] = 1
+    return found
 
 
 def read_archive(
@@ -272,12 +266,12 @@ def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: S
         archive = zipfile.ZipFile(io.BytesIO(data))
     except (*_DAMAGE, NotImplementedError) as error:
         raise _corrupt("the ZIP archive cannot be opened", error) from None
-    locators = Locators()
+    seen: dict[str, int] = {}
     with archive:
         for info in archive.infolist():
             if info.is_dir():
                 continue
-            locator = locators.unique(_encode_name(info.filename))
+            locator = unique_locator(_encode_name(info.filename), seen)
             try:
                 content = _read_zip_entry(archive, info, budget, passwords)
                 yield Entry(locator, content, suffix=_suffix_of(info.filename))
@@ -403,7 +397,8 @@ class _TarHeader(tarfile.TarInfo):
 
 
 def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked: bool) -> Iterator[Entry]:
-    locators, n_headers = Locators(), 0
+    seen: dict[str, int] = {}
+    n_headers = 0
     try:
         archive = tarfile.open(  # noqa: SIM115 - closing it reads to the end; the stream is ours
             fileobj=stream, mode="r|", tarinfo=_TarHeader, errors="surrogateescape", encoding="utf-8"
@@ -415,7 +410,7 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
             _limit_entries(n_headers, options)
             if header.isdir():
                 continue
-            locator = locators.unique(_encode_name(header.name))
+            locator = unique_locator(_encode_name(header.name), seen)
             try:
                 content = _read_tar_entry(archive, header, budget, booked)
                 yield Entry(locator, content, suffix=_suffix_of(header.name))

@@ -115,7 +115,7 @@ def decode(data: bytes) -> Decoded:
         last = start + SLICE_BYTES >= len(data)
         text = held + decoder.decode(bytes(view[start : start + SLICE_BYTES]), final=last)
         held = "\r" if text.endswith("\r") and not last else ""
-        text = text.removesuffix(held) if held else text
+        text = text.removesuffix(held)
         if encoding in _EBCDIC:
             text = text.replace("\x85", "\n")  # There the usual line end.
         texts.append(clean(text))

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from tasks.readers.archives import Budget, Entry, Locators, numbered, read_archive
+from tasks.readers.archives import Budget, Entry, numbered, read_archive, unique_locator
 from tasks.readers.decode import Decoded, clean, decode
 from tasks.readers.detect import (
     DOCX,
@@ -144,11 +144,11 @@ class _Members:
     def read(self, data: bytes, detected: Detected, skip: int) -> Generator[str | Extraction | None, None, str]:
         """Extract all members but the first `skip`; return a sentence on those left out, empty if there are none."""
         # Over all containers: what lies in `a.zip` and an entry called "a.zip/..." beside it may spell the same.
-        locators = Locators()
+        seen: dict[str, int] = {}
         number, left_out = 0, ""
         for entry in self._leaves(data, detected, "", 1):
             number += 1
-            entry = replace(entry, locator=locators.unique(entry.locator))
+            entry = replace(entry, locator=unique_locator(entry.locator, seen))
             if number > self._options.archive_max_members:
                 left_out = (
                     f"members from {entry.locator} on were not read: more than {self._options.archive_max_members} in "
@@ -248,7 +248,14 @@ class _Members:
 
         def choose(columns: Columns) -> list[str]:
             nonlocal column
-            column = self._document_column(columns, form)
+            found = document_column(columns, self._options.table_columns)
+            if found is None and form == SQLITE:  # whose query says what is wanted
+                found = next((name for name, kind in columns.items() if kind == TEXT), None)
+            if found is None:
+                wanted = " or ".join(name.strip() for name in self._options.table_columns.split(",") if name.strip())
+                reason = f"no column of text is called {wanted} (table_columns); there are: {list_columns(columns)}"
+                raise ExtractionProblem("skipped", "no_column", reason)
+            column = found
             return [column]
 
         for row in read_rows(table, choose):
@@ -262,16 +269,6 @@ class _Members:
             yield entry
             if self._budget.spent:
                 return
-
-    def _document_column(self, columns: Columns, form: str) -> str:
-        found = document_column(columns, self._options.table_columns)
-        if found is None and form == SQLITE:  # whose query says what is wanted
-            found = next((name for name, kind in columns.items() if kind == TEXT), None)
-        if found is None:
-            wanted = " or ".join(name.strip() for name in self._options.table_columns.split(",") if name.strip())
-            reason = f"no column of text is called {wanted} (table_columns); there are: {list_columns(columns)}"
-            raise ExtractionProblem("skipped", "no_column", reason)
-        return found
 
 
 def _as_problem(error: Exception) -> ExtractionProblem:
