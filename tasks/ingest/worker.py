@@ -30,7 +30,6 @@ from tasks.readers.records import (
     ExtractOptions,
     Limits,
     PageText,
-    Returning,
     stable_text,
 )
 from tasks.sources.folder import open_regular
@@ -93,10 +92,13 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         if settled and pages is None:  # numbers after the last page do no harm
             pages = range(settled + 1, options.max_pages + 2)
         items = yield_document(data, job["suffix"], options, job["passwords"], settled, pages, job["ocr_pages"])
-        extraction = Returning(items)
-        for item in extraction:
+        while True:
+            try:
+                item = next(items)
+            except StopIteration as end:
+                outcome: Extraction = end.value
+                return outcome
             send(_written(item, out))
-        return extraction.result
     except MemoryError:
         needed = f"more than {Limits(**job['limits']).memory_bytes // 1024**2} MiB of memory (limits.memory_bytes)"
         return Extraction("failed", f"the extraction needed {needed}", "memory", **asdict(detected))

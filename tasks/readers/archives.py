@@ -22,13 +22,18 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any, cast
 
 from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions
 from tasks.sources.folder import encode_path
 
 TAR_BLOCK = 512
-COMPRESSED = ("application/gzip", "application/x-bzip2", "application/x-xz")
+_DECOMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
+    "application/gzip": lambda file: gzip.GzipFile(fileobj=file),
+    "application/x-bzip2": bz2.BZ2File,
+    "application/x-xz": lzma.LZMAFile,
+}
 CHUNK_BYTES = 1024 * 1024
 LONGEST_LOCATOR = 2048  # Characters; formats allow names of 64 KiB and more.
 
@@ -40,6 +45,7 @@ _ENTRIES_PER_MEMBER = 10  # A directory of this many times the member limit is n
 _SMALL_CHUNK = 64  # Bytes; a block of BZIP2 may be as small, and expand to 45 MB.
 _BUFFER_BYTES = 256 * 1024
 _LONGEST_TAR_HEADER = 32 * 1024  # Names and attributes; tarfile's search in them is quadratic in the worst case.
+_OUT_OF_MEMORY = "unpacking the member needs more memory than is allowed"
 _ENCRYPTED_FLAG = 0x1
 _AES_METHOD = 99
 _DAMAGE = (
@@ -115,35 +121,26 @@ class Budget:
     def take(self, n_bytes: int) -> None:
         """Book unpacked bytes.
 
-        Args:
-            n_bytes: How many came out.
-
         Raises:
             ExtractionProblem: That is more than there was left ("too_large"); from now on the budget is `spent`.
         """
         self._left -= n_bytes
         if self.spent:
-            raise ExtractionProblem(
-                "rejected",
-                "too_large",
-                f"unpacking stopped: the members so far come to more than {self._total} bytes (archive_max_bytes)",
-            )
+            reason = f"unpacking stopped: the members so far come to more than {self._total} bytes (archive_max_bytes)"
+            raise ExtractionProblem("rejected", "too_large", reason)
 
-    def read(self, stream: IO[bytes], booked: bool = False) -> bytes:
-        """Read one entry to its end.
+    def read(self, next_chunk: Callable[[], bytes], booked: bool = False) -> bytes:
+        """Return the bytes of one entry.
 
         Args:
-            stream: The entry.
-            booked: Whether the stream books by itself what comes out of it.
-
-        Returns:
-            Its bytes.
+            next_chunk: Decompresses a little of the entry; nothing at its end.
+            booked: Whether the stream below books by itself what comes out of it.
 
         Raises:
             ExtractionProblem: The entry or all entries together are too large; nothing more was decompressed then.
         """
         whole = io.BytesIO()
-        while chunk := stream.read(CHUNK_BYTES):
+        while chunk := next_chunk():
             if not booked:
                 self.take(len(chunk))
             if whole.tell() + len(chunk) > self._entry_bytes:
@@ -153,25 +150,15 @@ class Budget:
         return whole.getvalue()
 
 
-class Locators:
-    """Give each entry of a container a locator of its own, and each member of a file one over all its containers."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def of(self, name: str) -> str:
-        """Return the locator of the next entry with this name; an entry of the same name again gets a number."""
-        return self.unique(_encode_name(name))
-
-    def unique(self, locator: str) -> str:
-        """Return the locator itself, or with the first free number if something else had it before."""
-        found = locator
-        while found in self._seen:
-            # Counted on from the last one given: entries of one name must not take more steps the more they are.
-            number = self._seen[locator] = self._seen[locator] + 1
-            found = numbered(locator, number)
-        self._seen[found] = 1
-        return found
+def unique_locator(locator: str, seen: dict[str, int]) -> str:
+    """Return the locator itself, or with the first free number if something `seen` had it before."""
+    found = locator
+    while found in seen:
+        # Counted on from the last one given: entries of one name must not take more steps the more they are.
+        number = seen[locator] = seen[locator] + 1
+        found = numbered(locator, number)
+    seen[found] = 1
+    return found
 
 
 def read_archive(
@@ -195,7 +182,7 @@ def read_archive(
     """
     if media_type == "application/x-tar":
         yield from _read_tar(io.BytesIO(data), options, budget, booked=False)
-    elif media_type in COMPRESSED:
+    elif media_type in _DECOMPRESSORS:
         yield from _read_compressed(data, media_type, options, budget)
     else:
         yield from _read_zip(data, options, budget, passwords)
@@ -215,16 +202,13 @@ def _corrupt(what: str, error: Exception) -> ExtractionProblem:
     return ExtractionProblem("failed", "corrupt", f"{what}: {detail}")
 
 
-def _too_many_entries(options: ExtractOptions) -> ExtractionProblem:
-    reason = (
-        f"the archive has more than {_ENTRIES_PER_MEMBER} times as many entries as the {options.archive_max_members} "
-        "members that are read of one file (archive_max_members)"
-    )
-    return ExtractionProblem("rejected", "too_many", reason)
-
-
-def _out_of_memory() -> ExtractionProblem:
-    return ExtractionProblem("failed", "memory", "unpacking the member needs more memory than is allowed")
+def _limit_entries(n_entries: int, options: ExtractOptions) -> None:
+    if n_entries > _ENTRIES_PER_MEMBER * options.archive_max_members:
+        reason = (
+            f"the archive has more than {_ENTRIES_PER_MEMBER} times as many entries as the "
+            f"{options.archive_max_members} members that are read of one file (archive_max_members)"
+        )
+        raise ExtractionProblem("rejected", "too_many", reason)
 
 
 def numbered(locator: str, number: int) -> str:
@@ -232,22 +216,15 @@ def numbered(locator: str, number: int) -> str:
     return f"{locator}%23{number}"
 
 
-def suffix_of(name: str) -> str:
-    """Return the suffix of an entry's name, by the same rules as that of a file: in lower case, with the dot."""
+def _suffix_of(name: str) -> str:
+    """The suffix of an entry's name, by the same rules as that of a file: in lower case, with the dot."""
     last = _SEPARATORS.split(name)[-1]
     stem, dot, suffix = last.rpartition(".")
     return encode_path(f".{suffix}".lower()) if dot and suffix and stem.strip(".") else ""
 
 
-def unsafe_name(name: str) -> str:
-    """Tell whether a name would lead out of the folder that the archive is unpacked in.
-
-    Args:
-        name: The name in the archive.
-
-    Returns:
-        What is wrong with it; empty if nothing is.
-    """
+def _unsafe_name(name: str) -> str:
+    """What would lead out of the folder that the archive is unpacked in; empty if nothing does."""
     if _DRIVE.match(name):
         return "its name begins with a drive letter"
     parts = _SEPARATORS.split(name)
@@ -258,9 +235,15 @@ def unsafe_name(name: str) -> str:
     return ""
 
 
+def _refuse_unsafe(name: str, kind: str) -> None:
+    unsafe = f"it is a {kind}" if kind else _unsafe_name(name)
+    if unsafe:
+        raise ExtractionProblem("rejected", "unsafe_path", f"the member is not read: {unsafe}")
+
+
 def _encode_name(name: str) -> str:
     """A name as a locator: no empty or "." parts, nothing that climbs, no more than a sane length."""
-    if unsafe_name(name):
+    if _unsafe_name(name):
         encoded = encode_path(name).replace("..", "%2E%2E").replace(":", "%3A")
         if encoded.startswith(("/", "\\")):
             encoded = f"%{ord(encoded[0]):02X}{encoded[1:]}"
@@ -278,21 +261,20 @@ def _encode_name(name: str) -> str:
 
 
 def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: Sequence[str]) -> Iterator[Entry]:
-    if data.count(_ZIP_ENTRY) > _ENTRIES_PER_MEMBER * options.archive_max_members:
-        raise _too_many_entries(options)
+    _limit_entries(data.count(_ZIP_ENTRY), options)
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except (*_DAMAGE, NotImplementedError) as error:
         raise _corrupt("the ZIP archive cannot be opened", error) from None
-    locators = Locators()
+    seen: dict[str, int] = {}
     with archive:
         for info in archive.infolist():
             if info.is_dir():
                 continue
-            locator = locators.of(info.filename)
+            locator = unique_locator(_encode_name(info.filename), seen)
             try:
                 content = _read_zip_entry(archive, info, budget, passwords)
-                yield Entry(locator, content, suffix=suffix_of(info.filename))
+                yield Entry(locator, content, suffix=_suffix_of(info.filename))
             except ExtractionProblem as problem:
                 yield Entry(locator, problem=problem)
             if budget.spent:
@@ -300,11 +282,7 @@ def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: S
 
 
 def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, passwords: Sequence[str]) -> bytes:
-    unsafe = unsafe_name(info.filename)
-    if stat.S_ISLNK(info.external_attr >> 16):
-        unsafe = "it is a symbolic link"
-    if unsafe:
-        raise ExtractionProblem("rejected", "unsafe_path", f"the member is not read: {unsafe}")
+    _refuse_unsafe(info.filename, "symbolic link" if stat.S_ISLNK(info.external_attr >> 16) else "")
     if info.compress_type == _AES_METHOD:
         raise ExtractionProblem("rejected", "encrypted", "the member is encrypted with AES, which is not supported")
     if not info.flag_bits & _ENCRYPTED_FLAG:
@@ -320,33 +298,22 @@ def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Bud
     raise ExtractionProblem("rejected", "encrypted", f"the member needs a password{tried}")
 
 
-class _InSmallChunks:
-    """An entry that zipfile would decompress without a bound on what one chunk expands to (BZIP2 and LZMA).
-
-    zipfile hands these decompressors as much as the caller asks for, at least 4 KiB, which may be gigabytes. The two
-    attributes are not documented; the test of a bomb's memory fails where they do nothing.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        stream.MIN_READ_SIZE = stream.MAX_N = _SMALL_CHUNK
-        self._stream = stream
-
-    def read(self, _size: int) -> bytes:
-        """Return what one chunk gives; nothing at the end."""
-        return bytes(self._stream.read1(-1))
-
-
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, password: bytes | None) -> bytes:
-    bounded = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     try:
-        with archive.open(info, pwd=password) as stream:
-            return budget.read(stream if bounded else cast("IO[bytes]", _InSmallChunks(stream)))
+        with cast("zipfile.ZipExtFile", archive.open(info, pwd=password)) as stream:
+            if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                return budget.read(partial(stream.read, CHUNK_BYTES))
+            # zipfile hands the decompressors of BZIP2 and LZMA as much as the caller asks for, at least 4 KiB, which
+            # may expand to gigabytes. These attributes are not documented; where they do nothing, the test of a bomb's
+            # memory fails.
+            stream.MIN_READ_SIZE = stream.MAX_N = _SMALL_CHUNK
+            return budget.read(partial(stream.read1, -1))
     except NotImplementedError as error:
         raise ExtractionProblem("skipped", "unsupported", f"the member cannot be unpacked: {error}") from None
     except (*_DAMAGE, RuntimeError) as error:
         raise _corrupt("the member is damaged", error) from None
     except MemoryError:
-        raise _out_of_memory() from None
+        raise ExtractionProblem("failed", "memory", _OUT_OF_MEMORY) from None
 
 
 # GZIP, BZIP2, XZ
@@ -370,27 +337,21 @@ class _Booked(io.RawIOBase):
 
 
 def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
-    openers: dict[str, Callable[[IO[bytes]], Any]] = {
-        "application/gzip": lambda file: gzip.GzipFile(fileobj=file),
-        "application/x-bzip2": bz2.BZ2File,
-        "application/x-xz": lzma.LZMAFile,
-    }
-    stream = io.BufferedReader(
-        cast("io.RawIOBase", _Booked(openers[media_type](io.BytesIO(data)), budget)), _BUFFER_BYTES
-    )
     name = _gzip_name(data) if media_type == "application/gzip" else ""
-    locator = Locators().of(name or "content")
+    unpacked = _DECOMPRESSORS[media_type](io.BytesIO(data))
+    stream = io.BufferedReader(cast("io.RawIOBase", _Booked(unpacked, budget)), _BUFFER_BYTES)
+    locator = _encode_name(name or "content")
     try:
         is_tar = is_tar_header(stream.peek(TAR_BLOCK)[:TAR_BLOCK])
         if not is_tar:
-            yield Entry(locator, budget.read(stream, booked=True), suffix=suffix_of(name))
+            yield Entry(locator, budget.read(partial(stream.read, CHUNK_BYTES), booked=True), suffix=_suffix_of(name))
     except ExtractionProblem as problem:
         yield Entry(locator, problem=problem)
         return
     except _DAMAGE as error:
         raise _corrupt("the compressed data is damaged", error) from None
     except MemoryError:
-        raise _out_of_memory() from None
+        raise ExtractionProblem("failed", "memory", _OUT_OF_MEMORY) from None
     if is_tar:
         yield from _read_tar(stream, options, budget, booked=True)
 
@@ -411,10 +372,6 @@ def _gzip_name(data: bytes) -> str:
 # TAR
 
 
-class _DamagedTar(Exception):
-    """Raised for a header that is damaged, where tarfile would quietly take it for the end of the archive."""
-
-
 class _TarHeader(tarfile.TarInfo):
     """A header that never passes for the end of the archive, cannot lead backwards and has a bounded size."""
 
@@ -425,21 +382,23 @@ class _TarHeader(tarfile.TarInfo):
         except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            raise _DamagedTar(str(error)) from None
+            # tarfile would quietly take it for the end of the archive.
+            raise ValueError(str(error)) from None
         if header.size < 0 or tarfile_.offset < header.offset:
-            raise _DamagedTar("a member has a negative size")
+            raise ValueError("a member has a negative size")
         return header
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _TarHeader:
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0 or (header.type in _EXTENSIONS and header.size > _LONGEST_TAR_HEADER):
-            raise _DamagedTar(f"a header of {header.size} bytes")
+            raise ValueError(f"a header of {header.size} bytes")
         return header
 
 
 def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked: bool) -> Iterator[Entry]:
-    locators, n_headers = Locators(), 0
+    seen: dict[str, int] = {}
+    n_headers = 0
     try:
         archive = tarfile.open(  # noqa: SIM115 - closing it reads to the end; the stream is ours
             fileobj=stream, mode="r|", tarinfo=_TarHeader, errors="surrogateescape", encoding="utf-8"
@@ -448,14 +407,13 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
             # tarfile remembers every header that it saw, and there may be millions.
             archive.members.clear()  # type: ignore[attr-defined]
             n_headers += 1
-            if n_headers > _ENTRIES_PER_MEMBER * options.archive_max_members:
-                raise _too_many_entries(options)
+            _limit_entries(n_headers, options)
             if header.isdir():
                 continue
-            locator = locators.of(header.name)
+            locator = unique_locator(_encode_name(header.name), seen)
             try:
                 content = _read_tar_entry(archive, header, budget, booked)
-                yield Entry(locator, content, suffix=suffix_of(header.name))
+                yield Entry(locator, content, suffix=_suffix_of(header.name))
             except ExtractionProblem as problem:
                 yield Entry(locator, problem=problem)
             except _DAMAGE as error:
@@ -464,19 +422,15 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
                 return
             if budget.spent:
                 return
-    except (*_DAMAGE, _DamagedTar) as error:
+    except _DAMAGE as error:
         raise _corrupt("the TAR archive is damaged", error) from None
 
 
 def _read_tar_entry(archive: tarfile.TarFile, header: tarfile.TarInfo, budget: Budget, booked: bool) -> bytes:
-    unsafe = unsafe_name(header.name)
-    if header.type in _TAR_KINDS:
-        unsafe = f"it is a {_TAR_KINDS[header.type]}"
-    if unsafe:
-        raise ExtractionProblem("rejected", "unsafe_path", f"the member is not read: {unsafe}")
+    _refuse_unsafe(header.name, _TAR_KINDS.get(header.type, ""))
     content = archive.extractfile(header)
     if content is None:
         reason = f"the member is of the unknown type {header.type!r}"
         raise ExtractionProblem("skipped", "unsupported", reason)
     # What a sparse member expands to does not pass through the stream.
-    return budget.read(content, booked=booked and not header.issparse())
+    return budget.read(partial(content.read, CHUNK_BYTES), booked=booked and not header.issparse())

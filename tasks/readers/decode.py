@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 SAMPLE_BYTES = 64 * 1024
 # Short texts never score high, so this keeps out noise only.
@@ -103,16 +102,11 @@ def one_line(value: object) -> str:
 
 
 def decode(data: bytes) -> Decoded:
-    """Decode a text file of unknown encoding.
+    """Return the cleaned text of a file of unknown encoding, the encoding and how sure it is.
 
-    Args:
-        data: The whole file.
-
-    Returns:
-        The cleaned text, the encoding and how sure it is. Never fails: bytes that no encoding explains become
-        U+FFFD.
+    Never fails: bytes that no encoding explains become U+FFFD.
     """
-    encoding, confidence, mark = find_encoding(data)
+    encoding, confidence, mark = _find_encoding(data)
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
     view = memoryview(data)
     texts: list[str] = []
@@ -121,7 +115,7 @@ def decode(data: bytes) -> Decoded:
         last = start + SLICE_BYTES >= len(data)
         text = held + decoder.decode(bytes(view[start : start + SLICE_BYTES]), final=last)
         held = "\r" if text.endswith("\r") and not last else ""
-        text = text.removesuffix(held) if held else text
+        text = text.removesuffix(held)
         if encoding in _EBCDIC:
             text = text.replace("\x85", "\n")  # There the usual line end.
         texts.append(clean(text))
@@ -129,18 +123,12 @@ def decode(data: bytes) -> Decoded:
 
 
 def decode_declared(data: bytes) -> Decoded:
-    """Decode HTML or XML, which may state its encoding.
-
-    Args:
-        data: The whole file.
-    """
+    """Decode HTML or XML, which may state its encoding."""
     declared = _declared(data[:DECLARED_WITHIN])
     is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if declared and not is_utf16 and _first_broken_byte(data) is not None:
-        try:
+        with suppress(ValueError):  # It states what it is not; then the bytes must tell.
             return Decoded(clean(data.decode(declared)), declared, DECLARED_CONFIDENCE)
-        except (UnicodeDecodeError, ValueError):
-            pass  # It states what it is not; then the bytes must tell.
     return decode(data)
 
 
@@ -158,16 +146,8 @@ def _declared(head: bytes) -> str | None:
     return None if name.startswith(("utf-16", "utf-32", "utf-7")) else _WIDER.get(name, name)
 
 
-def find_encoding(data: bytes) -> tuple[str, float, int]:
-    """Find the encoding of a text.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Python's name of the encoding, the confidence from 0 to 1, and the length of the byte-order mark to
-        skip.
-    """
+def _find_encoding(data: bytes) -> tuple[str, float, int]:
+    """Python's name of the encoding, the confidence from 0 to 1, and the length of the byte-order mark to skip."""
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             return encoding, 1.0, len(mark)
@@ -201,18 +181,12 @@ def _first_broken_byte(data: bytes) -> int | None:
 
 
 def utf16_without_mark(data: bytes) -> str | None:
-    """Tell UTF-16 and UTF-32 without a byte-order mark.
+    """Return the kind of UTF-16 or UTF-32 that a file, or its beginning, is in without a mark; None if it is not.
 
     Latin text in UTF-16 has zeros in every second byte and none in the others; other scripts still have them at
     spaces, digits and line ends. So one side must be rich in zeros, the other free of them, and the whole must
     decode. East Asian text may have none at all; it is told by its characters. UTF-32 has a zero in every fourth
     byte, beside one that is at most 16.
-
-    Args:
-        data: The file, or its beginning.
-
-    Returns:
-        "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", or None.
     """
     sample = data[:SAMPLE_BYTES]
     if len(sample) < 4 or len(sample.translate(None, _CONTROL_BYTES)) == len(sample):
@@ -260,36 +234,31 @@ def _is_plausible(sample: bytes, encoding: str, controls: float = 0.01) -> bool:
 
 
 def _guess(data: bytes, first_odd_byte: int) -> tuple[str, float]:
-    """Guess the encoding of data that is not UTF-8, from a sample around the first byte that proves it."""
+    """The best guess at data that is not UTF-8: one that Python can decode, that makes sense, and is not far-fetched.
+
+    The statistical detector sees a sample around the first byte that proves that it is not UTF-8.
+    """
     if _is_nearly_utf8(data):
         return "utf-8", 0.5
     import chardet  # only here: a tenth of the time that an extraction process takes to start
 
     start = max(0, first_odd_byte - SAMPLE_BYTES // 4)
     sample = data[start : start + SAMPLE_BYTES]
-    encoding, confidence = _choose(sample, chardet.detect_all(sample))
-    return ("cp1252" if encoding == "iso8859-1" else encoding), round(confidence, 4)  # A superset, but for controls.
-
-
-def _choose(sample: bytes, found: Sequence[Any]) -> tuple[str, float]:
-    """The best guess of the detector that Python can decode, makes sense of the sample, and is not far-fetched."""
     guesses: list[tuple[str, float]] = []
-    for guess in found:
+    for guess in chardet.detect_all(sample):
         confidence = float(guess["confidence"] or 0.0)
-        try:
+        with suppress(LookupError):  # The detector knows a few encodings that Python does not.
             name = codecs.lookup(guess["encoding"] or "").name
-        except LookupError:  # The detector knows a few encodings that Python does not.
-            continue
-        if confidence >= MINIMUM_CONFIDENCE:
-            guesses.append((name, confidence))
+            if confidence >= MINIMUM_CONFIDENCE:
+                guesses.append((name, confidence))
     if not guesses:
         return FALLBACK_ENCODING, FALLBACK_CONFIDENCE
-    best = guesses[0][1]
-    if best >= UNSURE:
-        return guesses[0]
-    coherent = [guess for guess in guesses if guess[1] >= NEAR_BEST * best and _is_coherent(sample, guess[0])]
-    usual = [guess for guess in coherent if guess[0] == FALLBACK_ENCODING and guess[1] >= USUAL_NEAR_BEST * best]
-    return (usual or coherent or guesses)[0]
+    encoding, best = guesses[0]
+    if best < UNSURE:
+        coherent = [guess for guess in guesses if guess[1] >= NEAR_BEST * best and _is_coherent(sample, guess[0])]
+        usual = [guess for guess in coherent if guess[0] == FALLBACK_ENCODING and guess[1] >= USUAL_NEAR_BEST * best]
+        encoding, best = (usual or coherent or guesses)[0]
+    return ("cp1252" if encoding == "iso8859-1" else encoding), round(best, 4)  # A superset, but for controls.
 
 
 def _is_coherent(sample: bytes, encoding: str) -> bool:

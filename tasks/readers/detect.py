@@ -15,6 +15,7 @@ import re
 import tomllib
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -53,7 +54,6 @@ TEXT_TYPES = {
 }
 SHARED_SUFFIXES = frozenset(_TABLES["by_suffix"])  # of several languages
 
-_OCTETS = "application/octet-stream"
 _CONTENT_TYPES = "[Content_Types].xml"
 _MOST_ENTRIES = 200_000  # A ZIP that lists more is not looked into to learn what it is.
 _MEDIA_TYPE = re.compile(r"[a-z]{1,40}/[A-Za-z0-9.+-]{1,100}")
@@ -76,70 +76,52 @@ _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
 def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
-    """Tell what a whole file is, where its first bytes are not enough: what lies in a package, whether rows hold text.
+    """Return what a whole file is, by what lies in a package and whether rows hold text, too.
 
     Args:
         data: The whole file.
         suffix: Its suffix with the dot, in any case; empty if it has none.
-        options: What makes a table of documents.
-
-    Returns:
-        The kind, media type and programming language. Whatever is of the kind "archive" or "table" can be read as one.
+        options: What makes a table of documents. Whatever is of the kind "archive" or "table" can be read as one.
     """
     detected = detect(data[:HEAD_BYTES], len(data), suffix)
     if data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _look_into_zip(data)
     if detected.media_type == "application/x-ole-storage":
         return replace(detected, media_type=_look_into_ole(data))
-    if detected.media_type == JSON_LINES and _holds_documents(data, options):
-        return replace(detected, kind="table")
+    if detected.media_type == JSON_LINES:
+        with suppress(ExtractionProblem):
+            if document_column(line_columns(Table(data, LINES)), options.table_columns) is not None:
+                return replace(detected, kind="table")
     if detected.media_type == SQLITE_MEDIA and not options.sqlite_query:
         return replace(detected, kind="")
     return detected
 
 
-def _holds_documents(data: bytes, options: ExtractOptions) -> bool:
-    """Return True if the first lines of a file of JSON Lines have a column that holds documents."""
-    try:
-        return document_column(line_columns(Table(data, LINES)), options.table_columns) is not None
-    except ExtractionProblem:
-        return False
-
-
 def detect(head: bytes, data_len: int, suffix: str) -> Detected:
-    """Tell what a file is by its beginning.
+    """Return the kind, media type and programming language of a file by its beginning.
 
     Args:
         head: Its first `HEAD_BYTES` bytes (or all of it).
         data_len: Its length in bytes.
         suffix: Its suffix with the dot, in any case; empty if it has none.
-
-    Returns:
-        The kind, media type and programming language.
     """
     head = head[:HEAD_BYTES]
     suffix = suffix.lower()
     whole = data_len <= len(head)
-    binary = _by_magic(head, suffix)
-    if binary:
+    if binary := _by_magic(head, suffix):
         return binary
-    if not looks_like_text(head, whole):
+    if not _looks_like_text(head, whole):
         is_stream = head[:1] == head[188:189] == head[376:377] == b"\x47"
-        return Detected("", "video/mp2t" if is_stream else _OCTETS)
+        return Detected("", "video/mp2t") if is_stream else Detected()
     text = _readable(head)
     marked = _by_markup(text, suffix) or _by_json(text, suffix, whole) or _by_other_marks(text, suffix)
     return marked or _by_language(text, suffix)
 
 
-def looks_like_text(head: bytes, whole: bool = True) -> bool:
-    """Return True if bytes may be text in some encoding.
+def _looks_like_text(head: bytes, whole: bool = False) -> bool:
+    """Return False where NUL or other control bytes show that bytes are text in no encoding.
 
-    Args:
-        head: The first bytes of a file.
-        whole: Whether that is the whole file; else it may end in the middle of a character.
-
-    Returns:
-        False where NUL or other control bytes speak against it.
+    If they are not the whole file, they may end in the middle of a character.
     """
     if not head or head.startswith(_WIDE_MARKS) or utf16_without_mark(head):
         return True
@@ -165,16 +147,17 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
             if magic[:2] == b"PK" and suffix in _TABLES["office"]:
                 return _package(_TABLES["office"][suffix])
             return Detected(kind, media_type)
-    if b"%PDF" in head[:PDF_MARK_WITHIN] and not _is_plain_ascii(head, suffix):
+    # Readable and not named as a PDF, it is probably talk about PDF.
+    is_talk = suffix != ".pdf" and head.isascii() and _looks_like_text(head)
+    if b"%PDF" in head[:PDF_MARK_WITHIN] and not is_talk:
         return Detected("pdf", "application/pdf")
-    if head.startswith(b"RIFF") and head[8:12] in (b"WEBP", b"WAVE", b"AVI "):
-        if head[8:12] == b"WEBP":
-            return Detected("image", "image/webp")
-        return Detected("", "audio/wav" if head[8:12] == b"WAVE" else "video/x-msvideo")
+    riff_format = _TABLES["riff_formats"].get(head[8:12].decode("latin-1"))
+    if head.startswith(b"RIFF") and riff_format:
+        return Detected(*riff_format)
     # "BM" also begins words: the four reserved bytes of a bitmap's header are zero.
     if head.startswith(b"BM") and head[6:10] == b"\x00\x00\x00\x00":
         return Detected("image", "image/bmp")
-    if head[4:8] == b"ftyp" and not looks_like_text(head, whole=False):
+    if head[4:8] == b"ftyp" and not _looks_like_text(head):
         return Detected("", _TABLES["file_brands"].get(head[8:12].decode("latin-1"), "video/mp4"))
     return None
 
@@ -184,12 +167,7 @@ def _goes_on_as_text(head: bytes, start: int) -> bool:
 
     What follows them in a file of that format is binary at once, though the rest may be mostly text.
     """
-    return not any(byte in _CONTROL_BYTES for byte in head[start : start + 4]) and looks_like_text(head, whole=False)
-
-
-def _is_plain_ascii(head: bytes, suffix: str) -> bool:
-    """Return True if "%PDF" after other things is probably talk about PDF: readable, and not named as one."""
-    return suffix != ".pdf" and head.isascii() and looks_like_text(head, whole=False)
+    return not any(byte in _CONTROL_BYTES for byte in head[start : start + 4]) and _looks_like_text(head)
 
 
 def _readable(head: bytes) -> str:
@@ -236,16 +214,13 @@ def _by_json(text: str, suffix: str, whole: bool) -> Detected | None:
         return Detected("text", "application/json") if suffix in _SUFFIXES["json"] else None
     if start[0] == "{" and (suffix == ".ipynb" or (_NOTEBOOK_CELL.search(start) and '"cells"' in start)):
         return Detected("code", "application/x-ipynb+json")
-    if start[0] == "{" and (suffix in _SUFFIXES["json_lines"] or _is_json_lines(start)):
+    line, _, rest = start.partition("\n")
+    is_lines = suffix in _SUFFIXES["json_lines"] or (rest.lstrip().startswith("{") and _is_json(line))
+    if start[0] == "{" and is_lines:
         return Detected("text", JSON_LINES)
     if suffix in _SUFFIXES["json"] or suffix == ".ipynb" or (whole and _is_json(start)):
         return Detected("text", "application/json")
     return None
-
-
-def _is_json_lines(text: str) -> bool:
-    line, _, rest = text.partition("\n")
-    return rest.lstrip().startswith("{") and _is_json(line)
 
 
 def _is_json(text: str) -> bool:
@@ -277,11 +252,13 @@ def _by_language(text: str, suffix: str) -> Detected:
     else:
         language = LANGUAGES.get(suffix)
         if language is None and (suffix in SHARED_SUFFIXES or suffix == ""):
-            language = _by_shebang(text) or _by_mode_line(text) or _by_marks(text, suffix)
+            fitting = (name for name, marks in _marks(suffix) if all(mark.search(text) for mark in marks))
+            language = _by_shebang(text) or _by_mode_line(text) or next(fitting, None)
         language = language or _by_shebang(text)
-    if language:
-        return Detected("code", _code_media_type(language), language)
-    return Detected("text", "text/plain")
+    if language is None:
+        return Detected("text", "text/plain")
+    name = language.lower().replace("+", "p").replace("#", "sharp").replace(" ", "-")
+    return Detected("code", f"text/x-{name}", language)
 
 
 def _by_shebang(head: str) -> str | None:
@@ -296,10 +273,6 @@ def _by_mode_line(head: str) -> str | None:
     first = "\n".join(line[:500] for line in head.split("\n", _MODE_LINES)[:_MODE_LINES])
     match = _EMACS_MODE.search(first) or _VIM_MODE.search(first)
     return KERNELS.get(match[1].lower()) if match else None
-
-
-def _by_marks(head: str, suffix: str) -> str | None:
-    return next((language for language, marks in _marks(suffix) if all(mark.search(head) for mark in marks)), None)
 
 
 @cache
@@ -317,10 +290,6 @@ def _compiled(mark: Any, language: str) -> re.Pattern[str]:
         return re.compile(mark, re.MULTILINE)
     lines = _TABLES["marks"][language] if mark is True else mark
     return re.compile("^[ \t]{0,40}(?:" + "|".join(lines) + ")", re.MULTILINE)
-
-
-def _code_media_type(language: str) -> str:
-    return "text/x-" + language.lower().replace("+", "p").replace("#", "sharp").replace(" ", "-")
 
 
 def _look_into_zip(data: bytes) -> Detected:
@@ -349,12 +318,9 @@ def _look_into_zip(data: bytes) -> Detected:
 
 
 def _package(media_type: str) -> Detected:
-    """A document in a package, of which only one kind is read."""
-    return Detected("text" if media_type == DOCX else "", media_type)
+    return Detected("text" if media_type == DOCX else "", media_type)  # Only one kind is read.
 
 
 def _look_into_ole(data: bytes) -> str:
-    for name, media_type in _TABLES["ole_streams"]:
-        if name.encode("utf-16-le") in data:
-            return media_type
-    return "application/x-ole-storage"
+    streams = ((name.encode("utf-16-le"), media_type) for name, media_type in _TABLES["ole_streams"])
+    return next((media_type for name, media_type in streams if name in data), "application/x-ole-storage")

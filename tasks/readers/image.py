@@ -28,14 +28,7 @@ def extract_image(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Generator[PageText, None, None]:
-    """Read an image, one page per frame of a TIFF.
-
-    Args:
-        data: The file.
-        options: OCR options.
-        pages: Only these pages (from 1); None for all.
-        ocr_pages: After so many pages read by OCR the others are not read but yielded at once with the method
-            "deferred"; None for no limit.
+    """Read an image, one page per frame of a TIFF; the arguments are those of `tasks.readers.pdf.extract_pdf`.
 
     Yields:
         The pages; a damaged frame has an `error`, and the others go on.
@@ -65,24 +58,16 @@ def extract_image(
 def _frames(
     image: Image.Image, options: ExtractOptions, pages: Sequence[int] | None, ocr_pages: int | None
 ) -> Generator[PageText, None, None]:
-    wanted = None if pages is None else frozenset(pages)
+    wanted = range(1, options.max_pages + 2) if pages is None else frozenset(pages)
+    last = max(wanted, default=0)
     n_read_by_ocr = 0
     page = 0
-    while page == 0 or image.format == "TIFF":
-        if wanted is not None and page >= max(wanted, default=0):
-            return
+    while page < last and (page == 0 or image.format == "TIFF"):
         try:
             image.seek(page)
         except EOFError:
             return
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            KeyError,
-            TypeError,
-            Image.DecompressionBombWarning,
-        ) as error:
+        except (OSError, ValueError, SyntaxError, KeyError, TypeError, Image.DecompressionBombWarning) as error:
             # The chain of frames is broken here: there is no way to the next one.
             yield _failed(page + 1, f"frame cannot be found: {error}")
             return
@@ -91,7 +76,7 @@ def _frames(
             beyond = f"the image has more than {options.max_pages} frames; the rest was not read (extract.max_pages)"
             yield PageText(page, "", "none", "pillow", error=beyond, error_code="too_many")
             return
-        if wanted is not None and page not in wanted:
+        if page not in wanted:
             continue
         if options.ocr and ocr_pages is not None and n_read_by_ocr >= ocr_pages:
             yield PageText(page, "", "deferred", "pillow")
@@ -104,11 +89,10 @@ def _frames(
 def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageText:
     try:
         grey = to_grey(image, options.ocr_max_pixels)
-    except Exception as error:
-        # Pillow's decoders raise whatever their parsing stumbles over (struct.error, KeyError, zlib.error,
-        # ...).
-        if isinstance(error, MemoryError):
-            raise
+    except MemoryError:
+        raise
+    # Pillow's decoders raise whatever their parsing stumbles over (struct.error, KeyError, zlib.error, ...).
+    except Exception as error:  # noqa: BLE001
         return _failed(page, f"image data cannot be decoded: {error}")
     if not options.ocr or is_uniform(grey):
         return PageText(page, "", "none", "pillow")
@@ -121,15 +105,7 @@ def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageT
 
 
 def to_grey(image: Image.Image, max_pixels: int) -> Image.Image:
-    """Turn an image of any mode into what OCR reads best.
-
-    Args:
-        image: The image; is left as it is.
-        max_pixels: Larger images are scaled down to this many pixels.
-
-    Returns:
-        An 8-bit grey image ("L"), upright, transparency on white.
-    """
+    """Return an 8-bit grey copy ("L") of an image, upright, on white, scaled down to at most `max_pixels`."""
     if image.format == "JPEG" and image.width * image.height > max_pixels:
         image.draft("L", fitting_size(image.size, max_pixels))
     image.load()
@@ -160,7 +136,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         return image.copy()
     if image.mode.startswith(("I", "F")):
         values = image.convert("F")
-        low, high = _extrema(values)
+        low, high = cast("tuple[float, float]", values.getextrema())
         scale = 255.0 / (high - low) if high > low else 0.0
         # Scaled by what occurs: a 12-bit scan stored in 16 bits would be nearly black by its nominal range.
         return values.point(lambda value: value * scale + (-low * scale)).convert("L")
@@ -180,12 +156,8 @@ def fitting_size(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
 
 def is_uniform(grey: Image.Image) -> bool:
     """Return True if an 8-bit grey image has one shade only, so that there is nothing to read."""
-    low, high = _extrema(grey)
+    low, high = cast("tuple[int, int]", grey.getextrema())
     return low == high
-
-
-def _extrema(image: Image.Image) -> tuple[float, float]:
-    return cast("tuple[float, float]", image.getextrema())
 
 
 def _stated_dpi(image: Image.Image) -> int | None:

@@ -1,4 +1,4 @@
-"""The text of HTML and XML.
+"""The text of HTML, XML, Word documents (DOCX) and Jupyter notebooks, in reading order.
 
 Of HTML it is the main content, without menus, footers, cookie notices and scripts: Resiliparse parses as browsers do
 and decides by tags, class names and places what belongs to the content. Code, tables, lists and captions of figures
@@ -8,17 +8,29 @@ Of XML it is the character data in order; elements that hold only elements go on
 that depth and size cost no memory. No entity is ever expanded and nothing outside the file is ever opened: references
 stay as they are written. A document whose entities refer to one another is refused, since that has no use but to grow
 ("billion laughs").
+
+python-docx opens the package of a Word document; the text is then taken from the XML itself. python-docx's own
+paragraphs leave out what stands in content controls, text boxes and tracked insertions, and its tables repeat a cell as
+often as the file says it spans, a billion times if need be.
+
+Of a notebook prose is as it is written and code between fences; outputs are left out: they repeat what the code says,
+and much of them is pictures in base64.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
-from tasks.readers.decode import Decoded, clean, decode_declared
-from tasks.readers.records import ExtractionProblem
+from tasks.readers.decode import Decoded, clean, decode, decode_declared
+from tasks.readers.detect import KERNELS
+from tasks.readers.records import ExtractionProblem, ExtractOptions
 
 if TYPE_CHECKING:
     from resiliparse.parse.html import DOMContext, HTMLTree
@@ -32,20 +44,15 @@ _PLAIN_LIST_NEAR_TOP = "body > ul:not(:has(a)), body > * > ul:not(:has(a))"
 _FIGURE = re.compile(r"<(/?)fig(?:ure|caption)\b", re.IGNORECASE)
 _HIDDEN = ["[hidden]", "[style*='display:none' i]", "[style*='display: none' i]"]
 FEED_CHARACTERS = 1024 * 1024
-
-_BREAK = "\n"
 _BLANK_RUNS = re.compile(r"\n{3,}")
+_FENCE = re.compile(r"^`{3,}", re.MULTILINE)
+
+
+# HTML
 
 
 def read_html(data: bytes) -> Decoded:
-    """Read an HTML document.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Its title and its main content. Where no main content is found, its whole visible text, with a note.
-    """
+    """Return the title and main content of an HTML file; where there is none, its whole visible text, with a note."""
     # Only here: a worker that meets no HTML need not load it.
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
@@ -95,14 +102,11 @@ def _protect_lists(tree: HTMLTree) -> None:
             inner = box
 
 
+# XML
+
+
 def read_xml(data: bytes) -> Decoded:
-    """Read an XML document.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Its text, and as its title the first element of that name.
+    """Return the text of an XML file, and as its title the first element of that name.
 
     Raises:
         ExtractionProblem: It is not well-formed, or its entities are made to explode ("corrupt").
@@ -140,7 +144,7 @@ class _XmlReader:
         self.parser.DefaultHandler = self._other
         self.n_external = 0
         self.title: list[str] = []
-        self._pieces: list[str] = []
+        self._pieces: list[str | None] = []  # None is a break.
         self._breaks: list[list[int]] = [[]]  # Where each open element's children begin and end.
         self._has_text = [False]
         self._title_depth = 0
@@ -149,7 +153,7 @@ class _XmlReader:
         """Return the text so far."""
         flow = TextFlow()
         for piece in self._pieces:
-            if piece == _BREAK:
+            if piece is None:
                 flow.line()
             else:
                 flow.text(piece)
@@ -173,11 +177,10 @@ class _XmlReader:
 
     def _break(self) -> None:
         self._breaks[-1].append(len(self._pieces))
-        self._pieces.append(_BREAK)
+        self._pieces.append(None)
 
     def _characters(self, data: str) -> None:
-        # One space more, so that no piece is taken for a break; the flow folds it.
-        self._pieces.append(data if data != _BREAK else " ")
+        self._pieces.append(data)
         self._has_text[-1] = self._has_text[-1] or not data.isspace()
         if self._title_depth > 0:
             self.title.append(data)
@@ -187,18 +190,13 @@ class _XmlReader:
             self._characters(data)
 
     def _declare(
-        self,
-        name: str,
-        is_parameter: bool,
-        value: str | None,
-        _base: str | None,
-        system_id: str | None,
-        _public_id: str | None,
-        _notation: str | None,
+        self, name: str, is_parameter: bool, value: str | None, _base: str | None, system_id: str | None, *_: str | None
     ) -> None:
+        # An entity as in "&#38;lt;" only spells a character.
+        spells_character = value is not None and len(value) <= 20 and value.startswith("&#")
         if system_id is not None:
             self.n_external += 1
-        elif value is not None and "&" in value and not is_parameter and not _is_character_reference(value):
+        elif value is not None and "&" in value and not is_parameter and not spells_character:
             reason = (
                 f"the entity {name[:80]!r} is made of other entities, which may expand without end "
                 '("billion laughs"); the document is not read'
@@ -206,9 +204,165 @@ class _XmlReader:
             raise ExtractionProblem("rejected", "corrupt", reason)
 
 
-def _is_character_reference(value: str) -> bool:
-    """Return True if each "&" in the value of an entity only spells a character, as in "&#38;lt;" for "<"."""
-    return len(value) <= 20 and value.startswith("&#")
+# Word documents
+
+MAX_XML_BYTES = 48 * 1024**2  # The tree of an XML part takes about eight times its size.
+
+_WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_TEXTS = frozenset((f"{_WORD}t", f"{_MATHS}t"))
+_LINES = frozenset((f"{_WORD}br", f"{_WORD}cr"))
+# What Word would not show beside the rest: moved away, or there for programs that know less.
+_LEFT_OUT = frozenset((f"{_COMPATIBILITY}Fallback", f"{_WORD}moveFrom", f"{_WORD}del"))
+_CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen": "-"}
+
+
+def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
+    """Return the text and title of a Word document.
+
+    Raises:
+        ExtractionProblem: It unpacks to too much ("too_large"), or cannot be opened ("corrupt").
+    """
+    _check_package(data, options)
+    import docx
+
+    try:
+        document = docx.Document(io.BytesIO(data))
+        text = _word_text(document.element.body)
+        title = document.core_properties.title
+    except MemoryError:
+        raise
+    # A damaged package makes python-docx stumble over whatever is missing (KeyError, AttributeError, ...).
+    except Exception as error:  # noqa: BLE001
+        detail = str(error).strip() or type(error).__name__
+        raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {detail[:500]}") from None
+    return Decoded(clean(text), None, 1.0, title=clean(title or "").strip() or None)
+
+
+def _check_package(data: bytes, options: ExtractOptions) -> None:
+    """Refuse a package that would unpack to too much; zipfile never gives more than what is declared."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as package:
+            infos = package.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
+        raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {error}") from None
+    total = sum(info.file_size for info in infos)
+    markup = sum(info.file_size for info in infos if info.filename.endswith((".xml", ".rels")))
+    found = ""
+    if total > options.max_file_bytes:
+        found = f"{total} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
+    elif markup > MAX_XML_BYTES:
+        found = f"{markup} bytes of XML; the limit is {MAX_XML_BYTES}"
+    if found:
+        raise ExtractionProblem("rejected", "too_large", f"the Word document unpacks to {found}")
+
+
+def _word_text(body: Any) -> str:
+    """The text of the document's body, element by element, without recursion."""
+    from lxml import etree
+
+    flow = TextFlow()
+    depth_left_out = 0
+    tables = 0
+    for event, element in etree.iterwalk(body, events=("start", "end")):
+        tag = element.tag
+        if tag in _LEFT_OUT:
+            depth_left_out += 1 if event == "start" else -1
+        elif depth_left_out:
+            continue
+        elif tag == f"{_WORD}tbl":
+            tables += 1 if event == "start" else -1
+            flow.paragraph()
+        elif event == "start":
+            if tag in _TEXTS:
+                # Word marks the spaces that count; the others stand between elements, which have no text of their own.
+                flow.preformatted(element.text or "")
+            elif tag in _LINES:
+                flow.line()
+            elif tag in _CHARACTERS and element.getparent().tag == f"{_WORD}r":
+                flow.preformatted(_CHARACTERS[tag])
+        elif tag == f"{_WORD}p" and tables:
+            flow.text(" ")  # Paragraphs of one cell stay on the line of its row.
+        elif tag == f"{_WORD}p":
+            flow.paragraph()
+        elif tag == f"{_WORD}tc":
+            flow.cell()
+        elif tag == f"{_WORD}tr":
+            flow.line()
+    return flow.result()
+
+
+# Notebooks
+
+
+def read_notebook(data: bytes) -> Decoded:
+    """Return the text and programming language of a Jupyter notebook; JSON without cells comes back as it is.
+
+    Raises:
+        ExtractionProblem: It is not JSON, or its cells are not what they should be ("corrupt").
+    """
+    found = decode(data)
+    try:
+        notebook = json.loads(found.text)
+    except RecursionError:
+        raise _bad_notebook("its values are nested too deep") from None
+    except ValueError as error:
+        raise _bad_notebook(str(error)) from None
+    cells = _cells(notebook)
+    if cells is None:
+        return replace(found, media_type="application/json")
+    language = _language(notebook)
+    text = "\n\n".join(part for part in _cell_texts(cells, language) if part.strip())
+    return replace(found, text=clean(text), programming_language=KERNELS.get(language))
+
+
+def _cells(notebook: Any) -> list[Any] | None:
+    """The notebook's cells; None if it is no notebook."""
+    if not isinstance(notebook, dict):
+        return None
+    if isinstance(notebook.get("cells"), list):
+        return list(notebook["cells"])
+    sheets = notebook.get("worksheets")  # Version 3.
+    if isinstance(sheets, list) and all(isinstance(sheet, dict) for sheet in sheets):
+        lists = [sheet.get("cells", []) for sheet in sheets]
+        return [cell for cells in lists if isinstance(cells, list) for cell in cells]
+    return None
+
+
+def _language(notebook: dict[str, Any]) -> str:
+    metadata = notebook.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    for section, key in (("language_info", "name"), ("kernelspec", "language"), ("kernelspec", "name")):
+        values = metadata.get(section)
+        name = values.get(key) if isinstance(values, dict) else None
+        if isinstance(name, str) and name.strip():
+            return name.strip().lower()[:40]
+    return ""
+
+
+def _cell_texts(cells: list[Any], language: str) -> Iterator[str]:
+    for number, cell in enumerate(cells, start=1):
+        if not isinstance(cell, dict):
+            raise _bad_notebook(f"cell {number} is no object but {type(cell).__name__}")
+        source = cell.get("source", cell.get("input", ""))
+        if isinstance(source, list) and all(isinstance(line, str) for line in source):
+            source = "".join(source)
+        if not isinstance(source, str):
+            raise _bad_notebook(f"the source of cell {number} is no text but {type(source).__name__}")
+        source = source.strip("\n")
+        if cell.get("cell_type") == "code" and source.strip():
+            longest = max((len(fence) for fence in _FENCE.findall(source)), default=2)
+            fence = "`" * (longest + 1)
+            source = f"{fence}{language}\n{source}\n{fence}"
+        yield source
+
+
+def _bad_notebook(detail: str) -> ExtractionProblem:
+    return ExtractionProblem("failed", "corrupt", f"not a readable notebook: {detail}")
+
+
+# All of them
 
 
 class TextFlow:

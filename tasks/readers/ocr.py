@@ -14,8 +14,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -54,16 +52,6 @@ class OcrUnavailable(ExtractionProblem):
 
 class OcrError(Exception):
     """Raised when Tesseract is there but could not read an image."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A word of Tesseract's table: where it belongs, how sure it is (0 to 100), the word."""
-
-    paragraph: tuple[str, str]
-    line: str
-    confidence: float
-    text: str
 
 
 def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> tuple[str, float | None]:
@@ -122,21 +110,19 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[
     _tesserocr()
     folder = find_tessdata(options.ocr_languages)
     if folder is None:
-        raise OcrUnavailable(explain_missing(options.ocr_languages))
+        raise OcrUnavailable(_explain_missing(options.ocr_languages))
     engine = _engine(folder, options.ocr_languages, options.ocr_page_segmentation)
     try:
         _show(engine, grey, dpi)
         if not engine.Recognize():
             raise OcrError(f"Tesseract gave up on an image of {grey.width} x {grey.height} pixels")
-        words = list(_words(engine.GetTSVText(0)))
+        table = engine.GetTSVText(0)
     except RuntimeError as error:
         _engine.cache_clear()  # Whatever state it is in, the next page shall not meet it.
         raise OcrError(f"Tesseract failed on an image of {grey.width} x {grey.height} pixels: {error}") from None
     finally:
         engine.Clear()
-    if not words:
-        return "", None
-    return clean(_layout(words)), round(sum(word.confidence for word in words) / len(words) / 100, 4)
+    return _words(table)
 
 
 def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
@@ -176,25 +162,26 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
     return engine
 
 
-def _words(table: str) -> Iterator[_Word]:
-    for line in table.split("\n"):
-        # Level, page, block, paragraph, line, word, left, top, width, height, confidence, text.
-        row = line.split("\t", _TABLE_COLUMNS - 1)
-        if row[0] != _WORD_LEVEL or len(row) < _TABLE_COLUMNS:
-            continue
-        text = row[11].strip()
-        confidence = float(row[10])
-        if text and confidence >= 0:
-            yield _Word((row[2], row[3]), row[4], confidence, text)
-
-
-def _layout(words: list[_Word]) -> str:
+def _words(table: str) -> tuple[str, float | None]:
+    """The text and the mean confidence of Tesseract's table of words."""
     paragraphs: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for word in words:
-        paragraphs.setdefault(word.paragraph, {}).setdefault(word.line, []).append(word.text)
-    return "\n\n".join(
+    confidences: list[float] = []
+    for row in table.split("\n"):
+        # Level, page, block, paragraph, line, word, left, top, width, height, confidence, text.
+        cells = row.split("\t", _TABLE_COLUMNS - 1)
+        if cells[0] != _WORD_LEVEL or len(cells) < _TABLE_COLUMNS:
+            continue
+        word, confidence = cells[11].strip(), float(cells[10])
+        if word and confidence >= 0:
+            lines = paragraphs.setdefault((cells[2], cells[3]), {})
+            lines.setdefault(cells[4], []).append(word)
+            confidences.append(confidence)
+    if not confidences:
+        return "", None
+    text = "\n\n".join(
         "\n".join(_BETWEEN_CJK.sub("", " ".join(line)) for line in lines.values()) for lines in paragraphs.values()
     )
+    return clean(text), round(sum(confidences) / len(confidences) / 100, 4)
 
 
 def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:
@@ -236,29 +223,18 @@ _SUFFIX = ".traineddata"
 
 
 def find_tessdata(languages: str) -> Path | None:
-    """Find the folder that has the data of all these languages.
-
-    Args:
-        languages: Tesseract's codes joined by "+".
-
-    Returns:
-        The folder, or None if no single folder has them all.
-    """
+    """Return the folder that has the data of all these languages (codes joined by "+"); None if no single one has."""
     names = languages.split("+")
-    return next((folder for folder in _folders(os.environ.get("TESSDATA_PREFIX")) if has_all(folder, names)), None)
+    folders = _folders(os.environ.get("TESSDATA_PREFIX"))
+    return next((folder for folder in folders if not _missing(folder, names)), None)
 
 
-def has_all(folder: Path, names: list[str]) -> bool:
-    """Return True if the folder has the data of each of these languages."""
-    return all((folder / f"{name}{_SUFFIX}").is_file() for name in names)
+def _missing(folder: Path, names: list[str]) -> list[str]:
+    return [name for name in names if not (folder / f"{name}{_SUFFIX}").is_file()]
 
 
-def explain_missing(languages: str) -> str:
-    """Return a sentence that says what is missing and how to install it.
-
-    Args:
-        languages: Tesseract's codes joined by "+", for which `find_tessdata` found nothing.
-    """
+def _explain_missing(languages: str) -> str:
+    """What is missing, of data that no folder has, and how to install it."""
     prefix = os.environ.get("TESSDATA_PREFIX")
     folders = _folders(prefix)
     if not any(any(folder.glob(f"*{_SUFFIX}")) for folder in folders):
@@ -269,8 +245,8 @@ def explain_missing(languages: str) -> str:
             "TESSDATA_PREFIX to the folder with the .traineddata files, or switch OCR off"
         )
     names = languages.split("+")
-    best = min(folders, key=lambda folder: sum(not has_all(folder, [name]) for name in names))
-    missing = [name for name in names if not has_all(best, [name])]
+    best = min(folders, key=lambda folder: len(_missing(folder, names)))
+    missing = _missing(best, names)
     return (
         f"Tesseract has no data for the language {', '.join(missing)} in {best} (asked for: {languages}); install it "
         f"(Debian, Ubuntu: apt install tesseract-ocr-{missing[0].lower().replace('_', '-')}; Fedora: dnf install "
@@ -282,7 +258,7 @@ def explain_missing(languages: str) -> str:
 def _folders(prefix: str | None) -> tuple[Path, ...]:
     if prefix:
         # Tesseract 3 wanted the parent folder there; many set it so to this day.
-        return tuple(folder for folder in (Path(prefix), Path(prefix) / "tessdata") if folder.is_dir())
+        return tuple(filter(Path.is_dir, (Path(prefix), Path(prefix) / "tessdata")))
     # of several versions the newest first
     found = [folder for place in USUAL_PLACES for folder in sorted(Path("/").glob(place.lstrip("/")), reverse=True)]
     if "CONDA_PREFIX" in os.environ:

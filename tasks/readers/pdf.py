@@ -8,13 +8,13 @@ the pages before, so that pages of one document can be read by several processes
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from ctypes import c_ushort, string_at
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 _POINTS_PER_INCH = 72
 SECOND_OPINION_BYTES = 2 * 1024**2
 SOUND_SHARE = 0.85
-_GLYPH_NAME = re.compile(
-    r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])"
-)  # What pypdf writes for a glyph it cannot map.
+# What pypdf writes for a glyph it cannot map.
+_GLYPH_NAME = re.compile(r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])")
 
 
 def extract_pdf(
@@ -67,14 +66,17 @@ def extract_pdf(
             only images while OCR is missing ("no_ocr_engine").
     """
     document = _open(data, passwords)
-    if document is None:
+    n_pages = 0 if document is None else len(document)
+    if document is None or n_pages == 0:
         # PDFium's message is left out: it sets no error code in some cases, and the message then tells of the
         # document before this one.
-        return (yield from _extract_with_pypdf(data, options, "PDFium: cannot open it", passwords, pages))
+        first_opinion = "PDFium: cannot open it" if document is None else "PDFium: no page found"
+        reader, n_pages, title = _open_with_pypdf(data, first_opinion, passwords)
+        for index in _wanted_pages(n_pages, options, pages):
+            yield _read_page_with_pypdf(reader, index)
+        yield from _note_page_limit(n_pages, options, pages, "pypdf")
+        return title
     with closing(document):
-        n_pages = len(document)
-        if n_pages == 0:
-            return (yield from _extract_with_pypdf(data, options, "PDFium: no page found", passwords, pages))
         if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
             document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
         try:
@@ -82,8 +84,7 @@ def extract_pdf(
         except UnicodeDecodeError:  # Half of a pair of surrogates.
             title = None
         second_opinion = cache(partial(_second_opinion, data, passwords))
-        any_text = False
-        n_read_by_ocr = 0
+        any_text, n_read_by_ocr = False, 0
         ocr_missing: OcrUnavailable | None = None
         for index in _wanted_pages(n_pages, options, pages):
             may_read = ocr_pages is None or n_read_by_ocr < ocr_pages
@@ -120,29 +121,29 @@ def _read_page(
     second_opinion: Callable[[], pypdf.PdfReader | None],
 ) -> tuple[PageText, bool]:
     """One page by its text layer or by OCR, and whether OCR was called on."""
-    number = index + 1
+    blank = PageText(index + 1, "", "none", "pypdfium2")
     try:
         page = document[index]
     except pdfium.PdfiumError as error:
-        return PageText(number, "", "none", "pypdfium2", error=f"page cannot be loaded: {error}"), False
+        return replace(blank, error=f"page cannot be loaded: {error}"), False
     with closing(page):
         try:
             text, routing = _read_layer(page)
         except pdfium.PdfiumError as error:
-            return PageText(number, "", "none", "pypdfium2", error=f"text layer cannot be read: {error}"), False
+            return replace(blank, error=f"text layer cannot be read: {error}"), False
         cleaned = clean(text)
-        layer = PageText(number, cleaned, "text" if cleaned.strip() else "none", routing.engine)
+        layer = PageText(index + 1, cleaned, "text" if cleaned.strip() else "none", routing.engine)
         if routing.route in ("picture", "better"):
             reader = second_opinion()
             other = _read_page_with_pypdf(reader, index).text if reader else ""
             if _is_sound(other):
-                layer = PageText(number, other, "text", "pypdf")
+                layer = PageText(index + 1, other, "text", "pypdf")
                 if routing.route == "better":
                     return layer, False
         if not options.ocr or routing.route in ("layer", "hidden layer"):
             return layer, False
         if not may_read:
-            return dataclasses.replace(layer, method="deferred"), False
+            return replace(layer, method="deferred"), False
         return _read_by_ocr(page, layer, text, routing, options), True
 
 
@@ -186,27 +187,22 @@ def _read_by_ocr(
     except OcrUnavailable as error:
         if not layer.text.strip():
             raise
-        return dataclasses.replace(layer, error=str(error), error_code=error.code)
+        return replace(layer, error=str(error), error_code=error.code)
     except (OcrError, pdfium.PdfiumError, ValueError) as error:
-        return dataclasses.replace(layer, error=f"page cannot be read by OCR: {error}")
+        return replace(layer, error=f"page cannot be read by OCR: {error}")
     if read is None:  # It shows nothing.
-        if routing.route == "picture or hidden layer":
-            return PageText(layer.page, "", "none", "pypdfium2")
-        return layer
+        return PageText(layer.page, "", "none", "pypdfium2") if routing.route == "picture or hidden layer" else layer
     text, confidence = read
-    if not text.strip() and routing.route == "picture":
+    if not text.strip() and routing.route in ("picture", "both"):
         return layer  # Nothing, or what the second opinion made of it.
-    by_ocr = PageText(layer.page, text, "ocr", "tesseract", confidence)
     if routing.route == "both":
-        if not text.strip():
-            return layer
-        engine = f"{layer.engine} + {by_ocr.engine}"
+        engine = f"{layer.engine} + tesseract"
         return PageText(layer.page, merge_lines(layer.text, text), "both", engine, confidence)
-    if routing.route == "picture or hidden layer":
-        return layer if agree(layer.text, text) else by_ocr
+    if routing.route == "picture or hidden layer" and agree(layer.text, text):
+        return layer
     if routing.route == "better" and count_legible(text) * (confidence or 0.0) <= count_legible(raw_text):
         return layer
-    return by_ocr
+    return PageText(layer.page, text, "ocr", "tesseract", confidence)
 
 
 def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, float | None] | None:
@@ -224,21 +220,6 @@ def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, f
         if is_uniform(picture):
             return None
         return ocr_image(picture, options, dpi=max(70, round(scale * _POINTS_PER_INCH)))
-
-
-def _extract_with_pypdf(
-    data: bytes, options: ExtractOptions, first_opinion: str, passwords: Sequence[str], pages: Sequence[int] | None
-) -> Generator[PageText, None, str | None]:
-    """The same as `extract_pdf`, by the text layers alone.
-
-    Args:
-        first_opinion: What the other engine said of the document; part of the reason if this one fails too.
-    """
-    reader, n_pages, title = _open_with_pypdf(data, first_opinion, passwords)
-    for index in _wanted_pages(n_pages, options, pages):
-        yield _read_page_with_pypdf(reader, index)
-    yield from _note_page_limit(n_pages, options, pages, "pypdf")
-    return title
 
 
 def _second_opinion(data: bytes, passwords: Sequence[str]) -> pypdf.PdfReader | None:
@@ -296,25 +277,22 @@ def _open_with_pypdf(
         return reader, n_pages, title
     # Told from the bytes: what pypdf raises for a password varies, and PDFium's error code is not to be trusted.
     if b"/Encrypt" in data:
-        tried = (
-            f"neither the empty password nor the {len(passwords)} given lead"
-            if passwords
-            else "the empty password does not lead"
-        )
+        tried = "the empty password does not lead"
+        if passwords:
+            tried = f"neither the empty password nor the {len(passwords)} given lead"
         reason = f"the PDF is encrypted; {tried} to its pages; give its password or save it without one"
         raise ExtractionProblem("rejected", "encrypted", reason)
     raise ExtractionProblem("failed", "corrupt", f"the PDF cannot be read: {first_opinion}; pypdf: {second_opinion}")
 
 
 def _read_page_with_pypdf(reader: pypdf.PdfReader, index: int) -> PageText:
-    number = index + 1
+    blank = PageText(index + 1, "", "none", "pypdf")
     try:
         text = clean(reader.pages[index].extract_text())
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - as above; the other pages may still be sound
-        problem = f"page cannot be read: {type(error).__name__}: {error}"
-        return PageText(number, "", "none", "pypdf", error=problem)
+        return replace(blank, error=f"page cannot be read: {type(error).__name__}: {error}")
     if text.strip():
-        return PageText(number, text, "text", "pypdf")
-    return PageText(number, "", "none", "pypdf", error="no text layer, and PDFium cannot render the page for OCR")
+        return replace(blank, text=text, method="text")
+    return replace(blank, error="no text layer, and PDFium cannot render the page for OCR")

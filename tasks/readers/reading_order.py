@@ -65,23 +65,20 @@ _Row = list[_Piece]
 def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> str:
     """Return the text of a page with its columns one after the other, if the file has them interleaved.
 
-    Args:
-        page: The page.
-        layer: Its text page.
-        text: Its text in the order of the file.
-        n_characters: What `layer` counts.
-
-    Returns:
-        The text as given for every page that is not demonstrably two columns written row by row.
+    `text` is in the order of the file, and `layer` counts `n_characters`. It comes back as it is for every page that is
+    not demonstrably two columns written row by row.
     """
     if n_characters < MINIMUM_CHARACTERS or not _looks_suspicious(page, layer, n_characters):
         return text
-    rows = _rows(_pieces(layer, n_characters))
+    rows = _rows(layer, n_characters)
     gutter = _gutter(rows)
     if gutter is None:
         return text
-    found = "\r\n".join(_characters(layer, line) for line in _by_column(rows, gutter))
-    return _HYPHENATED.sub("\ufffe", found)
+    found = []
+    for line in _by_column(rows, gutter):
+        start = line[0].start
+        found.append(layer.get_text_range(start, line[-1].end - start, errors="surrogatepass").rstrip())
+    return _HYPHENATED.sub("\ufffe", "\r\n".join(found))
 
 
 def _looks_suspicious(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, n_characters: int) -> bool:
@@ -106,19 +103,15 @@ def _landings(layer: pdfium.PdfTextPage, first: int, zone: tuple[float, float]) 
     end_before = bottom_before = math.inf
     for index in range(n_boxes):
         pdfium_c.FPDFText_GetRect(layer, index, *outputs)
-        start = left.value
-        if (
-            zone[0] < start < zone[1]
-            and start - end_before > NARROWEST_GUTTER
-            and abs(bottom.value - bottom_before) < NARROWEST_GUTTER
-        ):
-            landings.append(start)
+        jumps = left.value - end_before > NARROWEST_GUTTER and abs(bottom.value - bottom_before) < NARROWEST_GUTTER
+        if jumps and zone[0] < left.value < zone[1]:
+            landings.append(left.value)
         end_before, bottom_before = right.value, bottom.value
     return landings
 
 
-def _pieces(layer: pdfium.PdfTextPage, n_characters: int) -> Iterator[_Piece]:
-    piece: _Piece | None = None
+def _rows(layer: pdfium.PdfTextPage, n_characters: int) -> list[_Row]:
+    rows: list[_Row] = []
     box = pdfium_c.FS_RECTF()
     for index in range(n_characters):
         # Made up by PDFium (spaces, line ends): they have no place.
@@ -126,20 +119,11 @@ def _pieces(layer: pdfium.PdfTextPage, n_characters: int) -> Iterator[_Piece]:
             continue
         if not pdfium_c.FPDFText_GetLooseCharBox(layer, index, byref(box)) or box.right <= box.left:
             continue
-        if piece and piece.goes_on_at(box.left, box.bottom):
-            piece.end, piece.right = index + 1, max(piece.right, box.right)
-            continue
-        if piece:
-            yield piece
-        piece = _Piece(index, index + 1, box.left, box.right, box.bottom, box.top)
-    if piece:
-        yield piece
-
-
-def _rows(pieces: Iterator[_Piece]) -> list[_Row]:
-    rows: list[_Row] = []
-    for piece in pieces:
         last = rows[-1][-1] if rows else None
+        if last and last.goes_on_at(box.left, box.bottom):
+            last.end, last.right = index + 1, max(last.right, box.right)
+            continue
+        piece = _Piece(index, index + 1, box.left, box.right, box.bottom, box.top)
         if last and piece.left >= last.right and abs(piece.bottom - last.bottom) < SAME_ROW * last.height:
             rows[-1].append(piece)
         else:
@@ -202,9 +186,3 @@ def _by_column(rows: list[_Row], gutter: float) -> Iterator[_Row]:
             if line:
                 column.append(line)
     yield from (*left, *right)
-
-
-def _characters(layer: pdfium.PdfTextPage, line: _Row) -> str:
-    start = line[0].start
-    text: str = layer.get_text_range(start, line[-1].end - start, errors="surrogatepass")
-    return text.rstrip()

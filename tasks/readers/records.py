@@ -8,16 +8,14 @@ to a result's identity, the second does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from tasks.core.option import option
 
 TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
@@ -130,22 +128,6 @@ class Extraction:
         return self
 
 
-@dataclass(slots=True)
-class Returning(Generic[_Item, _Result]):
-    """Iterates over a generator and keeps what it returns.
-
-    Attributes:
-        generator: The generator.
-        result: What it returned, once it is exhausted.
-    """
-
-    generator: Generator[_Item, None, _Result]
-    result: _Result = field(init=False)
-
-    def __iter__(self) -> Iterator[_Item]:
-        self.result = yield from self.generator
-
-
 @dataclass(frozen=True, slots=True)
 class ExtractOptions:
     """Options that change what is extracted; part of a result's identity."""
@@ -196,38 +178,31 @@ class Limits:
 def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> None:
     """Set status and reason of a document by its pages: is there text, and if not, why.
 
-    Args:
-        outcome: The document; its `kind` is read.
-        seen: Its pages.
-        ocr: Whether OCR was allowed.
+    The outcome's `kind` is read; `ocr` says whether OCR was allowed.
     """
     outcome.status, outcome.reason_code, outcome.reason = "ok", "", ""
     lost = next((page for page in seen if page.error_code), None)
     if any(page.text.strip() for page in seen):
         if lost:
             # A document that is there but for a page stays one; what it lacks is recorded all the same.
-            outcome.reason_code, outcome.reason = lost.error_code, _name_page(lost)
+            error = lost.error or lost.error_code
+            outcome.reason_code = lost.error_code
+            outcome.reason = error if f"page {lost.page}" in error else f"page {lost.page}: {error}"
         return
     # A page that stands for those beyond a limit is neither a page nor damaged.
     pages = [page for page in seen if page.error_code != "too_many"]
     failed = [page for page in pages if page.error]
-    n_pages = len(pages)
     if failed:
         outcome.status, outcome.reason_code = "failed", lost.error_code if lost else "corrupt"
         first = f"page {failed[0].page}: {failed[0].error}"
-        outcome.reason = f"no text; {len(failed)} of {n_pages} pages failed, first {first}"
+        outcome.reason = f"no text; {len(failed)} of {len(pages)} pages failed, first {first}"
         return
     outcome.status, outcome.reason_code = "rejected", "no_text"
-    outcome.reason = f"no text on any of {n_pages} pages" if n_pages > 1 else "no text"
-    if n_pages < len(seen):
+    outcome.reason = f"no text on any of {len(pages)} pages" if len(pages) > 1 else "no text"
+    if len(pages) < len(seen):
         outcome.reason += f"; {seen[-1].error}"
     if outcome.kind in ("pdf", "image") and not ocr:
         outcome.reason += "; OCR is switched off"
-
-
-def _name_page(page: PageText) -> str:
-    error = page.error or page.error_code
-    return error if f"page {page.page}" in error else f"page {page.page}: {error}"
 
 
 def stable_text(message: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,13 +187,17 @@ def _refused(unit: str, number: int, problem: ExtractionProblem) -> Row:
     return Row(f"{unit} {number}", number, {}, problem)
 
 
+def _bad_line(number: int, what: str) -> Row:
+    return _refused("line", number, _corrupt(f"line {number} {what}"))
+
+
+def _too_large(unit: str, number: int, n_bytes: int, table: Table) -> Row:
+    reason = f"{unit} {number} has {n_bytes} bytes; the limit is {table.max_row_bytes} (max_row_bytes)"
+    return _refused(unit, number, ExtractionProblem("rejected", "too_large", reason))
+
+
 def _corrupt(reason: str) -> ExtractionProblem:
     return ExtractionProblem("failed", "corrupt", reason)
-
-
-def _too_large(place: str, n_bytes: int, table: Table) -> ExtractionProblem:
-    reason = f"{place} has {n_bytes} bytes; the limit is {table.max_row_bytes} (max_row_bytes)"
-    return ExtractionProblem("rejected", "too_large", reason)
 
 
 def _first_line(error: Exception) -> str:
@@ -218,10 +223,9 @@ def _read_parquet(table: Table, choose: Choose | None) -> Iterator[Row]:
         raise _corrupt(f"the Parquet file is damaged: {_first_line(error)}") from error
     with file:
         chosen = list(columns) if choose is None else list(dict.fromkeys(choose(columns)))
-        names = file.schema_arrow.names
-        for name in chosen:
-            if names.count(name) > 1:
-                raise ExtractionProblem("rejected", "no_column", f"several columns are called {name!r}: rename them")
+        twice = [name for name in chosen if file.schema_arrow.names.count(name) > 1]
+        if twice:
+            raise ExtractionProblem("rejected", "no_column", f"several columns are called {twice[0]!r}: rename them")
         first = table.first
         for group in range(table.start, table.stop or file.num_row_groups):
             yield from _read_group(file, group, first, chosen, table)
@@ -261,7 +265,7 @@ def _table_row(number: int, columns: list[str], cells: list[Any], table: Table) 
         if isinstance(value, str) and len(value) * 4 > table.max_row_bytes:
             n_bytes = len(value.encode("utf-8", "surrogatepass"))
             if n_bytes > table.max_row_bytes:
-                return _refused("row", number, _too_large(f"row {number}", n_bytes, table))
+                return _too_large("row", number, n_bytes, table)
         values[name] = value
     return Row(f"row {number}", number, values)
 
@@ -292,19 +296,17 @@ def line_columns(table: Table) -> dict[str, str]:
     """
     columns: dict[str, str] = {}
     first: ExtractionProblem | None = None
-    number = seen = n_objects = 0
+    seen = n_objects = 0
     with _open_lines(table) as stream:
-        while seen < _LINES_LOOKED_AT:
-            number += 1
-            found, n_bytes = _next_row(stream, number, table, ())
-            if not n_bytes:
-                break
+        for found, _ in _lines(stream, 1, table, ()):
             for row in found:
                 seen += 1
                 first = first or row.problem
                 n_objects += row.problem is None
                 for name, value in row.values.items():
                     columns[name] = TEXT if isinstance(value, str) else columns.get(name, type(value).__name__)
+            if seen == _LINES_LOOKED_AT:
+                break
     if not seen:
         raise ExtractionProblem("skipped", "empty", "the file is empty")
     if first is not None and not n_objects:
@@ -314,23 +316,22 @@ def line_columns(table: Table) -> dict[str, str]:
 
 def _read_lines(table: Table, choose: Choose | None) -> Iterator[Row]:
     number = table.first
-    size = 0
+    place = table.start
     try:
         chosen = () if choose is None else choose(line_columns(table))
         with _open_lines(table) as stream:
-            stream.seek(table.start) if table.start else None
-            while not table.stop or table.start + size < table.stop:
-                found, n_bytes = _next_row(stream, number, table, chosen)
-                if not n_bytes:
-                    break
-                size += n_bytes
+            stream.seek(place) if place else None
+            for found, n_bytes in _lines(stream, number, table, chosen):
+                place += n_bytes
                 if found:
                     yield found.pop()  # not held here while it is worked on
                 number += 1
-                if table.form != LINES and size > table.max_unpacked_bytes:
+                if table.form != LINES and place > table.max_unpacked_bytes:
                     reason = f"the file unpacks to more than {table.max_unpacked_bytes} bytes (max_unpacked_bytes)"
                     problem = ExtractionProblem("rejected", "too_large", f"lines from {number} on: {reason}")
                     yield _refused("line", number, problem)
+                    return
+                if table.stop and place >= table.stop:
                     return
     except (OSError, ValueError) as error:
         damage = f"the file is damaged: {_first_line(error)}"
@@ -351,47 +352,45 @@ def _open_lines(table: Table) -> BinaryIO:
     return io.BufferedReader(raw, _BUFFER)
 
 
-def _next_row(stream: BinaryIO, number: int, table: Table, chosen: Sequence[str]) -> tuple[list[Row], int]:
-    """The row in the next line, if it holds anything, and the bytes of the line; 0 at the end.
+def _lines(stream: BinaryIO, first: int, table: Table, chosen: Sequence[str]) -> Iterator[tuple[list[Row], int]]:
+    """Of each line the row in it, if it holds anything, and its bytes.
 
     A line may be a document of hundreds of MB, so nothing of it is held longer than it is needed.
     """
-    line = stream.readline(table.max_row_bytes + 1)
-    n_bytes = len(line)
-    if n_bytes > table.max_row_bytes and not line.endswith(b"\n"):
-        n_bytes += _skip_line(stream)
-        return [_refused("line", number, _too_large(f"line {number}", n_bytes, table))], n_bytes
-    if not line or line.isspace():
-        return [], n_bytes
-    text = line.decode("utf-8", table.errors).removeprefix("\ufeff")
-    del line
-    return [_line_row(number, text, table, chosen)], n_bytes
-
-
-def _skip_line(stream: BinaryIO) -> int:
-    skipped = 0
-    while piece := stream.readline(_BUFFER):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped
+    for number in itertools.count(first):
+        line = stream.readline(table.max_row_bytes + 1)
+        n_bytes = len(line)
+        if not n_bytes:
+            return
+        if n_bytes > table.max_row_bytes and not line.endswith(b"\n"):
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(_BUFFER)
+                n_bytes += len(line)
+            yield [_too_large("line", number, n_bytes, table)], n_bytes
+        elif line.isspace():
+            yield [], n_bytes
+        else:
+            text = line.decode("utf-8", table.errors).removeprefix("\ufeff")
+            del line
+            found = [_line_row(number, text, table, chosen)]
+            del text
+            yield found, n_bytes
 
 
 def _line_row(number: int, line: str, table: Table, chosen: Sequence[str]) -> Row:
-    place = f"line {number}"
     try:
         value = json.loads(line)
     except RecursionError:
-        return _refused("line", number, _corrupt(f"{place} is not JSON: its values are nested too deep"))
+        return _bad_line(number, "is not JSON: its values are nested too deep")
     except ValueError as error:
-        return _refused("line", number, _corrupt(f"{place} is not JSON: {error}"))
+        return _bad_line(number, f"is not JSON: {error}")
     if not isinstance(value, dict):
         if table.objects:
-            return _refused("line", number, _corrupt(f"{place} holds no object but {type(value).__name__}"))
+            return _bad_line(number, f"holds no object but {type(value).__name__}")
         value = {"": value}
     if chosen and chosen[0] in value:
         value = {name: value[name] for name in chosen if name in value}
-    return Row(place, number, value)
+    return Row(f"line {number}", number, value)
 
 
 # CSV
@@ -402,9 +401,8 @@ def _read_csv(table: Table, choose: Choose | None) -> Iterator[Row]:
     csv.field_size_limit(table.max_row_bytes)
     raw = open_regular(table.source)
     with io.TextIOWrapper(io.BufferedReader(raw), "utf-8-sig", table.errors, newline="") as stream:
-        reader = csv.reader(
-            _csv_lines(stream, table.max_row_bytes), delimiter="\t" if table.form == TSV else ",", strict=True
-        )
+        lines = _csv_lines(stream, table.max_row_bytes)
+        reader = csv.reader(lines, delimiter="\t" if table.form == TSV else ",", strict=True)
         try:
             header = next(reader, [])
         except csv.Error as error:
@@ -414,8 +412,22 @@ def _read_csv(table: Table, choose: Choose | None) -> Iterator[Row]:
             raise ExtractionProblem("rejected", "no_column", reason)
         if choose is not None:
             choose(dict.fromkeys(header, TEXT))
-        while (row := _csv_row(reader, header)) is not None:
-            yield row
+        while True:
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield _bad_line(reader.line_num, f"is not CSV: {error}")
+                continue
+            if not values:
+                continue
+            number = reader.line_num
+            if len(values) != len(header):
+                found = f"has {len(values)} values under a header of {len(header)} columns"
+                yield _bad_line(number, f"{found}; quote values that hold the separator")
+            else:
+                yield Row(f"line {number}", number, dict(zip(header, values, strict=True)))
 
 
 def _csv_lines(stream: io.TextIOWrapper, limit: int) -> Iterator[str]:
@@ -423,23 +435,6 @@ def _csv_lines(stream: io.TextIOWrapper, limit: int) -> Iterator[str]:
         if len(line) > limit:
             raise csv.Error(f"it is longer than {limit} characters; the lines behind it were not read")
         yield line
-
-
-def _csv_row(reader: Any, header: list[str]) -> Row | None:
-    """The next record that is not blank; None at the end."""
-    while True:
-        try:
-            values = next(reader)
-        except StopIteration:
-            return None
-        except csv.Error as error:
-            return _refused("line", reader.line_num, _corrupt(f"line {reader.line_num} is not CSV: {error}"))
-        place = f"line {reader.line_num}"
-        if values and len(values) != len(header):
-            found = f"{place} has {len(values)} values under a header of {len(header)} columns"
-            return _refused("line", reader.line_num, _corrupt(f"{found}; quote values that hold the separator"))
-        if values:
-            return Row(place, reader.line_num, dict(zip(header, values, strict=True)))
 
 
 # SQLite
@@ -463,18 +458,14 @@ def _read_sqlite(table: Table, choose: Choose | None) -> Iterator[Row]:
         tables = _copy_tables(table.source, table.query, database)
         try:
             result = database.execute(table.query)
-            names = [str(column[0]) for column in result.description or ()]
-            kinds = [str(column[1]) for column in result.description or ()]
-            columns = {
-                name: TEXT if kind in ("VARCHAR", "STRING") else kind for name, kind in zip(names, kinds, strict=True)
-            }
-            chosen = list(columns) if choose is None else choose(columns)
-            places = [names.index(name) for name in chosen]
+            described = [(str(name), str(kind)) for name, kind, *_ in result.description or ()]
+            columns = {name: TEXT if kind in ("VARCHAR", "STRING") else kind for name, kind in described}
+            names = [name for name, _ in described]
+            places = {name: names.index(name) for name in (columns if choose is None else choose(columns))}
             while rows := result.fetchmany(_BATCH_ROWS):
                 for row in rows:
                     number += 1
-                    values = {name: row[place] for name, place in zip(chosen, places, strict=True)}
-                    yield Row(f"row {number}", number, values)
+                    yield Row(f"row {number}", number, {name: row[place] for name, place in places.items()})
         except duckdb.Error as error:
             problem = ExtractionProblem("failed", "memory", f"the query: {_first_line(error)}")
             if not isinstance(error, duckdb.OutOfMemoryException):
@@ -521,29 +512,25 @@ def _copy_table(source: sqlite3.Connection, table: str, database: Any) -> None:
     import pyarrow as pa
 
     quoted = _quote(table)
-    names = [str(row[1]) for row in source.execute(f"PRAGMA table_info({quoted})")]
-    if not names:
-        return
     fields, parts = [], []
-    for name in names:
-        kinds = {str(kind) for (kind,) in source.execute(f"SELECT DISTINCT typeof({_quote(name)}) FROM {quoted}")}
-        kinds.discard("null")
-        kind = _one_type(kinds)
-        fields.append(pa.field(name, _ARROW_TYPES[kind]))
+    for name in [str(row[1]) for row in source.execute(f"PRAGMA table_info({quoted})")]:
+        column = _quote(name)
         # Any cell of a SQLite column may have a type of its own, which Arrow and DuckDB do not know.
-        parts.append(_quote(name) if len(kinds) <= 1 else f"CAST({_quote(name)} AS {kind})")
+        kinds = {str(kind) for (kind,) in source.execute(f"SELECT DISTINCT typeof({column}) FROM {quoted}")} - {"null"}
+        kind = "real" if kinds == {"integer", "real"} else "text"
+        if len(kinds) == 1:
+            kind = kinds.pop()
+        fields.append(pa.field(name, _ARROW_TYPES[kind]))
+        parts.append(f"CAST({column} AS {kind})")
+    if not fields:
+        return
+    schema = pa.schema(fields)
     rows = source.execute(f"SELECT {', '.join(parts)} FROM {quoted}")
     batches = []
     while chunk := rows.fetchmany(_COPY_ROWS):
-        arrays = [pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), fields, strict=True)]
-        batches.append(pa.record_batch(arrays, schema=pa.schema(fields)))
-    database.register(table, pa.Table.from_batches(batches, pa.schema(fields)))
-
-
-def _one_type(kinds: set[str]) -> str:
-    if len(kinds) == 1:
-        return next(iter(kinds))
-    return "real" if kinds == {"integer", "real"} else "text"
+        arrays = [pa.array(values, kind) for values, kind in zip(zip(*chunk, strict=True), schema.types, strict=True)]
+        batches.append(pa.record_batch(arrays, schema=schema))
+    database.register(table, pa.Table.from_batches(batches, schema))
 
 
 def _quote(name: str) -> str:

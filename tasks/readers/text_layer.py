@@ -55,46 +55,41 @@ class Routing:
     engine: str = "pypdfium2"
 
 
-_LAYER = Routing("layer")
-_PICTURE = Routing("picture")
-
-
 def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> Routing:
     """Decide about one page.
 
     Args:
         page: The page.
-        layer: Its text page.
+        layer: Its text page, of `n_characters`.
         text: The text layer with the control characters in it.
-        n_characters: What `layer` counts.
 
     Raises:
         pypdfium2.PdfiumError: An object on the page is damaged.
     """
     hidden = n_characters > 0 and _is_hidden(layer, n_characters)
-    if not hidden and len(text) > 2 * HEADING_TEXT and is_plain(text):
-        return _LAYER
-    visible = count_visible(text)
+    if not hidden and len(text) > 2 * HEADING_TEXT and _is_plain(text):
+        return Routing("layer")
+    visible = _count_visible(text)
     if visible == 0:
         # Annotations are drawn too: a page may consist of them alone.
         drawn = pdfium_c.FPDFPage_CountObjects(page) > 0 or pdfium_c.FPDFPage_GetAnnotCount(page) > 0
-        return _PICTURE if drawn else _LAYER
+        return Routing("picture" if drawn else "layer")
     if hidden:
         engine = "pypdfium2 (invisible layer)"
-        if image_coverage(page) < SCAN_COVERAGE:
+        if _image_coverage(page) < SCAN_COVERAGE:
             return Routing("picture or hidden layer", engine)
         return Routing("hidden layer" if is_legible(text) else "better", engine)
     if not is_legible(text):
         return Routing("better")
-    if visible < SHORT_TEXT and image_coverage(page) >= SCAN_COVERAGE:
+    if visible < SHORT_TEXT and _image_coverage(page) >= SCAN_COVERAGE:
         return Routing("both")
     if visible < HEADING_TEXT and _is_plain_scan(page):
         return Routing("both")
-    return _LAYER
+    return Routing("layer")
 
 
-def image_coverage(page: pdfium.PdfPage) -> float:
-    """Return the share of a page's area that images cover; overlaps count twice."""
+def _image_coverage(page: pdfium.PdfPage) -> float:
+    """The share of a page's area that images cover; overlaps count twice."""
     width, height = page.get_size()
     covered = 0.0
     try:
@@ -120,11 +115,8 @@ def _hidden_characters(layer: pdfium.PdfTextPage, n_characters: int, n_wanted: i
     """For characters spread over the page, whether they are not drawn; those that PDFium made up are left out."""
     step = max(1, n_characters // n_wanted)
     objects = (pdfium_c.FPDFText_GetTextObject(layer, index) for index in range(step // 2, n_characters, step))
-    return [
-        pdfium_c.FPDFTextObj_GetTextRenderMode(item) == pdfium_c.FPDF_TEXTRENDERMODE_INVISIBLE
-        for item in objects
-        if item
-    ]
+    invisible = pdfium_c.FPDF_TEXTRENDERMODE_INVISIBLE
+    return [pdfium_c.FPDFTextObj_GetTextRenderMode(item) == invisible for item in objects if item]
 
 
 def _is_plain_scan(page: pdfium.PdfPage) -> bool:
@@ -185,27 +177,21 @@ _JUNCTION = re.compile(
 )
 
 
-def count_visible(text: str) -> int:
-    """Return the number of characters that are no white space."""
+def _count_visible(text: str) -> int:
     return sum(map(len, text.split()))
 
 
 def is_legible(text: str) -> bool:
     """Return True if a text layer says what its page shows, as far as the text alone can tell.
 
-    Args:
-        text: The layer as the PDF engine gives it, control characters included.
-
-    Returns:
-        True for an empty text too: that is missing, not garbled.
+    The text has its control characters. An empty one is legible: that is missing, not garbled.
     """
-    if is_plain(text) or _is_plainly_words(text):
+    if _is_plain(text) or _is_plainly_words(text):
         return True
-    visible = count_visible(text)
-    return count_legible(text) >= LEGIBLE_SHARE * visible
+    return count_legible(text) >= LEGIBLE_SHARE * _count_visible(text)
 
 
-def is_plain(text: str) -> bool:
+def _is_plain(text: str) -> bool:
     """Return True if a glance settles that the text is legible, as it does for most pages in Latin script."""
     try:
         encoded = text.encode()
@@ -232,15 +218,11 @@ def _is_plainly_words(text: str) -> bool:
 
 
 def count_legible(text: str) -> int:
-    """Return the number of visible characters that belong to legible text.
-
-    Args:
-        text: The text; lines are judged one by one, those too short to judge together.
-    """
+    """Return the number of visible characters in legible lines; those too short to judge are judged together."""
     unassigned = _unassigned(text)
     legible = 0
     for line in _judged_together(text):
-        visible = count_visible(line)
+        visible = _count_visible(line)
         junk = len(_JUNK.findall(line)) + _JUNCTION_COST * len(_JUNCTION.findall(line))
         junk += _CONTROL_COST * len(_CONTROL.findall(line))
         if unassigned:
@@ -288,10 +270,8 @@ def _is_garbled(line: str, visible: int) -> bool:
 
 def _unassigned(text: str) -> re.Pattern[str] | None:
     """A pattern for the characters in the text that Unicode has given to nobody; None if there are none."""
-    found = sorted(
-        character for character in set(_BEYOND_ASCII.findall(text)) if unicodedata.category(character) == "Cn"
-    )
-    found = [character for character in found if not _JUNK.match(character)]
+    beyond = sorted(set(_BEYOND_ASCII.findall(text)))
+    found = [char for char in beyond if unicodedata.category(char) == "Cn" and not _JUNK.match(char)]
     return re.compile("[" + re.escape("".join(found)) + "]") if found else None
 
 
@@ -303,26 +283,17 @@ _WORD = re.compile(r"\w+")
 
 
 def merge_lines(layer: str, read: str) -> str:
-    """Merge a layer with an OCR reading of the same page.
-
-    Args:
-        layer: The text layer.
-        read: What OCR made of the picture.
-
-    Returns:
-        Every line of either; what both have stands there once, as far as lines are compared.
-    """
+    """Return every line of a text layer and of an OCR reading of its page; what both have stands there once."""
     whole = [line for line in layer.split("\n") if line.strip()]
     typed = whole[:LINES_COMPARED]
     left = {index: _bare(line) for index, line in enumerate(typed)}
     lines = []
     for line in read.split("\n"):
         match = _find(_bare(line), left)
-        if match is None:
-            lines.append(line)
-        else:
-            lines.append(typed[match])
+        if match is not None:
+            line = typed[match]
             del left[match]
+        lines.append(line)
     rest = [typed[index] for index in left if left[index]]
     return "\n".join([*rest, *whole[LINES_COMPARED:], *lines])
 
