@@ -124,17 +124,17 @@ class Corpus:
             name: File name of the table in each of them.
             schema: What it is if there are no folders.
         """
-        paths = [str(Path(folder) / name) for folder in folders]
-        if not paths:
+        if not folders:
+            self.sql(f'drop table if exists "no {name}"')
             self.insert(f'"no {name}"', schema.empty_table())
             return f'(select 0 as part, 0 as place, * from "no {name}")'
-        numbers = pa.array(range(len(paths)), pa.int32())
-        self.insert(f'"parts of {name}"', pa.table([numbers, pa.array(paths)], ["part", "path"]))
-        source = ", ".join(quoted(literal_path(Path(path))) for path in dict.fromkeys(paths))
+        paths = [Path(folder) / name for folder in folders]
+        source = ", ".join(quoted(literal_path(path)) for path in dict.fromkeys(paths))
+        numbered = ", ".join(f"({part}, {quoted(str(path))})" for part, path in enumerate(paths))
         return (
             "(select part, file_row_number as place, found.* exclude (filename, file_row_number) "
             f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
-            f'join "parts of {name}" as parts on parts.path = found.filename)'
+            f"join (values {numbered}) as parts(part, path) on parts.path = found.filename)"
         )
 
     def want_live(self, snapshot: Path) -> None:
@@ -167,33 +167,33 @@ class Corpus:
         Raises:
             StoreError: If a document lies in none of them, or in several none of which is the noted one.
         """
-        parts = [(n, table.segment, str(Path(table.folder) / name)) for n, table in enumerate(tables)]
-        numbers, segments, paths = zip(*parts, strict=True) if parts else ((), (), ())
-        listed = pa.table(
-            [pa.array(numbers, pa.int32()), pa.array(segments, pa.string()), pa.array(paths, pa.string())],
-            ["part", "segment", "path"],
-        )
-        self.sql("drop table if exists located; drop table if exists parts")
-        self.insert("parts", listed)
-        more = "".join(f', found."{column}"' for column in columns)
-        if parts:
-            source = ", ".join(quoted(literal_path(Path(path))) for path in dict.fromkeys(paths))
-            self.sql(
-                f"create table located as select wanted.doc_id, part, file_row_number as place{more} "
-                f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
-                "join parts on parts.path = found.filename join wanted on wanted.doc_id = found.doc_id"
-            )
-        else:
-            none = "".join(f', null as "{column}"' for column in columns)
-            self.sql(f"create table located as select doc_id, 0 as part, 0 as place{none} from wanted limit 0")
+        schema = pa.schema([(column, pa.null()) for column in ("doc_id", *columns)])
+        rows = self.rows_of([table.folder for table in tables], name, schema)
         if live is not None:
-            self._keep_live(live)
+            self.list_live(live)
+            rows = f"(from {rows} semi join live using (doc_id, part))"
+            chosen = "row_number() over (partition by found.doc_id order by part) = 1"
         else:
-            self._keep_noted(len(parts))
-        lost = "select min(doc_id) from wanted where doc_id not in (select doc_id from located)"
-        (missing,) = self.sql(lost).fetchall()[0]
-        if missing is not None:
-            raise _misplaced(missing, 0, len(parts))
+            segments = ", ".join(quoted(table.segment) for table in tables)
+            noted = f"([{segments}]::varchar[])[part + 1]"
+            chosen = f"count(*) over (partition by found.doc_id) = 1 or wanted.segment = {noted}"
+        more = "".join(f', found."{column}"' for column in columns)
+        self.sql(
+            f"create or replace table located as select found.doc_id, part, place{more} from {rows} as found "
+            f"join wanted on wanted.doc_id = found.doc_id qualify {chosen}"
+        )
+        misplaced = self.sql(
+            "select wanted.doc_id from wanted left join located using (doc_id) "
+            "group by all having count(part) <> 1 order by all limit 1"
+        )
+        for (doc_id,) in misplaced.fetchall():
+            ((n_found,),) = self.sql(
+                f"select count(*) from {rows} where doc_id = $doc_id", {"doc_id": doc_id}
+            ).fetchall()
+            raise StoreError(
+                f"document {doc_id} lies in {n_found} of the {len(tables)} segments in use, expected one: "
+                "compute the listing again with `--refresh snapshot,curate`"
+            )
 
     def list_live(self, live: Sequence[Collection[str]]) -> None:
         """Make the table `live` of the documents that are read in each of several tables, by `doc_id` and `part`."""
@@ -204,39 +204,10 @@ class Corpus:
             )
             self.insert("live", rows)
 
-    def _keep_live(self, live: Sequence[Collection[str]]) -> None:
-        self.list_live(live)
-        self.sql(
-            "create or replace table live as select doc_id, min(part) as part from live "
-            "join located using (doc_id, part) group by doc_id; "
-            "delete from located where (doc_id, part) not in (from live); drop table live"
-        )
-
-    def _keep_noted(self, n_tables: int) -> None:
-        self.sql(
-            "create or replace table doubtful as select doc_id, count(*) as n from located group by all having n > 1; "
-            "delete from located using doubtful, parts, wanted where located.doc_id = doubtful.doc_id "
-            "and located.part = parts.part and wanted.doc_id = located.doc_id and parts.segment <> wanted.segment"
-        )
-        left = self.sql(
-            "select doc_id, n from doubtful left join located using (doc_id) "
-            "group by all having count(located.part) <> 1 order by doc_id limit 1"
-        )
-        for doc_id, n in left.fetchall():
-            raise _misplaced(doc_id, n, n_tables)
-        self.sql("drop table doubtful")
-
 
 def parquet(path: Path) -> str:
     """Return a Parquet file as a table in SQL."""
     return f"read_parquet({quoted(literal_path(path))})"
-
-
-def _misplaced(doc_id: str, n_found: int, n_tables: int) -> StoreError:
-    return StoreError(
-        f"document {doc_id} lies in {n_found} of the {n_tables} segments in use, expected one: "
-        "compute the listing again with `--refresh snapshot,curate`"
-    )
 
 
 def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[str]:
