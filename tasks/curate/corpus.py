@@ -21,7 +21,7 @@ from storage.lineage import manifest_of, segment_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import FILES_FILE, SELECTION_FILE
 from storage.store import Store, StoreError
-from storage.tables import stream_rows, write_batches
+from storage.tables import write_batches
 
 if TYPE_CHECKING:
     import duckdb
@@ -116,13 +116,20 @@ class Corpus:
         self.sql(f"insert into {name} select * from fresh_rows")
         self.connection.unregister("fresh_rows")
 
-    def rows_of(self, folders: Sequence[str], name: str, schema: pa.Schema) -> str:
+    def rows_of(
+        self,
+        folders: Sequence[str],
+        name: str,
+        schema: pa.Schema,
+        live: Sequence[Collection[str]] | None = None,
+    ) -> str:
         """Return SQL for all rows of a per-segment table, with `part` (number of its folder) and `place` (row in it).
 
         Args:
             folders: One may stand for several segments with the same documents.
             name: File name of the table in each of them.
             schema: What it is if there are no folders.
+            live: For each folder, the documents that are read in it; None for all.
         """
         if not folders:
             self.sql(f'drop table if exists "no {name}"')
@@ -131,11 +138,19 @@ class Corpus:
         paths = [Path(folder) / name for folder in folders]
         source = ", ".join(quoted(literal_path(path)) for path in dict.fromkeys(paths))
         numbered = ", ".join(f"({part}, {quoted(str(path))})" for part, path in enumerate(paths))
-        return (
+        rows = (
             "(select part, file_row_number as place, found.* exclude (filename, file_row_number) "
             f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
             f"join (values {numbered}) as parts(part, path) on parts.path = found.filename)"
         )
+        if live is None:
+            return rows
+        self.sql("create or replace table live (doc_id varchar, part int)")
+        for part, doc_ids in enumerate(live):
+            self.insert(
+                "live", pa.table([pa.array(doc_ids, pa.string()), pa.repeat(part, len(doc_ids))], ["doc_id", "part"])
+            )
+        return f"(from {rows} semi join live using (doc_id, part))"
 
     def want_live(self, snapshot: Path) -> None:
         """Want the live documents of a snapshot, with the segments and the licences noted there."""
@@ -168,12 +183,9 @@ class Corpus:
             StoreError: If a document lies in none of them, or in several none of which is the noted one.
         """
         schema = pa.schema([(column, pa.null()) for column in ("doc_id", *columns)])
-        rows = self.rows_of([table.folder for table in tables], name, schema)
-        if live is not None:
-            self.list_live(live)
-            rows = f"(from {rows} semi join live using (doc_id, part))"
-            chosen = "row_number() over (partition by found.doc_id order by part) = 1"
-        else:
+        rows = self.rows_of([table.folder for table in tables], name, schema, live)
+        chosen = "row_number() over (partition by found.doc_id order by part) = 1"
+        if live is None:
             segments = ", ".join(quoted(table.segment) for table in tables)
             noted = f"([{segments}]::varchar[])[part + 1]"
             chosen = f"count(*) over (partition by found.doc_id) = 1 or wanted.segment = {noted}"
@@ -195,15 +207,6 @@ class Corpus:
                 "compute the listing again with `--refresh snapshot,curate`"
             )
 
-    def list_live(self, live: Sequence[Collection[str]]) -> None:
-        """Make the table `live` of the documents that are read in each of several tables, by `doc_id` and `part`."""
-        self.sql("create or replace table live (doc_id varchar, part int)")
-        for number, names in enumerate(live):
-            rows = pa.table(
-                {"doc_id": pa.array(names, pa.string()), "part": pa.repeat(pa.scalar(number, pa.int32()), len(names))}
-            )
-            self.insert("live", rows)
-
 
 def parquet(path: Path) -> str:
     """Return a Parquet file as a table in SQL."""
@@ -215,25 +218,3 @@ def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[s
     rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "split", "kept"])
     rows = rows.filter(rows["kept"]).to_pylist()
     return {row["doc_id"] for row in rows if split in ("", row["split"])}
-
-
-def kept_rows(
-    store: Store, curated: ArtifactRef, split: str, tables: RefSet, name: str, columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the kept documents of one side of the split, table by table.
-
-    Args:
-        tables: Per-segment artefacts; the same document may lie in several, one of which is the live one.
-        name: File name of the table in each of them.
-
-    Raises:
-        StoreError: If a document lies in none of them, or in several none of which is the noted one.
-    """
-    with Corpus() as corpus:
-        corpus.want_kept(store.folder(curated), split)
-        corpus.locate(tables_of(store, tables), name, live=tables.live)
-        part, doc_id = corpus.columns("select part, doc_id from located")
-    for number, ref in enumerate(tables.refs):
-        wanted = set(doc_id[part == number].tolist())
-        if wanted:
-            yield from (row for row in stream_rows(store.folder(ref) / name, columns) if row["doc_id"] in wanted)

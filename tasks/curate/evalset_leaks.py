@@ -68,10 +68,7 @@ def _list_trained(
     Args:
         live: Documents that are read in each segment; None for all.
     """
-    rows = corpus.rows_of(list(map(str, overlaps)), OVERLAP_FILE, EVALSET_OVERLAP)
-    if live is not None:
-        corpus.list_live(live)
-        rows = f"(from {rows} semi join live using (doc_id, part))"
+    rows = corpus.rows_of(list(map(str, overlaps)), OVERLAP_FILE, EVALSET_OVERLAP, live)
     corpus.sql(
         f"create view selection as from {parquet(curated / SELECTION_FILE)}; "
         f"create table trained as select part, place, doc_id, if(grams < {MIN_GRAMS}, 0, shared / grams) as share "

@@ -25,7 +25,7 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE, SEQUENCES_FILE, SHAR
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
-from tasks.curate.corpus import kept_documents, kept_rows
+from tasks.curate.corpus import Corpus, kept_documents, tables_of
 from tasks.text.minhash import gram_hashes
 from tasks.text.overlap import containment
 from tasks.text.words import Hashes
@@ -150,10 +150,16 @@ def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str,
 
 
 def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
-    """Yield id and normalised text of the documents of one side."""
-    tables = RefSet(tuple(state["normalise"]), "")
-    for row in kept_rows(store, state["curate"][0], split, tables, DOCUMENTS_FILE, ["doc_id", "text"]):
-        yield row["doc_id"], row["text"]
+    """Yield id and normalised text of the documents of one side, each from the segment that is noted for it."""
+    refs = state["normalise"]
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(state["curate"][0]), split)
+        corpus.locate(tables_of(store, RefSet(tuple(refs), "")), DOCUMENTS_FILE)
+        part, doc_id = corpus.columns("select part, doc_id from located")
+    for number, ref in enumerate(refs):
+        wanted = set(doc_id[part == number].tolist())
+        rows = stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"]) if wanted else ()
+        yield from ((row["doc_id"], row["text"]) for row in rows if row["doc_id"] in wanted)
 
 
 # token shards
