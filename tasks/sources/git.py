@@ -275,8 +275,7 @@ def _copy_blob(git: subprocess.Popen[bytes], entry: _Entry, target: IO[bytes]) -
     assert git.stdin is not None
     assert git.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # It ended; the empty answer below says so.
-        git.stdin.write(entry.blob + b"\n")
-        git.stdin.flush()
+        os.write(git.stdin.fileno(), entry.blob + b"\n")  # past the buffer, which would be written again at the end
     header = git.stdout.readline().split()
     if len(header) != 3 or header[1] != b"blob":
         raise UserError(f"git has no content for {encode_path(entry.path)!r}: the repository is damaged or incomplete")
@@ -356,23 +355,16 @@ def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[s
 
         timer = threading.Timer(seconds, expire)
         timer.start()
-        finished = False
         try:
-            yield git
-            assert git.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                git.stdin.close()
-            git.wait()
-            finished = True
+            with git:  # which closes the pipes and waits for its end
+                try:
+                    yield git
+                except BaseException:
+                    _kill(git)
+                    raise
         finally:
             timer.cancel()
-            if not finished:
-                _kill(git)
-            for pipe in (git.stdin, git.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-            git.wait()
+            _kill(git)  # a wait that was interrupted leaves it running
         if expired.is_set():
             raise UserError(f"git {arguments[0]} did not end within {seconds:.0f} s")
         if git.returncode:
