@@ -59,11 +59,7 @@ class WalkSettings:
     )
 
     def filters(self) -> Filters:
-        """Return the settings with compiled patterns.
-
-        Raises:
-            UserError: A pattern is malformed.
-        """
+        """Return the settings with compiled patterns; raises UserError for a malformed one."""
         return Filters(_patterns("include", self.include), _patterns("exclude", self.exclude), self.respect_gitignore)
 
 
