@@ -35,13 +35,7 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.schemas import DOCUMENTS_FILE
 from storage.store import Store
 from storage.tables import read_columns
-from storage.tombstones import (
-    FORGETTING_LOCK,
-    Tombstone,
-    Tombstones,
-    read_tombstones,
-    write_tombstones,
-)
+from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
 from tasks.generation.prompts import SAMPLED_ID
 from tasks.ingest.segments import present_segments
 from tasks.lineage.documents import SEGMENT_STAGES, find_forgotten, find_targets, paths_of, place_digests
