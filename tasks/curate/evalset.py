@@ -62,12 +62,7 @@ def freeze_evalset(
 
 
 def copy_documents(work: Work, corpus: Corpus, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
-    """Copy the wanted documents of a corpus, with what results are told apart by; returns the digest of the rows.
-
-    Args:
-        snapshot: Paths that they lie at.
-        documents, measures: Their refined texts, and what was measured on them.
-    """
+    """Copy the wanted documents of a corpus, with what results are told apart by; returns the digest of the rows."""
     corpus.locate(tables_of(work.store, documents), DOCUMENTS_FILE, ["kind", "n_bytes"], live=documents.live)
     read = [str(work.folder(*manifest_of(work.store, ref).input_refs("documents"))) for ref in measures.refs]
     corpus.sql(
@@ -112,15 +107,8 @@ def _copied_rows(corpus: Corpus, folders: Sequence[Path]) -> Iterator[dict[str, 
         texts = {part: read_places(folders[part] / DOCUMENTS_FILE, "text", places) for part, places in listed}
         for doc_id, kind, language, method, path, part, place in corpus.rows(f"select {columns} {own} order by doc_id"):
             source = "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
-            text = texts[part].pop(place)
-            yield {
-                "doc_id": doc_id,
-                "kind": kind,
-                "language": language,
-                "source": source,
-                "method": method,
-                "text": text,
-            }
+            row = (doc_id, kind, language, source, method, texts[part].pop(place))
+            yield dict(zip(EVALSET.names, row, strict=True))
 
 
 def _grams(work: Work, corpus: Corpus, measures: RefSet) -> Hashes:

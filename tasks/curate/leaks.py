@@ -29,26 +29,15 @@ _PARAGRAPHS = pa.schema([("number", pa.int64()), ("hash", pa.uint64()), ("start"
 
 @dataclass(frozen=True)
 class SegmentSignatures:
-    """Signatures of the documents of one segment that are in use.
+    """Signatures of the documents of one segment that are in use."""
 
-    Attributes:
-        measures: Folder of the measures and signatures.
-        documents: Folder of the texts, row for row the same.
-        places: (n,) int64, the rows of the documents, rising.
-        numbers: (n,) int64, their numbers in the selection.
-    """
-
-    measures: Path
-    documents: Path
-    places: I64
-    numbers: I64
+    measures: Path  # folder of the measures and signatures
+    documents: Path  # folder of the texts, row for row the same
+    places: I64  # (n,) the rows of the documents, rising
+    numbers: I64  # (n,) their numbers in the selection
 
     def grams(self) -> Hashes:
-        """Return the 13-grams of the documents.
-
-        They are copied out of files that are mapped at each use: held open, those of a hundred segments would use up
-        the files a process may have.
-        """
+        """Return a copy of the 13-grams: a process may not hold open the files of a hundred segments."""
         return load_signatures(self.measures).gram_hashes.take(self.places)
 
     def gram_counts(self) -> I64:

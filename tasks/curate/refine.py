@@ -38,29 +38,18 @@ STAND_INS = {
 
 @dataclass(frozen=True)
 class RefineStageSettings:
-    """Changes to the texts of one segment.
+    """Changes to the texts of one segment."""
 
-    Attributes:
-        redact: kinds of personal data that give way to stand-ins.
-        cuts: digest of what is cut out of the segment's documents.
-    """
-
-    redact: tuple[str, ...]
-    cuts: str
+    redact: tuple[str, ...]  # kinds of personal data that give way to stand-ins
+    cuts: str  # digest of what is cut out of the segment's documents
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], cuts: Cuts) -> RefineStageSettings:
-        """The settings for some cuts."""
+        """Return the settings for some cuts."""
         return cls(kinds, sha256_json(sorted(cuts.items())))
 
 
-@stage(
-    "refine",
-    version=1,
-    unit="document",
-    tables={DOCUMENTS_FILE: REFINED},
-    unkeyed=("cuts",),
-)
+@stage("refine", version=1, unit="document", tables={DOCUMENTS_FILE: REFINED}, unkeyed=("cuts",))
 def refine(
     work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef, cuts: Cuts
 ) -> str:
