@@ -22,23 +22,8 @@ import re2
 from storage.errors import UserError
 from tasks.sources.ignore import Patterns
 
-EXCLUDED_FOLDERS = frozenset(
-    {
-        ".git",
-        ".hg",
-        ".mypy_cache",
-        ".nox",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".sheepfold",
-        ".svn",
-        ".tox",
-        ".venv",
-        "__pycache__",
-        "node_modules",
-        "venv",
-    }
-)
+_TOOLS = ".git .hg .mypy_cache .nox .pytest_cache .ruff_cache .sheepfold .svn .tox .venv __pycache__ node_modules venv"
+EXCLUDED_FOLDERS = frozenset(_TOOLS.split())
 EXCLUDED_REASON = "excluded folder"
 LARGEST_INTEGER = 2**63 - 1  # SQLite's integers are signed; some file systems number inodes up to 2**64.
 # A path costs time in proportion to the patterns; files in use have a few hundred lines.
