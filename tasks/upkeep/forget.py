@@ -248,8 +248,7 @@ def refuse_forgotten(store: Store, known: Collection[str]) -> None:
     Raises:
         UserError: then.
     """
-    forgotten = read_tombstones(store)
-    if forgotten.documents.keys() <= set(known):
+    if read_tombstones(store).documents.keys() <= set(known):
         return
     with store.lock(FORGETTING_LOCK):
         known_now = read_tombstones(store)  # of a forgetting that was killed they say what is still to go
@@ -329,25 +328,26 @@ def find_quotes(
     lists = [(found, *_ids_and_lines(store, found)) for found in store.manifests("prompts")]
     lines = set[str]().union(*(own for _, _, own in lists))
     outside = list(store.manifests("texts"))
-    drawn, spoken, tokenizers = _drawn(store)
+    drawn, tokenizers = _drawn(store)
     quoted: set[str] = set()
-    samples: dict[str, set[str]] = {key: set() for key in drawn}
+    samples: dict[str, set[str]] = {}
     grams = [np.empty(0, np.uint64)]
     for text in _texts(store, refs, forgotten) if lines or outside or drawn else ():
         line, letters = _line(text), _letters(text)
         quoted |= {one for one in lines - quoted if one in line}
         # a sample's prompt is what its tokeniser gave back of a document: what that does not know is missing from it
         read = {digest: _letters(one.decode(one.encode([text])[0].tolist())) for digest, one in tokenizers.items()}
-        for key, prompts in drawn.items():
-            forms = (letters, read.get(spoken[key], ""))
-            samples[key] |= {prompt for prompt in prompts - samples[key] if _stands(prompt, line, forms)}
+        for key, tokenizer, prompt in list(drawn):
+            if _stands(prompt, line, (letters, read.get(tokenizer, ""))):
+                drawn.remove((key, tokenizer, prompt))
+                samples.setdefault(key, set()).add(prompt)
         if outside:
             grams.append(gram_hashes([text]).values)
     known = np.unique(np.concatenate(grams))
     names = {doc_id[:SAMPLED_ID] for doc_id in forgotten.documents}
     quoting = [found for found, ids, own in lists if ids & names or own & quoted]
     quoting += [found for found in outside if _holds(store, found, forgotten, known)]
-    return quoting, {key: prompts for key, prompts in samples.items() if prompts}
+    return quoting, samples
 
 
 def _texts(store: Store, refs: Iterable[ArtifactRef], forgotten: Tombstones) -> Iterator[str]:
@@ -372,19 +372,18 @@ def _is_long(line: str) -> bool:
     return letters >= QUOTING_LETTERS or len(line.split()) >= QUOTING_WORDS
 
 
-def _drawn(store: Store) -> tuple[dict[str, set[str]], dict[str, str], dict[str, Tokenizer]]:
-    """Return prompts of samples and the digest of the tokeniser's file by training, and the tokenisers by digest."""
-    drawn: dict[str, set[str]] = {}
-    spoken: dict[str, str] = {}
+def _drawn(store: Store) -> tuple[set[tuple[str, str, str]], dict[str, Tokenizer]]:
+    """Return key of the training, digest of the tokeniser and prompt of each sample; and the tokenisers by digest."""
+    drawn: set[tuple[str, str, str]] = set()
     tokenizers: dict[str, Tokenizer] = {}
     for training in store.manifests(TRAIN):
         folder = store.folder(training.ref)
         if prompts := {sample.prompt for sample in read_notes(folder).samples}:
             digest = next((entry.sha256 for entry in training.files if entry.name == TOKENIZER_FILE), "")
-            drawn[training.key], spoken[training.key] = prompts, digest
+            drawn |= {(training.key, digest, prompt) for prompt in prompts}
             if digest and digest not in tokenizers:
                 tokenizers[digest] = load_tokenizer(folder / TOKENIZER_FILE)
-    return drawn, spoken, tokenizers
+    return drawn, tokenizers
 
 
 def _stands(prompt: str, line: str, forms: Iterable[str]) -> bool:
