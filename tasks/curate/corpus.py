@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from storage.catalog import literal_path, quoted
 from storage.lineage import manifest_of, segment_of
@@ -215,6 +214,7 @@ def parquet(path: Path) -> str:
 
 def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[str]:
     """Return the ids of the kept documents; only of one side of the split when given."""
-    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "split", "kept"])
-    rows = rows.filter(rows["kept"]).to_pylist()
-    return {row["doc_id"] for row in rows if split in ("", row["split"])}
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(curated), split)
+        (doc_ids,) = corpus.columns("select doc_id from wanted")
+    return set(doc_ids.tolist())

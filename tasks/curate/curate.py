@@ -53,7 +53,7 @@ RANK = "ocr_share, n_bytes desc, doc_id"
 # Place of a text in [0, 1), evenly spread and fixed for ever.
 _HASH_SHARE = "('0x' || left(sha256($salt || chr(0) || text_sha256), 16))::ubigint / 18446744073709551616::double"
 
-_CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64())])
+_CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64()), ("code", pa.string())])
 
 Segments = Callable[[str], Iterable[SegmentSignatures]]
 
@@ -201,10 +201,8 @@ def _cut_evaluation_text(corpus: Corpus, segments: Segments, evaluation: Path, s
         if share > settings.max_evaluation_share:
             mostly.append({"number": number, "share": share})
         else:
-            cuts += [{"number": number, "start": start, "length": length} for start, length in spans]
-    corpus.insert(
-        "cuts", pa.Table.from_pylist(cuts, _CUTS).append_column("code", pa.repeat("evaluation_set", len(cuts)))
-    )
+            cuts += [dict(zip(_CUTS.names, (number, *span, "evaluation_set"), strict=True)) for span in spans]
+    corpus.insert("cuts", pa.Table.from_pylist(cuts, _CUTS))
     reason = f"of it stands in an evaluation set, more than {settings.max_evaluation_share:.0%}"
     _refuse_shares(corpus, pa.Table.from_pylist(mostly, SHARES), "evaluation_set", reason)
 

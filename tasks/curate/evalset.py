@@ -17,7 +17,7 @@ from storage import schemas
 from storage.digest import list_digest
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE, SELECTION_FILE
+from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_places, stream_rows, write_table
 from tasks.core.stage import NoSettings, Work, stage
@@ -34,11 +34,11 @@ FOLDERS = 2  # of a path say where a document comes from; the first is the sourc
 
 def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) -> bool:
     """Return True if the training side holds a document of a frozen evaluation set."""
-    selection, frozen = store.folder(curated) / SELECTION_FILE, store.folder(evalset) / DOCUMENTS_FILE
-    trained = f"from {parquet(selection)} where kept and split = 'train' and doc_id in (select doc_id from frozen)"
+    frozen = parquet(store.folder(evalset) / DOCUMENTS_FILE)
     with Corpus() as corpus:
-        corpus.sql(f"create view frozen as from {parquet(frozen)}")
-        return bool(corpus.sql(f"select exists({trained})").fetchall()[0][0])
+        corpus.want_kept(store.folder(curated), "train")
+        ((found,),) = corpus.sql(f"select exists(from wanted semi join {frozen} using (doc_id))").fetchall()
+    return bool(found)
 
 
 @stage("evalset", version=3, tables={DOCUMENTS_FILE: EVALSET}, pinned=True)

@@ -52,11 +52,7 @@ def evalset_leaks(
 def _list_trained(
     corpus: Corpus, curated: Path, overlaps: Sequence[Path], live: Sequence[Collection[str]] | None
 ) -> None:
-    """Make the tables `trained` of training documents that share 13-grams with the set, and `runs` of all such grams.
-
-    Args:
-        live: Documents that are read in each segment; None for all.
-    """
+    """Make the tables `trained` of training documents that share 13-grams with the set, and `runs` of these grams."""
     rows = corpus.rows_of(list(map(str, overlaps)), schemas.OVERLAP_FILE, schemas.EVALSET_OVERLAP, live)
     corpus.sql(
         f"create view selection as from {parquet(curated / schemas.SELECTION_FILE)}; "

@@ -83,19 +83,15 @@ def contained(
     turns = 1 + int(own_counts.sum()) // grams_at_once if grams_at_once else 1
     own_hits, hits = list[I64](), list[I64]()
     for turn in range(turns):
-        numbers, counts = [none], [none]
-
-        def blocks(turn: int = turn, numbers: list[I64] = numbers, counts: list[I64] = counts) -> Iterator[Hashes]:
-            for segment in trained():
-                numbers.append(segment.numbers)
-                counts.append(segment.gram_counts())
-                yield _share_of(segment.grams(), turn, turns)
-
         own = joined([_share_of(segment.grams(), turn, turns) for segment in held_out])
-        own_found, found = shared_grams(own, blocks())
+        own_found, found = shared_grams(own, (_share_of(segment.grams(), turn, turns) for segment in trained()))
         own_hits.append(own_found)
         hits.append(np.concatenate([none, *found]))
     own_numbers = np.concatenate([none, *(segment.numbers for segment in held_out)])
+    numbers, counts = [none], [none]
+    for segment in trained():
+        numbers.append(segment.numbers)
+        counts.append(segment.gram_counts())
     return (
         _above(limit, own_numbers, judged_share(np.sum(own_hits, axis=0), own_counts)),
         _above(limit, np.concatenate(numbers), judged_share(np.sum(hits, axis=0), np.concatenate(counts))),
