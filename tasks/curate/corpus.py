@@ -124,6 +124,8 @@ class Corpus:
     ) -> str:
         """Return SQL for all rows of a per-segment table, with `part` (number of its folder) and `place` (row in it).
 
+        It is to be run before rows of other live documents are asked for.
+
         Args:
             folders: One may stand for several segments with the same documents.
             name: File name of the table in each of them.
@@ -183,19 +185,25 @@ class Corpus:
         """
         schema = pa.schema([(column, pa.null()) for column in ("doc_id", *columns)])
         rows = self.rows_of([table.folder for table in tables], name, schema, live)
-        chosen = "row_number() over (partition by found.doc_id order by part) = 1"
-        if live is None:
-            segments = ", ".join(quoted(table.segment) for table in tables)
-            noted = f"([{segments}]::varchar[])[part + 1]"
-            chosen = f"count(*) over (partition by found.doc_id) = 1 or wanted.segment = {noted}"
         more = "".join(f', found."{column}"' for column in columns)
         self.sql(
             f"create or replace table located as select found.doc_id, part, place{more} from {rows} as found "
-            f"join wanted on wanted.doc_id = found.doc_id qualify {chosen}"
+            "join wanted on wanted.doc_id = found.doc_id"
         )
+        # no window, which would need more memory than it is given
+        if live is None:
+            segments = ", ".join(quoted(table.segment) for table in tables)
+            self.sql(
+                "delete from located using wanted where wanted.doc_id = located.doc_id "
+                f"and ([{segments}]::varchar[])[part + 1] <> wanted.segment "
+                "and located.doc_id in (select doc_id from located group by all having count(*) > 1)"
+            )
+        else:
+            first = "select doc_id, min(part) from located group by all"
+            self.sql(f"delete from located where (doc_id, part) not in ({first})")
         misplaced = self.sql(
-            "select wanted.doc_id from wanted left join located using (doc_id) "
-            "group by all having count(part) <> 1 order by all limit 1"
+            "select doc_id from wanted anti join located using (doc_id) union all "
+            "select doc_id from located group by all having count(*) > 1 order by all limit 1"
         )
         for (doc_id,) in misplaced.fetchall():
             ((n_found,),) = self.sql(
