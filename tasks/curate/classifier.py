@@ -73,22 +73,13 @@ class ExamplesError(UserError):
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of one side.
+    """The examples of one side."""
 
-    Attributes:
-        texts: normalised, distinct, in the order of their hashes; at most the first `READ_CHARS` characters of each.
-        repeated: how many more were equal, or nearly equal, to one of them: on both sides of a cross-validation they
-            would make the classifier look better than it is.
-        empty: how many held no text.
-        left_out: how many were beyond `MAX_EXAMPLES` or `MAX_CHARS`.
-        places: hash of each distinct text, and where it was first found.
-    """
-
-    texts: list[str]
-    repeated: int
-    empty: int
-    left_out: int
-    places: dict[bytes, str]
+    texts: list[str]  # normalised, distinct, in the order of their hashes; the first `READ_CHARS` characters of each
+    repeated: int  # equal, or nearly equal, to one of them: in a cross-validation they would flatter the classifier
+    empty: int  # without text
+    left_out: int  # beyond `MAX_EXAMPLES` or `MAX_CHARS`
+    places: dict[bytes, str]  # hash of each distinct text, and where it was first found
 
 
 def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from os.path import splitext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.sources.address import DocumentsSource, Source, WalkSettings
@@ -46,8 +46,6 @@ create table if not exists digest (
 ) without rowid
 """
 _SELECT = "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest"
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -217,33 +215,30 @@ class HashMemo:
         """
         locations = {os.fsencode(location): location for location in states}
         query = f"{_SELECT} where path in ({','.join('?' * len(locations))})"
-        rows: list[Any] = self._use(lambda memo: memo.execute(query, list(locations)).fetchall(), otherwise=[])
+        rows = self._use(lambda memo: memo.execute(query, list(locations)))
         found = ((locations[path], tuple(state), sha256) for path, *state, sha256 in rows)
         return {location: sha256 for location, state, sha256 in found if state == states[location]}
 
     def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
         """Remember many digests, by location, in one transaction."""
         rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
-        query = "insert or replace into digest values (?, ?, ?, ?, ?, ?)"
-        self._use(lambda memo: memo.executemany(query, rows).rowcount, otherwise=0)
+        self._use(lambda memo: memo.executemany("insert or replace into digest values (?, ?, ?, ?, ?, ?)", rows))
 
-    def _use(self, action: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
-        """Run an action on the memo, in one transaction; return `otherwise` where the memo cannot be used."""
+    def _use(self, query: Callable[[sqlite3.Connection], sqlite3.Cursor]) -> list[Any]:
+        """Return the rows of a query on the memo, in one transaction; none where the memo cannot be used."""
         for _ in range(2):
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as memo, memo:
                     memo.execute(_SCHEMA)
                     memo.execute(_SELECT + " limit 1").fetchone()
-                    return action(memo)
-            except (sqlite3.OperationalError, OSError):
-                # Locked for long, a full disk, a folder that cannot be written.
-                return otherwise
-            except sqlite3.DatabaseError:
-                # Damaged, or no database at all.
+                    return query(memo).fetchall()
+            except (sqlite3.OperationalError, OSError):  # locked for long, a full disk, a folder without rights
+                return []
+            except sqlite3.DatabaseError:  # damaged, or no database at all
                 with contextlib.suppress(OSError):
                     self._path.unlink(missing_ok=True)
-        return otherwise
+        return []
 
 
 def digest_files(files: Iterable[WalkedFile], memo: HashMemo) -> Iterator[tuple[WalkedFile, str | OSError | None]]:
