@@ -27,18 +27,15 @@ from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store, Workspace
 from storage.tables import TableWriter, read_rows, stream_rows, union_digest, write_table
 from storage.tombstones import FORGOTTEN, Tombstones
+from tasks.curate.curate import curate
 from tasks.curate.evalset import load_grams
 from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import is_doubtful
+from tasks.ingest.snapshot import snapshot
 from tasks.lineage.documents import SEGMENT_STAGES
 from tasks.training.telemetry import JOURNAL_FILE, read_notes
 
-SELECTION_TABLES = {
-    schemas.SELECTION_FILE: schemas.SELECTION,
-    schemas.DROPPED_FILE: schemas.DROPPED,
-    schemas.CUTS_FILE: schemas.CUTS,
-}
-TRIMMED = {"curate": SELECTION_TABLES, "ablate": SELECTION_TABLES, "snapshot": {schemas.FILES_FILE: schemas.FILES}}
+TRIMMED = {"curate": curate.facts.tables, "ablate": curate.facts.tables, "snapshot": snapshot.facts.tables}
 # the tables that name documents, of stages whose artefacts are rewritten or trimmed
 NAMING = {
     **dict.fromkeys(SEGMENT_STAGES, (schemas.EXTRACTS_FILE,)),

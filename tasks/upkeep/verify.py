@@ -258,10 +258,10 @@ def check_sequences(store: Store, state: State) -> Check:
         rows = table.filter(pc.equal(table["split"], split))
         check.checked += len(rows)
         n_sequences = len(load_index(folder, split))
-        for problem in _problems(documents, rows, [shard.key for shard in shards], record, split, n_sequences):
-            check.problems.append(f"dataset {ref.key[:12]}, {split}: {problem}")
-    for problem in _group_problems(record, load_index(folder, "train").labels, manifest.counts):
-        check.problems.append(f"dataset {ref.key[:12]}: {problem}")
+        found = _problems(documents, rows, [shard.key for shard in shards], record, split, n_sequences)
+        check.problems += [f"dataset {ref.key[:12]}, {split}: {problem}" for problem in found]
+    found = _group_problems(record, load_index(folder, "train").labels, manifest.counts)
+    check.problems += [f"dataset {ref.key[:12]}: {problem}" for problem in found]
     return check
 
 
