@@ -73,22 +73,13 @@ class ExamplesError(UserError):
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of one side.
+    """The examples of one side."""
 
-    Attributes:
-        texts: normalised, distinct, in the order of their hashes; at most the first `READ_CHARS` characters of each.
-        repeated: how many more were equal, or nearly equal, to one of them: on both sides of a cross-validation they
-            would make the classifier look better than it is.
-        empty: how many held no text.
-        left_out: how many were beyond `MAX_EXAMPLES` or `MAX_CHARS`.
-        places: hash of each distinct text, and where it was first found.
-    """
-
-    texts: list[str]
-    repeated: int
-    empty: int
-    left_out: int
-    places: dict[bytes, str]
+    texts: list[str]  # normalised, distinct, in the order of their hashes; the first `READ_CHARS` characters of each
+    repeated: int  # equal, or nearly equal, to one of them: in a cross-validation they would flatter the classifier
+    empty: int  # without text
+    left_out: int  # beyond `MAX_EXAMPLES` or `MAX_CHARS`
+    places: dict[bytes, str]  # hash of each distinct text, and where it was first found
 
 
 def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
@@ -111,10 +102,6 @@ def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
 
 def file_identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
     """Return what identifies the examples of one side: for each file how it is read and its sha256, sorted.
-
-    Args:
-        side: `good` or `bad`, for messages.
-        paths: files and folders.
 
     Raises:
         ExamplesError: if one is not there, or is nothing that can be read.
@@ -185,7 +172,6 @@ def refuse_shared(good: Examples, bad: Examples) -> None:
 
 
 def _within_limits(texts: dict[bytes, str]) -> dict[bytes, str]:
-    """The texts of the lowest hashes, as many as the limits allow."""
     chosen: dict[bytes, str] = {}
     chars = 0
     for digest in sorted(texts)[:MAX_EXAMPLES]:
@@ -212,7 +198,6 @@ def _form(side: str, path: Path) -> str:
 
 
 def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, str]]:
-    """Yield the place of each text of a file, and the text."""
     form = _form(side, path)
     if form == TEXT:
         with path.open("rb") as handle:
@@ -220,13 +205,13 @@ def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, s
         return
     try:
         for row in read_rows(Table(path, form), _text_column if form == PARQUET else None):
-            text = ""
             try:
                 text = row.text(_COLUMN, empty=True)
             except ExtractionProblem as problem:
                 if problem.code != "empty":
                     refused.add(path, problem)
                     continue
+                text = ""
             yield f"{path}, {row.place}", text
     except ExtractionProblem as problem:
         raise ExamplesError(f"classifier.{side}: {path}: {problem.reason}; {_POSSIBLE}") from problem
@@ -343,22 +328,14 @@ def score_texts(texts: Sequence[str], weights: F64) -> F64:
 
 @dataclass(frozen=True)
 class ClassifierStageSettings:
-    """Identity of the examples.
-
-    Attributes:
-        good, bad: how each file is read, and its digest; sorted.
-    """
+    """Identity of the examples: how each file is read, and its digest; sorted."""
 
     good: tuple[str, ...]
     bad: tuple[str, ...]
 
     @classmethod
     def of(cls, good: Sequence[Path], bad: Sequence[Path]) -> ClassifierStageSettings:
-        """Return what of the examples goes into the stage's key.
-
-        Raises:
-            ExamplesError: if one is not there, or is nothing that can be read.
-        """
+        """Return what of the examples goes into the stage's key; raises what `file_identities` raises."""
         return cls(file_identities("good", good), file_identities("bad", bad))
 
 
@@ -410,8 +387,7 @@ def score(work: Work, settings: NoSettings, *, documents: ArtifactRef, classifie
     """Score the documents of one segment: the probability that each is good."""
     source = work.folder(documents) / DOCUMENTS_FILE
     weights = work.folder(classifier) / WEIGHTS_FILE
-    size = unpacked_size(source)
-    made = work.in_subprocess(score_segment, size, source=source, weights=weights, out=work.out)
+    made = work.in_subprocess(score_segment, unpacked_size(source), source=source, weights=weights, out=work.out)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     return str(made["digest"])
 

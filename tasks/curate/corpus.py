@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from storage.catalog import literal_path, quoted
 from storage.lineage import manifest_of, segment_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import FILES_FILE, SELECTION_FILE
 from storage.store import Store, StoreError
-from storage.tables import stream_rows, write_batches
+from storage.tables import write_batches
 
 if TYPE_CHECKING:
     import duckdb
@@ -116,26 +115,43 @@ class Corpus:
         self.sql(f"insert into {name} select * from fresh_rows")
         self.connection.unregister("fresh_rows")
 
-    def rows_of(self, folders: Sequence[str], name: str, schema: pa.Schema) -> str:
+    def rows_of(
+        self,
+        folders: Sequence[str],
+        name: str,
+        schema: pa.Schema,
+        live: Sequence[Collection[str]] | None = None,
+    ) -> str:
         """Return SQL for all rows of a per-segment table, with `part` (number of its folder) and `place` (row in it).
+
+        It is to be run before rows of other live documents are asked for.
 
         Args:
             folders: One may stand for several segments with the same documents.
             name: File name of the table in each of them.
             schema: What it is if there are no folders.
+            live: For each folder, the documents that are read in it; None for all.
         """
-        paths = [str(Path(folder) / name) for folder in folders]
-        if not paths:
+        if not folders:
+            self.sql(f'drop table if exists "no {name}"')
             self.insert(f'"no {name}"', schema.empty_table())
             return f'(select 0 as part, 0 as place, * from "no {name}")'
-        numbers = pa.array(range(len(paths)), pa.int32())
-        self.insert(f'"parts of {name}"', pa.table([numbers, pa.array(paths)], ["part", "path"]))
-        source = ", ".join(quoted(literal_path(Path(path))) for path in dict.fromkeys(paths))
-        return (
+        paths = [Path(folder) / name for folder in folders]
+        source = ", ".join(quoted(literal_path(path)) for path in dict.fromkeys(paths))
+        numbered = ", ".join(f"({part}, {quoted(str(path))})" for part, path in enumerate(paths))
+        rows = (
             "(select part, file_row_number as place, found.* exclude (filename, file_row_number) "
             f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
-            f'join "parts of {name}" as parts on parts.path = found.filename)'
+            f"join (values {numbered}) as parts(part, path) on parts.path = found.filename)"
         )
+        if live is None:
+            return rows
+        self.sql("create or replace table live (doc_id varchar, part int)")
+        for part, doc_ids in enumerate(live):
+            self.insert(
+                "live", pa.table([pa.array(doc_ids, pa.string()), pa.repeat(part, len(doc_ids))], ["doc_id", "part"])
+            )
+        return f"(from {rows} semi join live using (doc_id, part))"
 
     def want_live(self, snapshot: Path) -> None:
         """Want the live documents of a snapshot, with the segments and the licences noted there."""
@@ -167,64 +183,36 @@ class Corpus:
         Raises:
             StoreError: If a document lies in none of them, or in several none of which is the noted one.
         """
-        parts = [(n, table.segment, str(Path(table.folder) / name)) for n, table in enumerate(tables)]
-        numbers, segments, paths = zip(*parts, strict=True) if parts else ((), (), ())
-        listed = pa.table(
-            [pa.array(numbers, pa.int32()), pa.array(segments, pa.string()), pa.array(paths, pa.string())],
-            ["part", "segment", "path"],
-        )
-        self.sql("drop table if exists located; drop table if exists parts")
-        self.insert("parts", listed)
+        schema = pa.schema([(column, pa.null()) for column in ("doc_id", *columns)])
+        rows = self.rows_of([table.folder for table in tables], name, schema, live)
         more = "".join(f', found."{column}"' for column in columns)
-        if parts:
-            source = ", ".join(quoted(literal_path(Path(path))) for path in dict.fromkeys(paths))
+        self.sql(
+            f"create or replace table located as select found.doc_id, part, place{more} from {rows} as found "
+            "join wanted on wanted.doc_id = found.doc_id"
+        )
+        # no window, which would need more memory than it is given
+        if live is None:
+            segments = ", ".join(quoted(table.segment) for table in tables)
             self.sql(
-                f"create table located as select wanted.doc_id, part, file_row_number as place{more} "
-                f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
-                "join parts on parts.path = found.filename join wanted on wanted.doc_id = found.doc_id"
+                "delete from located using wanted where wanted.doc_id = located.doc_id "
+                f"and ([{segments}]::varchar[])[part + 1] <> wanted.segment "
+                "and located.doc_id in (select doc_id from located group by all having count(*) > 1)"
             )
         else:
-            none = "".join(f', null as "{column}"' for column in columns)
-            self.sql(f"create table located as select doc_id, 0 as part, 0 as place{none} from wanted limit 0")
-        if live is not None:
-            self._keep_live(live)
-        else:
-            self._keep_noted(len(parts))
-        lost = "select min(doc_id) from wanted where doc_id not in (select doc_id from located)"
-        (missing,) = self.sql(lost).fetchall()[0]
-        if missing is not None:
-            raise _misplaced(missing, 0, len(parts))
-
-    def list_live(self, live: Sequence[Collection[str]]) -> None:
-        """Make the table `live` of the documents that are read in each of several tables, by `doc_id` and `part`."""
-        self.sql("create or replace table live (doc_id varchar, part int)")
-        for number, names in enumerate(live):
-            rows = pa.table(
-                {"doc_id": pa.array(names, pa.string()), "part": pa.repeat(pa.scalar(number, pa.int32()), len(names))}
+            first = "select doc_id, min(part) from located group by all"
+            self.sql(f"delete from located where (doc_id, part) not in ({first})")
+        misplaced = self.sql(
+            "select doc_id from wanted anti join located using (doc_id) union all "
+            "select doc_id from located group by all having count(*) > 1 order by all limit 1"
+        )
+        for (doc_id,) in misplaced.fetchall():
+            ((n_found,),) = self.sql(
+                f"select count(*) from {rows} where doc_id = $doc_id", {"doc_id": doc_id}
+            ).fetchall()
+            raise StoreError(
+                f"document {doc_id} lies in {n_found} of the {len(tables)} segments in use, expected one: "
+                "compute the listing again with `--refresh snapshot,curate`"
             )
-            self.insert("live", rows)
-
-    def _keep_live(self, live: Sequence[Collection[str]]) -> None:
-        self.list_live(live)
-        self.sql(
-            "create or replace table live as select doc_id, min(part) as part from live "
-            "join located using (doc_id, part) group by doc_id; "
-            "delete from located where (doc_id, part) not in (from live); drop table live"
-        )
-
-    def _keep_noted(self, n_tables: int) -> None:
-        self.sql(
-            "create or replace table doubtful as select doc_id, count(*) as n from located group by all having n > 1; "
-            "delete from located using doubtful, parts, wanted where located.doc_id = doubtful.doc_id "
-            "and located.part = parts.part and wanted.doc_id = located.doc_id and parts.segment <> wanted.segment"
-        )
-        left = self.sql(
-            "select doc_id, n from doubtful left join located using (doc_id) "
-            "group by all having count(located.part) <> 1 order by doc_id limit 1"
-        )
-        for doc_id, n in left.fetchall():
-            raise _misplaced(doc_id, n, n_tables)
-        self.sql("drop table doubtful")
 
 
 def parquet(path: Path) -> str:
@@ -232,37 +220,9 @@ def parquet(path: Path) -> str:
     return f"read_parquet({quoted(literal_path(path))})"
 
 
-def _misplaced(doc_id: str, n_found: int, n_tables: int) -> StoreError:
-    return StoreError(
-        f"document {doc_id} lies in {n_found} of the {n_tables} segments in use, expected one: "
-        "compute the listing again with `--refresh snapshot,curate`"
-    )
-
-
 def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[str]:
     """Return the ids of the kept documents; only of one side of the split when given."""
-    rows = pq.read_table(store.folder(curated) / SELECTION_FILE, columns=["doc_id", "split", "kept"])
-    rows = rows.filter(rows["kept"]).to_pylist()
-    return {row["doc_id"] for row in rows if split in ("", row["split"])}
-
-
-def kept_rows(
-    store: Store, curated: ArtifactRef, split: str, tables: RefSet, name: str, columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the kept documents of one side of the split, table by table.
-
-    Args:
-        tables: Per-segment artefacts; the same document may lie in several, one of which is the live one.
-        name: File name of the table in each of them.
-
-    Raises:
-        StoreError: If a document lies in none of them, or in several none of which is the noted one.
-    """
     with Corpus() as corpus:
         corpus.want_kept(store.folder(curated), split)
-        corpus.locate(tables_of(store, tables), name, live=tables.live)
-        part, doc_id = corpus.columns("select part, doc_id from located")
-    for number, ref in enumerate(tables.refs):
-        wanted = set(doc_id[part == number].tolist())
-        if wanted:
-            yield from (row for row in stream_rows(store.folder(ref) / name, columns) if row["doc_id"] in wanted)
+        (doc_ids,) = corpus.columns("select doc_id from wanted")
+    return set(doc_ids.tolist())

@@ -25,26 +25,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from storage import schemas
 from storage.digest import list_digest, sha256_json, sorted_rows_digest
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import (
-    CLUSTERS_FILE,
-    CUTS,
-    CUTS_FILE,
-    DOCUMENTS_FILE,
-    DROPPED,
-    DROPPED_FILE,
-    GRAMS_FILE,
-    MEASURES,
-    MEASURES_FILE,
-    PAIRS_FILE,
-    SCORES,
-    SCORES_FILE,
-    SELECTION,
-    SELECTION_FILE,
-)
 from storage.store import StoreError
 from storage.tables import stream_rows, unpacked_size
 from tasks.core.stage import Work, stage
@@ -68,7 +53,7 @@ RANK = "ocr_share, n_bytes desc, doc_id"
 # Place of a text in [0, 1), evenly spread and fixed for ever.
 _HASH_SHARE = "('0x' || left(sha256($salt || chr(0) || text_sha256), 16))::ubigint / 18446744073709551616::double"
 
-_CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64())])
+_CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64()), ("code", pa.string())])
 
 Segments = Callable[[str], Iterable[SegmentSignatures]]
 
@@ -88,7 +73,11 @@ class CurationSettings:
 @stage(
     "curate",
     version=3,
-    tables={SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS},
+    tables={
+        schemas.SELECTION_FILE: schemas.SELECTION,
+        schemas.DROPPED_FILE: schemas.DROPPED,
+        schemas.CUTS_FILE: schemas.CUTS,
+    },
 )
 def curate(
     work: Work,
@@ -108,7 +97,7 @@ def curate(
     measured = matching_folders(work.store, documents, measures)
     made = work.in_subprocess(
         select_documents,
-        sum(unpacked_size(Path(folder) / MEASURES_FILE) for folder in measured),
+        sum(unpacked_size(Path(folder) / schemas.MEASURES_FILE) for folder in measured),
         snapshot=work.folder(snapshot),
         tables=tables_of(work.store, documents),
         measured=measured,
@@ -141,24 +130,20 @@ def select_documents(
     """Write what is kept, dropped and cut; returns counts and a digest.
 
     Args:
-        snapshot: Folder of the files.
         tables: Segments and folders of the documents.
-        measured: Folder of measures and signatures for each of them.
-        scored: Folder of the classifier's scores for each of them; empty where there is none.
-        duplicates: Folder of near pairs and clusters.
-        evaluation: Folder of the 13-grams of evaluation sets.
-        out: Folder for the tables.
+        measured, scored: For each of them the folder of its measures and signatures, and of its scores; no scores
+            where there is no classifier.
         spill: Folder for temporary files.
         memory_bytes: Memory of queries.
     """
     chosen = settings.curate
     with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
-        corpus.locate(tables, DOCUMENTS_FILE, ["text_sha256", "n_bytes", "ocr_share"])
-        _list_candidates(corpus, measured, scored, parquet(duplicates / CLUSTERS_FILE), settings.policy)
+        corpus.locate(tables, schemas.DOCUMENTS_FILE, ["text_sha256", "n_bytes", "ocr_share"])
+        _list_candidates(corpus, measured, scored, parquet(duplicates / schemas.CLUSTERS_FILE), settings.policy)
         segments = partial(_segments, corpus, tables, measured)
         _cut_evaluation_text(corpus, segments, evaluation, chosen)
-        refuse_duplicates(corpus, parquet(duplicates / PAIRS_FILE), chosen.near_duplicates == "drop")
+        refuse_duplicates(corpus, parquet(duplicates / schemas.PAIRS_FILE), chosen.near_duplicates == "drop")
         _split_without_leaks(corpus, segments, chosen, memory_bytes // GRAM_BYTES)
         if chosen.paragraphs == "cut":
             _cut_paragraphs(corpus, segments)
@@ -170,9 +155,9 @@ def select_documents(
 def _list_candidates(
     corpus: Corpus, measured: Sequence[str], scored: Sequence[str], clusters: str, policy: PolicySettings
 ) -> None:
-    """Make the tables `candidates` and `refused`: the live documents, and those that the policy refuses."""
-    measures = corpus.rows_of(measured, MEASURES_FILE, MEASURES)
-    scores = corpus.rows_of(scored, SCORES_FILE, SCORES)
+    """Make the tables `candidates` and `refused`."""
+    measures = corpus.rows_of(measured, schemas.MEASURES_FILE, schemas.MEASURES)
+    scores = corpus.rows_of(scored, schemas.SCORES_FILE, schemas.SCORES)
     found = corpus.sql(
         f"select distinct licence from (select licence from {measures} union select licence from wanted)"
     )
@@ -211,15 +196,13 @@ def _segments(
 def _cut_evaluation_text(corpus: Corpus, segments: Segments, evaluation: Path, settings: CurateSettings) -> None:
     """Refuse documents that are mostly text of an external evaluation set, and cut it out of the others."""
     cuts, mostly = [], []
-    grams = np.load(evaluation / GRAMS_FILE, mmap_mode="r", allow_pickle=False)
+    grams = np.load(evaluation / schemas.GRAMS_FILE, mmap_mode="r", allow_pickle=False)
     for number, spans, share in evaluation_overlaps(segments("from in_use"), grams) if len(grams) else ():
         if share > settings.max_evaluation_share:
             mostly.append({"number": number, "share": share})
         else:
-            cuts += [{"number": number, "start": start, "length": length} for start, length in spans]
-    corpus.insert(
-        "cuts", pa.Table.from_pylist(cuts, _CUTS).append_column("code", pa.repeat("evaluation_set", len(cuts)))
-    )
+            cuts += [dict(zip(_CUTS.names, (number, *span, "evaluation_set"), strict=True)) for span in spans]
+    corpus.insert("cuts", pa.Table.from_pylist(cuts, _CUTS))
     reason = f"of it stands in an evaluation set, more than {settings.max_evaluation_share:.0%}"
     _refuse_shares(corpus, pa.Table.from_pylist(mostly, SHARES), "evaluation_set", reason)
 
@@ -256,11 +239,8 @@ def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
         "group by text_sha256) using (text_sha256) "
         "join candidates kept on kept.number = best where in_use.number > best"
     )
-    if drop_near:
-        _refuse_near(corpus, near_pairs)
-
-
-def _refuse_near(corpus: Corpus, near_pairs: str) -> None:
+    if not drop_near:
+        return
     corpus.sql(
         "create table near as select least(ours.number, theirs.number) as first, greatest(ours.number, theirs.number) "
         f"as second, similarity from {near_pairs} as pair join candidates one on one.doc_id = pair.doc_id "
@@ -309,9 +289,9 @@ def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
 
 
 def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings, grams_at_once: int) -> None:
-    """Split the clusters, and refuse documents that stand on the other side.
+    """Split the clusters, and refuse documents that stand on the other side: those of validation first.
 
-    Validation documents give way first. If none would be left, other clusters are tried, in the order of their hashes.
+    If none of these would be left, other clusters are tried, in the order of their hashes.
     """
 
     def leaks() -> tuple[int, pa.Table, pa.Table]:
@@ -362,13 +342,15 @@ def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
         "left join clusters using (cluster) left join held_out using (cluster)"
     )
     cuts = "select doc_id, start, length, code as reason_code from cuts join candidates using (number) order by all"
+    rows = "select * exclude (reason_code, reason) from selected order by doc_id"
+    dropped = "select doc_id, reason_code, reason from selected where not kept order by doc_id"
     counts = {
-        "rows": corpus.write(out / SELECTION_FILE, SELECTION, _ordered("selected", SELECTION)),
-        "dropped": corpus.write(out / DROPPED_FILE, DROPPED, _ordered("selected where not kept", DROPPED)),
-        "cuts": corpus.write(out / CUTS_FILE, CUTS, cuts),
+        "rows": corpus.write(out / schemas.SELECTION_FILE, schemas.SELECTION, rows),
+        "dropped": corpus.write(out / schemas.DROPPED_FILE, schemas.DROPPED, dropped),
+        "cuts": corpus.write(out / schemas.CUTS_FILE, schemas.CUTS, cuts),
     }
     for side in ("train", "validation"):
-        (counts[side],) = corpus.sql(f"select count(*) from selected where kept and split = '{side}'").fetchall()[0]
+        ((counts[side],),) = corpus.sql(f"select count(*) from selected where kept and split = '{side}'").fetchall()
     # where a document lies is not part of what was selected
     content = sorted_rows_digest(
         corpus.rows(
@@ -376,12 +358,8 @@ def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
             "licence)::varchar) from selected order by doc_id"
         )
     )
-    cut_rows = (dict(zip(CUTS.names, row, strict=True)) for row in corpus.rows(cuts))
+    cut_rows = (dict(zip(schemas.CUTS.names, row, strict=True)) for row in corpus.rows(cuts))
     return {"counts": counts, "digest": list_digest(cut_rows, content)}
-
-
-def _ordered(table: str, schema: pa.Schema) -> str:
-    return f"select {', '.join(schema.names)} from {table} order by doc_id"
 
 
 def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:
@@ -420,6 +398,6 @@ def cuts_of(run: Run, curated: ArtifactRef, live: Sequence[Collection[str]]) -> 
     if not chosen.made:
         return [{} for _ in live]
     cuts: Cuts = {}
-    for row in stream_rows(run.store.folder(chosen) / CUTS_FILE, ["doc_id", "start", "length"]):
+    for row in stream_rows(run.store.folder(chosen) / schemas.CUTS_FILE, ["doc_id", "start", "length"]):
         cuts.setdefault(row["doc_id"], []).append((row["start"], row["length"]))
     return [{doc_id: spans for doc_id, spans in cuts.items() if doc_id in own} if cuts else {} for own in live]

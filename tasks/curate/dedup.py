@@ -14,16 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage import schemas
 from storage.digest import list_digest, sha256_json, sorted_rows_digest
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import (
-    CLUSTERS,
-    CLUSTERS_FILE,
-    DOCUMENTS_FILE,
-    NEAR_PAIRS,
-    PAIRS_FILE,
-    VERIFIED_PAIRS,
-)
 from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
@@ -42,7 +35,11 @@ GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counte
 @stage(
     "dedup",
     version=1,
-    tables={PAIRS_FILE: NEAR_PAIRS, VERIFIED_FILE: VERIFIED_PAIRS, CLUSTERS_FILE: CLUSTERS},
+    tables={
+        schemas.PAIRS_FILE: schemas.NEAR_PAIRS,
+        VERIFIED_FILE: schemas.VERIFIED_PAIRS,
+        schemas.CLUSTERS_FILE: schemas.CLUSTERS,
+    },
     unkeyed=("before",),
 )
 def dedup(
@@ -58,7 +55,7 @@ def dedup(
     tables = tables_of(work.store, documents)
     made = work.in_subprocess(
         find_duplicates,
-        sum(unpacked_size(Path(table.folder) / DOCUMENTS_FILE) for table in tables),
+        sum(unpacked_size(Path(table.folder) / schemas.DOCUMENTS_FILE) for table in tables),
         snapshot=work.folder(snapshot),
         tables=tables,
         signed=matching_folders(work.store, documents, measures),
@@ -86,17 +83,15 @@ def find_duplicates(
     """Write pairs and clusters of the live documents; returns counts and a digest.
 
     Args:
-        snapshot: Folder of the files.
         tables: Segments and folders of the documents.
         signed: Folder of measures and signatures for each of them.
         known: Table of pairs verified before; empty for none.
-        out: Folder for the tables.
         spill: Folder for temporary files.
         memory_bytes: Memory of queries.
     """
     with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
-        corpus.locate(tables, DOCUMENTS_FILE, ["text_sha256"])
+        corpus.locate(tables, schemas.DOCUMENTS_FILE, ["text_sha256"])
         _number_texts(corpus)
         found = near_pairs(
             _CorpusMinhashes(corpus, signed),
@@ -116,7 +111,7 @@ def find_duplicates(
         counts |= _join_clusters(corpus, found.pairs)
         digest = _write(corpus, out, settings.threshold)
         ((n_documents, n_texts),) = corpus.sql(
-            "select coalesce(sum(n_documents), 0)::bigint, count(*) from texts"
+            "select (select count(*) from located), (select count(*) from texts)"
         ).fetchall()
         progress(n_texts, n_texts)
     counts |= {"rows": n_documents, "texts": n_texts, "exact_duplicates": n_documents - n_texts}
@@ -165,7 +160,7 @@ def _read_texts(corpus: Corpus, wanted: Sequence[int], tables: Sequence[SegmentT
     texts: list[str] = []
     for number in distinct(part).tolist():
         own = place[part == number].tolist()
-        read = read_places(Path(tables[number].folder) / DOCUMENTS_FILE, "text", own)
+        read = read_places(Path(tables[number].folder) / schemas.DOCUMENTS_FILE, "text", own)
         texts += (read[row] for row in own)
     return texts
 
@@ -197,32 +192,29 @@ def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
 
 def _write(corpus: Corpus, folder: Path, threshold: float) -> str:
     """Write the tables; returns the digest of near pairs and clusters."""
-    pairs = (
-        "select one.text_sha256 as text_sha256, other.text_sha256 as other_sha256, similarity, one.doc_id as doc_id, "
-        "other.doc_id as other_id from verified join texts one on one.number = verified.first join texts other "
-        "on other.number = verified.second"
-    )
     # of two texts, that of the lower digest comes first
     corpus.sql(
-        f"create table named as from ({pairs}) where text_sha256 < other_sha256 union all select other_sha256, "
-        f"text_sha256, similarity, other_id, doc_id from ({pairs}) where text_sha256 > other_sha256"
+        "create table named as select one.text_sha256 as text_sha256, other.text_sha256 as other_sha256, similarity, "
+        "one.doc_id as doc_id, other.doc_id as other_id from (select first, second, similarity from verified union all "
+        "select second, first, similarity from verified) join texts one on one.number = first "
+        "join texts other on other.number = second where one.text_sha256 < other.text_sha256"
     )
     corpus.write(
         folder / VERIFIED_FILE,
-        VERIFIED_PAIRS,
+        schemas.VERIFIED_PAIRS,
         "select text_sha256, other_sha256, similarity from named order by text_sha256, other_sha256",
     )
     near = (
         f"select doc_id, other_id, similarity from named where similarity >= {threshold!r} "
         "order by text_sha256, other_sha256"
     )
-    corpus.write(folder / PAIRS_FILE, NEAR_PAIRS, near)
+    corpus.write(folder / schemas.PAIRS_FILE, schemas.NEAR_PAIRS, near)
     found = (
         "select located.doc_id, text_sha256, coalesce(cluster, text_sha256) as cluster, "
         "coalesce(cluster_size, n_documents)::bigint as cluster_size from located join texts using (text_sha256) "
         "left join clusters using (number) order by located.doc_id"
     )
-    corpus.write(folder / CLUSTERS_FILE, CLUSTERS, found)
+    corpus.write(folder / schemas.CLUSTERS_FILE, schemas.CLUSTERS, found)
     near_digest = list_digest(map(list, corpus.rows(near)))
     return sha256_json([near_digest, sorted_rows_digest((row[0], row[2]) for row in corpus.rows(found))])
 

@@ -17,7 +17,7 @@ from storage import schemas
 from storage.digest import list_digest
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE, SELECTION_FILE
+from storage.schemas import DOCUMENTS_FILE, EVALSET, FILES_FILE, GRAMS_FILE, MEASURES_FILE, OFFSETS_FILE
 from storage.store import Store, StoreError
 from storage.tables import read_places, stream_rows, write_table
 from tasks.core.stage import NoSettings, Work, stage
@@ -34,11 +34,11 @@ FOLDERS = 2  # of a path say where a document comes from; the first is the sourc
 
 def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) -> bool:
     """Return True if the training side holds a document of a frozen evaluation set."""
-    selection, frozen = store.folder(curated) / SELECTION_FILE, store.folder(evalset) / DOCUMENTS_FILE
-    trained = f"from {parquet(selection)} where kept and split = 'train' and doc_id in (select doc_id from frozen)"
+    frozen = parquet(store.folder(evalset) / DOCUMENTS_FILE)
     with Corpus() as corpus:
-        corpus.sql(f"create view frozen as from {parquet(frozen)}")
-        return bool(corpus.sql(f"select exists({trained})").fetchall()[0][0])
+        corpus.want_kept(store.folder(curated), "train")
+        ((found,),) = corpus.sql(f"select exists(from wanted semi join {frozen} using (doc_id))").fetchall()
+    return bool(found)
 
 
 @stage("evalset", version=3, tables={DOCUMENTS_FILE: EVALSET}, pinned=True)
@@ -62,12 +62,7 @@ def freeze_evalset(
 
 
 def copy_documents(work: Work, corpus: Corpus, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
-    """Copy the wanted documents of a corpus, with what results are told apart by; returns the digest of the rows.
-
-    Args:
-        snapshot: Paths that they lie at.
-        documents, measures: Their refined texts, and what was measured on them.
-    """
+    """Copy the wanted documents of a corpus, with what results are told apart by; returns the digest of the rows."""
     corpus.locate(tables_of(work.store, documents), DOCUMENTS_FILE, ["kind", "n_bytes"], live=documents.live)
     read = [str(work.folder(*manifest_of(work.store, ref).input_refs("documents"))) for ref in measures.refs]
     corpus.sql(
@@ -112,15 +107,8 @@ def _copied_rows(corpus: Corpus, folders: Sequence[Path]) -> Iterator[dict[str, 
         texts = {part: read_places(folders[part] / DOCUMENTS_FILE, "text", places) for part, places in listed}
         for doc_id, kind, language, method, path, part, place in corpus.rows(f"select {columns} {own} order by doc_id"):
             source = "/".join(PurePosixPath(path).parts[:-1][:FOLDERS]) or "."
-            text = texts[part].pop(place)
-            yield {
-                "doc_id": doc_id,
-                "kind": kind,
-                "language": language,
-                "source": source,
-                "method": method,
-                "text": text,
-            }
+            row = (doc_id, kind, language, source, method, texts[part].pop(place))
+            yield dict(zip(EVALSET.names, row, strict=True))
 
 
 def _grams(work: Work, corpus: Corpus, measures: RefSet) -> Hashes:

@@ -16,17 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from storage import schemas
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import (
-    DOCUMENTS_FILE,
-    DROPPED_FILE,
-    EVALSET,
-    EVALSET_OVERLAP,
-    OVERLAP_FILE,
-    RUNS_FILE,
-    SELECTION_FILE,
-)
 from storage.tables import read_columns
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, parquet
@@ -47,10 +39,7 @@ class EvalsetLeaksSettings:
 def evalset_leaks(
     work: Work, settings: EvalsetLeaksSettings, *, curated: ArtifactRef, overlaps: RefSet, evalset: ArtifactRef
 ) -> str:
-    """Find documents of the evaluation set that training would read; the count is `leaks`.
-
-    Overlaps say what each segment shares with the evaluation set.
-    """
+    """Find documents of the evaluation set that training would read; the count is `leaks`."""
     folders = [work.folder(ref) for ref in overlaps.refs]
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
         _list_trained(corpus, work.folder(curated), folders, overlaps.live)
@@ -63,25 +52,18 @@ def evalset_leaks(
 def _list_trained(
     corpus: Corpus, curated: Path, overlaps: Sequence[Path], live: Sequence[Collection[str]] | None
 ) -> None:
-    """Make the tables `trained` of training documents that share 13-grams with the set, and `runs` of all such grams.
-
-    Args:
-        live: Documents that are read in each segment; None for all.
-    """
-    rows = corpus.rows_of(list(map(str, overlaps)), OVERLAP_FILE, EVALSET_OVERLAP)
-    if live is not None:
-        corpus.list_live(live)
-        rows = f"(from {rows} semi join live using (doc_id, part))"
+    """Make the tables `trained` of training documents that share 13-grams with the set, and `runs` of these grams."""
+    rows = corpus.rows_of(list(map(str, overlaps)), schemas.OVERLAP_FILE, schemas.EVALSET_OVERLAP, live)
     corpus.sql(
-        f"create view selection as from {parquet(curated / SELECTION_FILE)}; "
+        f"create view selection as from {parquet(curated / schemas.SELECTION_FILE)}; "
         f"create table trained as select part, place, doc_id, if(grams < {MIN_GRAMS}, 0, shared / grams) as share "
         f"from {rows} semi join (from selection where kept and split = 'train') using (doc_id); "
         "create table runs (part bigint, place bigint, hash ubigint)"
     )
     for part, folder in enumerate(overlaps):
-        counts = read_columns(folder / OVERLAP_FILE, ["shared"])["shared"]
+        counts = read_columns(folder / schemas.OVERLAP_FILE, ["shared"])["shared"]
         place = np.repeat(np.arange(len(counts)), np.array(counts, np.int64))
-        hashes = np.load(folder / RUNS_FILE, allow_pickle=False)
+        hashes = np.load(folder / schemas.RUNS_FILE, allow_pickle=False)
         corpus.insert("runs", pa.table([np.full(len(place), part), place, hashes], ["part", "place", "hash"]))
 
 
@@ -93,12 +75,12 @@ def _find_leaks(corpus: Corpus, curated: Path, evalset: Path, limit: float) -> l
     corpus.insert("quoted", pa.table([np.arange(len(shares)), shares], ["place", "share"]))
     found = corpus.sql(
         f"""
-        with frozen as (from {corpus.rows_of([str(evalset)], DOCUMENTS_FILE, EVALSET)})
+        with frozen as (from {corpus.rows_of([str(evalset)], schemas.DOCUMENTS_FILE, schemas.EVALSET)})
         select doc_id, arg_min(reason, rank) from (
             select doc_id, 0 as rank, 'it, or a document that nearly equals it, is in training' as reason
             from frozen join selection using (doc_id) where split = 'train'
             union all
-            select doc_id, 1, reason from frozen join {parquet(curated / DROPPED_FILE)} using (doc_id)
+            select doc_id, 1, reason from frozen join {parquet(curated / schemas.DROPPED_FILE)} using (doc_id)
             where reason_code = 'contained_in_training'
             union all
             select doc_id, 2, format('{{:.1f}}% of its runs of thirteen words stand in training text', 100 * share)

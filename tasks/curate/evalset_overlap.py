@@ -48,12 +48,7 @@ def evalset_overlap(work: Work, settings: NoSettings, *, measures: ArtifactRef, 
 
 
 def find_overlap(measures: Path, evalset: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write what a segment shares with an evaluation set; returns counts and a digest.
-
-    Args:
-        measures: folder of the segment's measures and signatures.
-        evalset: folder of the evaluation set.
-    """
+    """Write what a segment shares with an evaluation set; returns counts and a digest."""
     grams = load_signatures(measures).gram_hashes
     where, _ = GramIndex(common(grams.values, load_grams(evalset).values)).find(grams.values)
     runs = grams.values[where]

@@ -50,11 +50,7 @@ class EvaluationSetError(UserError):
 
 @dataclass(frozen=True)
 class EvaluationSetSettings:
-    """Identity of the sets; where they lie is an argument without a key.
-
-    Attributes:
-        files: of each file that is read, how (its suffix decides) and its digest; sorted.
-    """
+    """Identity of the sets: of each file that is read, how (its suffix decides) and its digest; sorted."""
 
     files: tuple[str, ...] = ()
 
@@ -85,8 +81,7 @@ def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
     Raises:
         EvaluationSetError: if one does not exist, or is a folder without a file that would be read.
     """
-    paths = listed_paths(asked)
-    if not paths:
+    if not (paths := listed_paths(asked)):
         return evaluation_sets(run, EvaluationSetSettings())
     files = {f"{number:04}/{file.name}": file for number, file in enumerate(evaluation_files(paths))}
     ref, copies = run.add("evaluation_set_files", files)
@@ -151,7 +146,6 @@ def _full_grams(texts: list[str]) -> U64:
 
 
 def _form(path: Path) -> str:
-    """Format of a file, decided by its suffix alone."""
     return SUFFIXES.get(path.suffix.lower(), "text")
 
 

@@ -29,26 +29,15 @@ _PARAGRAPHS = pa.schema([("number", pa.int64()), ("hash", pa.uint64()), ("start"
 
 @dataclass(frozen=True)
 class SegmentSignatures:
-    """Signatures of the documents of one segment that are in use.
+    """Signatures of the documents of one segment that are in use."""
 
-    Attributes:
-        measures: Folder of the measures and signatures.
-        documents: Folder of the texts, row for row the same.
-        places: (n,) int64, the rows of the documents, rising.
-        numbers: (n,) int64, their numbers in the selection.
-    """
-
-    measures: Path
-    documents: Path
-    places: I64
-    numbers: I64
+    measures: Path  # folder of the measures and signatures
+    documents: Path  # folder of the texts, row for row the same
+    places: I64  # (n,) the rows of the documents, rising
+    numbers: I64  # (n,) their numbers in the selection
 
     def grams(self) -> Hashes:
-        """Return the 13-grams of the documents.
-
-        They are copied out of files that are mapped at each use: held open, those of a hundred segments would use up
-        the files a process may have.
-        """
+        """Return a copy of the 13-grams: a process may not hold open the files of a hundred segments."""
         return load_signatures(self.measures).gram_hashes.take(self.places)
 
     def gram_counts(self) -> I64:
@@ -94,19 +83,15 @@ def contained(
     turns = 1 + int(own_counts.sum()) // grams_at_once if grams_at_once else 1
     own_hits, hits = list[I64](), list[I64]()
     for turn in range(turns):
-        numbers, counts = [none], [none]
-
-        def blocks(turn: int = turn, numbers: list[I64] = numbers, counts: list[I64] = counts) -> Iterator[Hashes]:
-            for segment in trained():
-                numbers.append(segment.numbers)
-                counts.append(segment.gram_counts())
-                yield _share_of(segment.grams(), turn, turns)
-
         own = joined([_share_of(segment.grams(), turn, turns) for segment in held_out])
-        own_found, found = shared_grams(own, blocks())
+        own_found, found = shared_grams(own, (_share_of(segment.grams(), turn, turns) for segment in trained()))
         own_hits.append(own_found)
         hits.append(np.concatenate([none, *found]))
     own_numbers = np.concatenate([none, *(segment.numbers for segment in held_out)])
+    numbers, counts = [none], [none]
+    for segment in trained():
+        numbers.append(segment.numbers)
+        counts.append(segment.gram_counts())
     return (
         _above(limit, own_numbers, judged_share(np.sum(own_hits, axis=0), own_counts)),
         _above(limit, np.concatenate(numbers), judged_share(np.sum(hits, axis=0), np.concatenate(counts))),

@@ -45,20 +45,14 @@ Row = dict[str, Any]
 def measure(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
     """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
     source = work.folder(documents) / DOCUMENTS_FILE
-    size = unpacked_size(source)
-    made = work.in_subprocess(measure_segment, size, source=source, out=work.out)
+    made = work.in_subprocess(measure_segment, unpacked_size(source), source=source, out=work.out)
     work.counts["rows"] = work.counts["units"] = made["rows"]
     work.counts["pii_spans"] = made["pii_spans"]
     return str(made["digest"])
 
 
 def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write measures and signatures of a table of documents; returns counts and a digest.
-
-    Args:
-        source: the table.
-        out: folder for what is written.
-    """
+    """Write measures and signatures of a table of documents to a folder; returns counts and a digest."""
     signed: list[Signatures] = []
     spans = 0
 

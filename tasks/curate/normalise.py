@@ -32,10 +32,7 @@ def document_row(
     read = [page for page in pages if page["method"] in ("ocr", "both")]
     sure = [page["confidence"] for page in read if page["confidence"] is not None]
     row = {
-        "doc_id": record["doc_id"],
-        "kind": record["kind"],
-        "title": record["title"],
-        "programming_language": record["programming_language"],
+        **{name: record[name] for name in ("doc_id", "kind", "title", "programming_language")},
         "text": text,
         "text_sha256": hashlib.sha256(encoded).hexdigest(),
         "n_bytes": len(encoded),

@@ -245,7 +245,8 @@ def _case(rule: Rule, threshold: float) -> tuple[str, str, str]:
     else:
         sign, place = ("<", "fewer than") if rule.name.startswith("min_") else (">", "more than")
         condition = f"{rule.measure} {sign} {_double(threshold)}"
-        sentence = f"{_shown_value(rule)} || {quoted(f' {rule.what}, {place} {_shown(rule, threshold)}')}"
+        limit = _shown(rule, f"{threshold}::bigint" if rule.kind is int else _double(threshold))
+        sentence = f"{_shown(rule, rule.measure)} || {quoted(f' {rule.what}, {place} ')} || {limit}"
     return f"{_SCOPES[rule.scope]} and {condition}", rule.code, sentence
 
 
@@ -258,15 +259,8 @@ def _is_share(rule: Rule) -> bool:
     return rule.measure == _LOREM_RATIO or rule.measure.endswith(("_share", "_confidence", "compression_ratio"))
 
 
-def _shown(rule: Rule, value: float) -> str:
-    """A value as people read it; `_shown_value` says the same of a measured one."""
-    if _is_share(rule):
-        return f"{value:.4g}" if 0 < value < 0.0001 else f"{value:.2%}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _shown_value(rule: Rule) -> str:
-    value = rule.measure
+def _shown(rule: Rule, value: str) -> str:
+    """SQL of a value, measured or a threshold, as people read it."""
     if _is_share(rule):
         return f"if({value} > 0 and {value} < 0.0001, format('{{:.4g}}', {value}), format('{{:.2f}}%', 100 * {value}))"
     return f"format('{{:,}}', {value})" if rule.kind is int else f"format('{{:g}}', {value})"

@@ -12,7 +12,6 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +38,18 @@ STAND_INS = {
 
 @dataclass(frozen=True)
 class RefineStageSettings:
-    """Changes to the texts of one segment.
+    """Changes to the texts of one segment."""
 
-    Attributes:
-        redact: kinds of personal data that give way to stand-ins.
-        cuts: digest of what is cut out of the segment's documents.
-    """
-
-    redact: tuple[str, ...]
-    cuts: str
+    redact: tuple[str, ...]  # kinds of personal data that give way to stand-ins
+    cuts: str  # digest of what is cut out of the segment's documents
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], cuts: Cuts) -> RefineStageSettings:
-        """The settings for some cuts."""
+        """Return the settings for some cuts."""
         return cls(kinds, sha256_json(sorted(cuts.items())))
 
 
-@stage(
-    "refine",
-    version=1,
-    unit="document",
-    tables={DOCUMENTS_FILE: REFINED},
-    unkeyed=("cuts",),
-)
+@stage("refine", version=1, unit="document", tables={DOCUMENTS_FILE: REFINED}, unkeyed=("cuts",))
 def refine(
     work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef, cuts: Cuts
 ) -> str:
@@ -133,68 +121,28 @@ def refine_text(
 
     Returns:
         The text, and how many spans were replaced.
-    """
-    wanted = [span for span in pii if span["kind"] in kinds]
-    hit = _touched(wanted, cuts)
-    spans = [span for span, gone in zip(wanted, hit, strict=True) if not gone]
-    # a span that a cut touches goes with it: half an address is private still
-    cuts = [*cuts, *((span["start"], span["length"]) for span, gone in zip(wanted, hit, strict=True) if gone)]
-    if not spans:
-        return (cut(text, cuts) if cuts else text), 0
-    redacted = redact(text, spans)
-    return (cut(redacted, _moved(text, spans, cuts)) if cuts else redacted), len(spans)
-
-
-def _touched(spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[bool]:
-    """Return for each span whether a cut touches it."""
-    ordered = sorted(cuts)
-    ends = list(accumulate((start + length for start, length in ordered), max))
-    # the first cut that ends behind a span's beginning: no later one begins before it
-    first = [bisect_right(ends, span["start"]) for span in spans]
-    return [
-        at < len(ordered) and ordered[at][0] < span["start"] + span["length"]
-        for at, span in zip(first, spans, strict=True)
-    ]
-
-
-def _moved(text: str, spans: Sequence[Mapping[str, Any]], cuts: Sequence[Span]) -> list[Span]:
-    """Cuts in the characters of the redacted text."""
-    ordered = sorted(spans, key=lambda span: int(span["start"]))
-    starts = [int(span["start"]) for span in ordered]
-    found = [text[start : start + span["length"]] for start, span in zip(starts, ordered, strict=True)]
-    grown = [len(stand_in(span["kind"], old)) - len(old) for span, old in zip(ordered, found, strict=True)]
-    shifts = [0, *accumulate(grown)]
-    return [(start + shifts[bisect_right(starts, start)], length) for start, length in cuts]
-
-
-def redact(text: str, spans: Sequence[Mapping[str, Any]]) -> str:
-    """Replace personal data.
-
-    Args:
-        spans: `kind`, `start` and `length` in characters of the text, as the column `pii` of the measures has them.
 
     Raises:
         ValueError: for spans that overlap or lie outside the text: they belong to another text.
     """
-    parts, done = [], 0
-    for span in sorted(spans, key=lambda span: int(span["start"])):
-        kind, start, end = str(span["kind"]), int(span["start"]), int(span["start"]) + int(span["length"])
-        if start < done or end > len(text):
-            raise ValueError(
-                f"a span of kind {kind} at {start} to {end} overlaps another or the end of a text of {len(text)} "
-                "characters; spans must be those of this very text"
-            )
-        parts += [text[done:start], stand_in(kind, text[start:end])]
-        done = end
-    return "".join([*parts, text[done:]])
+    stretches = _merged(cuts, len(text))
+    ends = [end for _, end in stretches]
+    gone = list(cuts)
+    stand_ins: list[tuple[int, int, str]] = []
+    for span in pii:
+        if span["kind"] in kinds:
+            start, end = span["start"], span["start"] + span["length"]
+            first = bisect_right(ends, start)  # the first stretch that ends behind the span's beginning
+            if first < len(stretches) and stretches[first][0] < end:
+                # a span that a cut touches goes with it: half an address is private still
+                gone.append((start, end - start))
+            else:
+                stand_ins.append((start, end, _stand_in(span["kind"], text[start:end])))
+    edits = [*stand_ins, *((start, end, None) for start, end in _merged(gone, len(text)))]
+    return _edited(text, edits), len(stand_ins)
 
 
-def stand_in(kind: str, found: str) -> str:
-    """Return what takes the place of personal data of a kind."""
-    return STAND_INS["ipv6" if kind == "ip" and ":" in found else kind]
-
-
-def cut(text: str, spans: Iterable[tuple[int, int]]) -> str:
+def cut(text: str, spans: Sequence[Span]) -> str:
     """Remove stretches of a text and tidy the seams.
 
     A line that loses all its words goes altogether, one that loses some keeps single spaces between the rest, and no
@@ -203,19 +151,37 @@ def cut(text: str, spans: Iterable[tuple[int, int]]) -> str:
     Args:
         spans: start and length in characters; they may overlap and reach beyond the text.
     """
-    parts, done = list[str](), 0
-    for start, end in _merged(spans, len(text)):
-        parts.append(text[done:start])
+    return refine_text(text, (), (), spans)[0]
+
+
+def _stand_in(kind: str, found: str) -> str:
+    return STAND_INS["ipv6" if kind == "ip" and ":" in found else kind]
+
+
+def _edited(text: str, edits: Sequence[tuple[int, int, str | None]]) -> str:
+    """A text in which stretches, given by start and end, are replaced, or cut out where there is no replacement."""
+    parts: list[list[str]] = [[]]  # the text between cuts, in pieces
+    done = 0
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
+        if start < done or end > len(text):
+            raise ValueError(
+                f"a span at {start} to {end} overlaps another or the end of a text of {len(text)} characters; spans "
+                "must be those of this very text"
+            )
+        parts[-1].append(text[done:start])
+        if replacement is None:
+            parts.append([])
+        else:
+            parts[-1].append(replacement)
         done = end
-    parts.append(text[done:])
-    if len(parts) == 1:
-        return text
-    kept = _seamed(parts)
-    return kept if parts[-1].strip() else kept.rstrip()
+    parts[-1].append(text[done:])
+    joined = ["".join(part) for part in parts]
+    kept = _seamed(joined)
+    return kept if len(joined) == 1 or joined[-1].strip() else kept.rstrip()
 
 
-def _merged(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """Stretches in order, those that touch or overlap joined, within the text."""
+def _merged(spans: Iterable[Span], end: int) -> list[tuple[int, int]]:
+    """Start and end of stretches in order, those that touch or overlap joined, within the text."""
     merged: list[tuple[int, int]] = []
     for start, length in sorted(spans):
         first, last = max(0, start), min(end, start + length)

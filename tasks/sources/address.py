@@ -59,11 +59,7 @@ class WalkSettings:
     )
 
     def filters(self) -> Filters:
-        """Return the settings with compiled patterns.
-
-        Raises:
-            UserError: A pattern is malformed.
-        """
+        """Return the settings with compiled patterns; raises UserError for a malformed one."""
         return Filters(_patterns("include", self.include), _patterns("exclude", self.exclude), self.respect_gitignore)
 
 
@@ -224,16 +220,16 @@ def _git_source(text: str, base: Path) -> GitSource:
             raise UserError(
                 f"source 'git+{scheme}://...': write git+https://host/path, git+ssh://host/path or git+/path"
             )
-        repository, _, revision = path.rpartition("@") if "@" in path else (path, "", "HEAD")
+        path, _, revision = path.rpartition("@") if "@" in path else (path, "", "HEAD")
+        repository = f"{scheme}://{host}/{path}"
         if scheme == "file":
-            address = str(Path(unquote(f"/{repository}", errors="surrogateescape")))
-            return GitSource(_repository(address, text, base), revision, subdir.strip("/"))
-        return GitSource(f"{scheme}://{host}/{repository}", revision, subdir.strip("/"))
-    whole = base / Path(text).expanduser()
-    path, at, revision = text.rpartition("@")
-    if at and not whole.exists():
-        return GitSource(_repository(path, text, base), revision, subdir.strip("/"))
-    return GitSource(_repository(text, text, base), "HEAD", subdir.strip("/"))
+            repository = _repository(str(Path(unquote(f"/{path}", errors="surrogateescape"))), text, base)
+    else:
+        path, at, revision = text.rpartition("@")
+        if not at or (base / Path(text).expanduser()).exists():
+            path, revision = text, "HEAD"
+        repository = _repository(path, text, base)
+    return GitSource(repository, revision, subdir.strip("/"))
 
 
 def _repository(path: str, text: str, base: Path) -> str:

@@ -22,23 +22,8 @@ import re2
 from storage.errors import UserError
 from tasks.sources.ignore import Patterns
 
-EXCLUDED_FOLDERS = frozenset(
-    {
-        ".git",
-        ".hg",
-        ".mypy_cache",
-        ".nox",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".sheepfold",
-        ".svn",
-        ".tox",
-        ".venv",
-        "__pycache__",
-        "node_modules",
-        "venv",
-    }
-)
+_TOOLS = ".git .hg .mypy_cache .nox .pytest_cache .ruff_cache .sheepfold .svn .tox .venv __pycache__ node_modules venv"
+EXCLUDED_FOLDERS = frozenset(_TOOLS.split())
 EXCLUDED_REASON = "excluded folder"
 LARGEST_INTEGER = 2**63 - 1  # SQLite's integers are signed; some file systems number inodes up to 2**64.
 # A path costs time in proportion to the patterns; files in use have a few hundred lines.
@@ -57,6 +42,23 @@ _SPECIAL_FILES = (
 )
 
 
+class FileState(NamedTuple):
+    """State of a file that differs after a change."""
+
+    size: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    inode: int = 0
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """Return the state in a stat result."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
+
+
+UNKNOWN_STATE = FileState()
+
+
 @dataclass(frozen=True, slots=True)
 class WalkedFile:
     """One path that was seen.
@@ -66,10 +68,7 @@ class WalkedFile:
             walked. "%" and bytes that are not UTF-8 are percent-encoded. Unique within one walk.
         source: The source's address, encoded in the same way.
         location: Where it lies, absolute; opens the file even if its name is not UTF-8.
-        size: In bytes; 0 where unknown.
-        mtime_ns: Time of the last change in nanoseconds; 0 where unknown.
-        ctime_ns: Time of the last change of content, name, or rights; 0 where unknown.
-        inode: Its number in the file system; 0 where unknown.
+        state: Its size in bytes, times of its last changes, and number in the file system; zeros where unknown.
         status: "" for a file to extract, else "skipped", "rejected" or "failed".
         reason: Why it is not extracted.
         pending_digest: Placeholder for the digest of an object that was not fetched; "" for a file that is at hand.
@@ -80,10 +79,7 @@ class WalkedFile:
     path: str
     source: str
     location: str  # no Path: that takes as much memory as the rest of the row
-    size: int = 0
-    mtime_ns: int = 0
-    ctime_ns: int = 0
-    inode: int = 0
+    state: FileState = UNKNOWN_STATE
     status: Literal["", "skipped", "rejected", "failed"] = ""
     reason: str = ""
     pending_digest: str = ""
@@ -108,20 +104,6 @@ class ListedFile:
     suffix: str
     status: str
     reason: str
-
-
-class FileState(NamedTuple):
-    """State of a file that differs after a change."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileState:
-        """Return the state in a stat result."""
-        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & LARGEST_INTEGER)
 
 
 @dataclass(frozen=True)
@@ -162,13 +144,7 @@ def encode_path(path: str) -> str:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file for reading, and nothing but a file.
-
-    Args:
-        path: Its path. What was a file a moment ago may be a FIFO now: opening does not block on it.
-
-    Returns:
-        The open file, unbuffered.
+    """Open a file, unbuffered; what was a file a moment ago may be a FIFO now, on which opening does not block.
 
     Raises:
         OSError: It cannot be opened, or it is no regular file.
@@ -185,11 +161,9 @@ def open_regular(path: Path) -> FileIO:
 
 
 def read_patterns(path: Path) -> Patterns | None:
-    """Return the patterns of a file.
+    """Return the patterns of a file; None where it cannot be read, is no regular file, or is too long.
 
-    Returns:
-        None where it cannot be read, is no regular file, or is longer than `MAX_PATTERN_BYTES` or `MAX_PATTERN_LINES`:
-        the files below are walked then, which loses nothing.
+    The files below are walked then, which loses nothing.
     """
     try:
         with open_regular(path) as file:
@@ -209,7 +183,6 @@ class _Folder:
     """A folder that is still to be walked, and which rules apply in it.
 
     Attributes:
-        location: Where it lies.
         prefix: What the paths of its entries begin with, encoded, with "/" at the end.
         relative: The same below its source, not encoded, for patterns.
         wanted: Patterns that a file must match, as they are for the folder.
@@ -299,7 +272,6 @@ def walk_folder(
         path: The folder, absolute.
         source: Address for the rows.
         prefix: First part of the paths, encoded, with "/" at the end; "" for none.
-        filters: Which paths are wanted.
         excluded: Locations of folders to pass over without a row.
         include: Patterns of this folder alone; they apply besides those of the filters.
     """
@@ -331,13 +303,11 @@ def walk_folder(
             if is_folder and name in EXCLUDED_FOLDERS:
                 yield WalkedFile(encoded, source, location, status="skipped", reason=EXCLUDED_REASON)
                 continue
-            if folder.ignores and folder.ignored_by_git(relative, is_folder):
+            excluded_by_pattern = filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder)
+            if excluded_by_pattern or folder.ignored_by_git(relative, is_folder):
                 yield None
                 continue
-            if filters.exclude is not None and filters.exclude.verdict(relative, is_folder=is_folder):
-                yield None
-                continue
-            wanted = matched(folder.wanted, relative, is_folder) if folder.wanted else ()
+            wanted = matched(folder.wanted, relative, is_folder)
             if status is None:
                 pending.append(
                     _Folder(location, f"{encoded}/", f"{relative}/", wanted, folder.ignores, folder.in_work_tree)
@@ -359,9 +329,9 @@ def file_row(path: str, source: str, location: str, status: os.stat_result, filt
     """Return the row of a path that is not a folder."""
     if stat.S_ISREG(status.st_mode):
         reason = refuse_large(status.st_size, filters)
-        return WalkedFile(path, source, location, *FileState.of(status), "rejected" if reason else "", reason)
+        return WalkedFile(path, source, location, FileState.of(status), "rejected" if reason else "", reason)
     reason = next((reason for is_special, reason in _SPECIAL_FILES if is_special(status.st_mode)), "not a regular file")
-    return WalkedFile(path, source, location, 0, status.st_mtime_ns, status="skipped", reason=reason)
+    return WalkedFile(path, source, location, status="skipped", reason=reason)
 
 
 def _unreadable(path: str, source: str, location: str, error: OSError) -> WalkedFile:

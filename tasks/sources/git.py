@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from storage.errors import UserError
 from storage.locks import owner_lock
@@ -152,10 +152,8 @@ class GitSource:
                 _fetch_refs(mirror, self.address, self.revision)
             commit = self._find(mirror)
         if commit is None:
-            heads = _git(mirror, "for-each-ref", "--count=20", "--format=%(refname:short)", "refs/heads").decode(
-                "utf-8", "replace"
-            )
-            known = ", ".join(heads.split()) or "none"
+            heads = _git(mirror, "for-each-ref", "--count=20", "--format=%(refname:short)", "refs/heads")
+            known = ", ".join(heads.decode("utf-8", "replace").split()) or "none"
             raise UserError(
                 f"{self.address} has no branch, tag or commit {self.revision!r} (branches: {known}): name one after @"
             )
@@ -201,8 +199,7 @@ class GitSource:
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """One line of a tree: its type and mode as git writes them, and its path."""
 
     mode: bytes
@@ -235,7 +232,7 @@ def _write_tree(mirror: Path, entries: list[_Entry], folder: Path, address: str)
     """Write the files; return the paths, encoded, that are none, with the reasons."""
     left_out: list[tuple[str, str]] = []
     links: list[_Entry] = []
-    with _running(mirror, COMMAND_SECONDS, "cat-file", "--batch") as git:
+    with _running(mirror, COMMAND_SECONDS, "cat-file", "--batch") as (requests, answers):
         for entry in entries:
             if entry.mode == b"160000":
                 left_out.append((encode_path(entry.path), "git submodule, not fetched"))
@@ -253,7 +250,7 @@ def _write_tree(mirror: Path, entries: list[_Entry], folder: Path, address: str)
                 left_out.append((encode_path(entry.path), f"cannot be written here: {error.strerror}"))
                 continue
             with target:
-                _copy_blob(git, entry, target)
+                _copy_blob(requests, answers, entry, target)
         for entry in links:  # After all files: nothing is written through them.
             try:
                 Path(folder, entry.path).parent.mkdir(parents=True, exist_ok=True)
@@ -271,23 +268,20 @@ def _open_new(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "wb")
 
 
-def _copy_blob(git: subprocess.Popen[bytes], entry: _Entry, target: IO[bytes]) -> None:
-    assert git.stdin is not None
-    assert git.stdout is not None
+def _copy_blob(requests: IO[bytes], answers: IO[bytes], entry: _Entry, target: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):  # It ended; the empty answer below says so.
-        git.stdin.write(entry.blob + b"\n")
-        git.stdin.flush()
-    header = git.stdout.readline().split()
+        os.write(requests.fileno(), entry.blob + b"\n")  # past the buffer, which would be written again at the end
+    header = answers.readline().split()
     if len(header) != 3 or header[1] != b"blob":
         raise UserError(f"git has no content for {encode_path(entry.path)!r}: the repository is damaged or incomplete")
     left = int(header[2])
     while left > 0:
-        block = git.stdout.read(min(BLOCK, left))
+        block = answers.read(min(BLOCK, left))
         if not block:
             raise UserError(f"git ended within {encode_path(entry.path)!r}")
         target.write(block)
         left -= len(block)
-    git.stdout.read(1)  # the line end behind each blob
+    answers.read(1)  # the line end behind each blob
 
 
 def _find_commit(mirror: Path, name: str) -> str | None:
@@ -306,32 +300,26 @@ def _fetch_refs(mirror: Path, address: str, *refs: str) -> None:
 
 
 def _git(mirror: Path | None, *arguments: str, seconds: float = COMMAND_SECONDS) -> bytes:
-    """Return the output of a git command.
-
-    Raises:
-        UserError: It failed, with what it says itself.
-    """
-    with _running(mirror, seconds, *arguments) as git:
-        assert git.stdout is not None
-        return git.stdout.read()
+    """Return the output of a git command."""
+    with _running(mirror, seconds, *arguments) as (_, answers):
+        return answers.read()
 
 
 def _records(mirror: Path, *arguments: str) -> Iterator[bytes]:
     """Yield the output of a git command, cut at its NULs as it comes."""
-    with _running(mirror, COMMAND_SECONDS, *arguments) as git:
-        assert git.stdout is not None
+    with _running(mirror, COMMAND_SECONDS, *arguments) as (_, answers):
         rest = b""
-        while block := git.stdout.read1(BLOCK):  # type: ignore[attr-defined]
+        while block := answers.read1(BLOCK):  # type: ignore[attr-defined]
             *records, rest = (rest + block).split(b"\0")
             yield from records
 
 
 @contextlib.contextmanager
-def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A git command, in a process group of its own that is gone afterwards, whatever happens.
+def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Input and output of a git command, in a process group of its own that is gone afterwards, whatever happens.
 
     Raises:
-        UserError: It failed or took longer than `seconds`; or there is no git.
+        UserError: It failed, with what it says itself, or took longer than `seconds`; or there is no git.
     """
     place = [f"--git-dir={mirror}"] if mirror is not None else []
     options = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "gc.auto=0", *_STALLED)
@@ -356,23 +344,18 @@ def _running(mirror: Path | None, seconds: float, *arguments: str) -> Iterator[s
 
         timer = threading.Timer(seconds, expire)
         timer.start()
-        finished = False
         try:
-            yield git
-            assert git.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                git.stdin.close()
-            git.wait()
-            finished = True
+            with git:  # which closes the pipes and waits for its end
+                try:
+                    assert git.stdin is not None
+                    assert git.stdout is not None
+                    yield git.stdin, git.stdout
+                except BaseException:
+                    _kill(git)
+                    raise
         finally:
             timer.cancel()
-            if not finished:
-                _kill(git)
-            for pipe in (git.stdin, git.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-            git.wait()
+            _kill(git)  # a wait that was interrupted leaves it running
         if expired.is_set():
             raise UserError(f"git {arguments[0]} did not end within {seconds:.0f} s")
         if git.returncode:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from os.path import splitext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.sources.address import DocumentsSource, Source, WalkSettings
@@ -46,8 +46,6 @@ create table if not exists digest (
 ) without rowid
 """
 _SELECT = "select path, size, mtime_ns, ctime_ns, inode, sha256 from digest"
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ def list_sources(
 
     Args:
         sources: In any order.
-        settings: Which files are wanted.
         max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
         cache: Folder for what is fetched.
         memo: Digests of earlier runs; updated.
@@ -121,7 +118,7 @@ def list_sources(
                 locations[digest] = min(file.location, locations.get(digest, file.location))
         suffix = encode_path(splitext(file.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
         suffix = suffixes.setdefault(suffix, suffix)
-        listed.append(ListedFile(file.path, file.source, file.label, file.size, sha256, suffix, status, reason))
+        listed.append(ListedFile(file.path, file.source, file.label, file.state.size, sha256, suffix, status, reason))
     return Listed(sorted(listed, key=lambda file: file.path), locations, n_ignored, n_pending)
 
 
@@ -131,8 +128,6 @@ def walk_sources(
     """Fetch remote sources and yield the rows of all, with None for each path that patterns leave out.
 
     Args:
-        sources: In any order.
-        filters: Which files are wanted.
         cache: Folder for what is fetched; the rows of remote sources lie there for a day at least. What earlier
             listings fetched and nobody needs any more is removed.
         exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
@@ -213,51 +208,44 @@ class HashMemo:
         self._path = path
 
     def get_many(self, states: dict[str, FileState]) -> dict[str, str]:
-        """Look up at most `BATCH_FILES` files at once.
+        """Return the digests of at most `BATCH_FILES` files that have not changed since they were remembered.
 
         Args:
             states: The files' states now, by location.
-
-        Returns:
-            The digests of those that have not changed since they were remembered.
         """
         locations = {os.fsencode(location): location for location in states}
         query = f"{_SELECT} where path in ({','.join('?' * len(locations))})"
-        rows: list[Any] = self._use(lambda memo: memo.execute(query, list(locations)).fetchall(), otherwise=[])
+        rows = self._use(lambda memo: memo.execute(query, list(locations)))
         found = ((locations[path], tuple(state), sha256) for path, *state, sha256 in rows)
         return {location: sha256 for location, state, sha256 in found if state == states[location]}
 
     def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
         """Remember many digests, by location, in one transaction."""
         rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
-        query = "insert or replace into digest values (?, ?, ?, ?, ?, ?)"
-        self._use(lambda memo: memo.executemany(query, rows).rowcount, otherwise=0)
+        self._use(lambda memo: memo.executemany("insert or replace into digest values (?, ?, ?, ?, ?, ?)", rows))
 
-    def _use(self, action: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
-        """Run an action on the memo, in one transaction; return `otherwise` where the memo cannot be used."""
+    def _use(self, query: Callable[[sqlite3.Connection], sqlite3.Cursor]) -> list[Any]:
+        """Return the rows of a query on the memo, in one transaction; none where the memo cannot be used."""
         for _ in range(2):
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as memo, memo:
                     memo.execute(_SCHEMA)
                     memo.execute(_SELECT + " limit 1").fetchone()
-                    return action(memo)
-            except (sqlite3.OperationalError, OSError):
-                # Locked for long, a full disk, a folder that cannot be written.
-                return otherwise
-            except sqlite3.DatabaseError:
-                # Damaged, or no database at all.
+                    return query(memo).fetchall()
+            except (sqlite3.OperationalError, OSError):  # locked for long, a full disk, a folder without rights
+                return []
+            except sqlite3.DatabaseError:  # damaged, or no database at all
                 with contextlib.suppress(OSError):
                     self._path.unlink(missing_ok=True)
-        return otherwise
+        return []
 
 
 def digest_files(files: Iterable[WalkedFile], memo: HashMemo) -> Iterator[tuple[WalkedFile, str | OSError | None]]:
     """Find the SHA-256 of files, reading only those that changed; as many are in memory as the memo is asked for.
 
     Args:
-        files: Rows of a walk that was just taken: what the memo knows about a file is asked by the state that the
-            walk saw.
+        files: Rows of a walk that was just taken.
         memo: Digests of earlier runs; updated.
 
     Yields:
@@ -267,29 +255,22 @@ def digest_files(files: Iterable[WalkedFile], memo: HashMemo) -> Iterator[tuple[
     rest = iter(files)
     with ThreadPoolExecutor(max_workers=HASHING_THREADS) as threads:
         while batch := list(islice(rest, BATCH_FILES)):
-            states = {
-                file.location: FileState(file.size, file.mtime_ns, file.ctime_ns, file.inode)
-                for file in batch
-                if not (file.status or file.pending_digest)
-            }
+            states = {file.location: file.state for file in batch if not (file.status or file.pending_digest)}
             found: dict[str, str | OSError] = {**memo.get_many(states)}
             to_read = [location for location in states if location not in found]
             fresh: dict[str, tuple[FileState, str]] = {}
             for location, outcome in zip(to_read, threads.map(_hash_or_error, to_read), strict=True):
-                if isinstance(outcome, OSError):
-                    found[location] = outcome
-                    continue
-                state, found[location], settled = outcome
-                if settled:
-                    fresh[location] = (state, outcome[1])
+                found[location], settled = outcome
+                if settled is not None:
+                    fresh[location] = (settled, str(found[location]))
             if fresh:
                 memo.put_many(fresh)
             for file in batch:
                 yield file, None if file.status else file.pending_digest or found[file.location]
 
 
-def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:
-    """Return the state, the digest, and True if both may be remembered; or the error."""
+def _hash_or_error(location: str) -> tuple[str | OSError, FileState | None]:
+    """Return the digest or the error, and the state under which the digest may be remembered."""
     try:
         with open_regular(Path(location)) as file:
             now = time.time_ns()
@@ -297,6 +278,6 @@ def _hash_or_error(location: str) -> tuple[FileState, str, bool] | OSError:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             after = FileState.of(os.fstat(file.fileno()))
     except OSError as error:
-        return error
+        return error, None
     settled = before == after and max(before.mtime_ns, before.ctime_ns) < now - DISTRUST_NS
-    return after, sha256, settled
+    return sha256, after if settled else None

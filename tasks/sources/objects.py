@@ -25,6 +25,7 @@ from storage.locks import owner_lock
 from tasks.sources.folder import (
     EXCLUDED_FOLDERS,
     EXCLUDED_REASON,
+    FileState,
     Filters,
     WalkedFile,
     encode_path,
@@ -88,10 +89,10 @@ class ObjectSource:
         with owner_lock(folder / "lock") if filters.fetch else contextlib.nullcontext():
             objects = _list(filesystem, base, source)
             if filters.fetch:
-                _remove_gone(
-                    folder,
-                    {_copy_name(key or info.path) for key, info in objects if not refuse_large(info.size, filters)},
-                )
+                kept = {_copy_name(key or info.path) for key, info in objects if not refuse_large(info.size, filters)}
+                for copy in folder.glob("??/*"):
+                    if f"{copy.parent.name}/{copy.name}" not in kept:
+                        copy.unlink()
             wanted = []
             left_out: set[str] = set()
             for relative, info in objects:
@@ -109,7 +110,7 @@ class ObjectSource:
                 path = prefix + encode_path(relative) if relative else label or encode_path(self.name)
                 copy = folder / _copy_name(relative or info.path)
                 own = "" if relative else path  # the source is the object
-                listed = WalkedFile(path, source, str(copy), info.size, info.mtime_ns or 0, label=own)
+                listed = WalkedFile(path, source, str(copy), FileState(info.size), label=own)
                 if too_large := refuse_large(info.size, filters):
                     return replace(listed, status="rejected", reason=too_large)
                 status = _current_copy(copy, info, exact=filters.fetch)
@@ -197,12 +198,6 @@ def _fetch(filesystem: Any, info: Any, copy: Path) -> os.stat_result:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
-
-
-def _remove_gone(folder: Path, names: set[str]) -> None:
-    for copy in folder.glob("??/*"):
-        if f"{copy.parent.name}/{copy.name}" not in names:
-            copy.unlink()
 
 
 def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:

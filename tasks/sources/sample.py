@@ -52,20 +52,21 @@ class Topic:
 
 
 def build_sample(folder: Path) -> list[Path]:
-    """Build the sample corpus, or complete one that is partly there.
+    """Build the sample corpus, or complete one that is partly there, and return its files, sorted.
 
-    Args:
-        folder: Where the corpus goes; made if it is missing. Files of other names in it are not touched.
-
-    Returns:
-        The files of the corpus, sorted. A file that was right already keeps its time of modification.
+    Files of other names are not touched, and a file that was right already keeps its time of modification.
 
     Raises:
         FileNotFoundError: If this Python comes without the sources of its standard library.
     """
     files = dict(_files())
     for name, content in files.items():
-        _put(folder / name, content)
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(path.name + ".partial")
+            partial.write_bytes(content)
+            partial.replace(path)
     return sorted(folder / name for name in files)
 
 
@@ -120,26 +121,10 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         yield f"code/{path.name}", path.read_bytes()
 
 
-def _put(path: Path, content: bytes) -> None:
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
-
-
 def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]]:
-    """Wrap prose into pages of lines.
+    """Wrap prose into pages of at most `height` lines of at most `width` characters.
 
-    Args:
-        paragraphs: The prose, without line breaks.
-        width: The longest line, in characters.
-        height: The lines of a page.
-
-    Returns:
-        The pages, each a list of lines that are not empty. No line ends in a hyphen: readers of PDF files
-        would take it for a divided word, so the next line is joined to it.
+    No line ends in a hyphen: readers of PDF files would take it for a divided word, and join the next line to it.
     """
     lines: list[str] = []
     for paragraph in paragraphs:

@@ -98,7 +98,8 @@ def _fill(segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest
     group: list[Manifest] = []
     n_files = n_bytes = 0
     for found in sorted(segments, key=lambda item: (item.created, item.key)):
-        files, size = found.counts["units"], _size(found)
+        files = found.counts["units"]
+        size = next(entry.size for entry in found.files if entry.name == PAGES_FILE)
         if SMALL * files > SEGMENT_FILES or SMALL * size > SEGMENT_BYTES:
             continue
         if group and (n_files + files > SEGMENT_FILES or n_bytes + size > SEGMENT_BYTES):
@@ -108,11 +109,6 @@ def _fill(segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest
         n_files, n_bytes = n_files + files, n_bytes + size
     if len(group) >= max(2, at_least):
         yield group
-
-
-def _size(segment: Manifest) -> int:
-    """Return the bytes of a segment's table of pages."""
-    return next(entry.size for entry in segment.files if entry.name == PAGES_FILE)
 
 
 def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:

@@ -16,31 +16,37 @@ runs go first, because by what goes it is known which they are.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from storage.catalog import CORPUS_REF, LISTED, Catalog, read_state
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import ancestors, descendants
 from storage.manifest import ArtifactRef, Manifest
+from storage.schemas import DOCUMENTS_FILE
 from storage.store import Store
-from storage.tombstones import (
-    FORGETTING_LOCK,
-    Tombstone,
-    Tombstones,
-    read_tombstones,
-    write_tombstones,
-)
+from storage.tables import read_columns
+from storage.tombstones import FORGETTING_LOCK, Tombstone, Tombstones, read_tombstones, write_tombstones
+from tasks.generation.prompts import SAMPLED_ID
 from tasks.ingest.segments import present_segments
 from tasks.lineage.documents import SEGMENT_STAGES, find_forgotten, find_targets, paths_of, place_digests
 from tasks.lineage.training_data import exposed_documents
-from tasks.upkeep.forget_quotes import TRAIN, clear_pages, find_quotes, show_samples
+from tasks.text.minhash import gram_hashes
+from tasks.text.words import U64
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tasks.training.telemetry import SAMPLES_FILE, log_samples, read_notes
 from tasks.upkeep.rewriting import (
     TRIMMED,
+    among,
     holders,
     rewrite_evalset,
     rewrite_segment,
@@ -49,6 +55,15 @@ from tasks.upkeep.rewriting import (
     trim_tables,
 )
 
+if TYPE_CHECKING:
+    from storage.tracking import Tracking
+
+TRAIN = "train"
+PAGES = (".html", ".md")  # beside a run; they quote documents
+# a prompt this long that stands in a document is taken to be from it; a letter of the scripts from `_DENSE` on, which
+# put no space between words, says as much as three others
+QUOTING_WORDS, QUOTING_LETTERS = 5, 24
+_DENSE = "\u0e00"
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
 # lineage is followed up to these and no further: models, what they wrote and their figures; they stay, but for samples
 # and completions that quote a forgotten document (`find_quotes`)
@@ -173,12 +188,12 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     # those that were trimmed before were made from segments that are no more
     named = {found.ref: found for found in (*made, *holders(store, TRIMMED, forgotten)) if found.stage in TRIMMED}
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
-    quotes = find_quotes(store, texts, forgotten)
-    spoken = descendants(store, [manifest.ref for manifest in (*quotes.prompts, *quotes.outside)])
+    quoting, samples = find_quotes(store, texts, forgotten)
+    spoken = descendants(store, [manifest.ref for manifest in quoting])
     going = [*segments, *evalsets, *(found for found in made if found.stage not in (*KEPT, *TRIMMED))]
-    going += [*quotes.prompts, *quotes.outside, *spoken]
-    shown_by = set(quotes.samples)
-    for manifest in (*made, *quotes.outside, *spoken):  # trainings, and what was measured or written with one
+    going += [*quoting, *spoken]
+    shown_by = set(samples)
+    for manifest in (*made, *quoting, *spoken):  # trainings, and what was measured or written with one
         refs = [manifest.ref] if manifest.stage == TRAIN else manifest.input_refs()
         shown_by |= {ref.key for ref in refs if ref.stage == TRAIN}
     for item in forgotten.documents.values():
@@ -187,7 +202,7 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
         segments=present_segments(manifest for manifest in segments if manifest.stage == "extract"),
         evalsets=evalsets,
         trimmed=list(named.values()),
-        samples=quotes.samples,
+        samples=samples,
         removed=sorted({(manifest.stage, manifest.key) for manifest in going} | set(forgotten.pending or ())),
         shown_by=shown_by,
     )
@@ -233,8 +248,7 @@ def refuse_forgotten(store: Store, known: Collection[str]) -> None:
     Raises:
         UserError: then.
     """
-    forgotten = read_tombstones(store)
-    if forgotten.documents.keys() <= set(known):
+    if read_tombstones(store).documents.keys() <= set(known):
         return
     with store.lock(FORGETTING_LOCK):
         known_now = read_tombstones(store)  # of a forgetting that was killed they say what is still to go
@@ -294,3 +308,132 @@ def _moved(refs: Iterable[dict[str, Any]], instead: _Instead) -> Iterator[dict[s
             yield ref
         elif new is not None:
             yield asdict(new)
+
+
+# quotations: prompts, samples of trainings, texts from outside, pages beside MLflow runs
+
+
+def find_quotes(
+    store: Store, refs: Collection[ArtifactRef], forgotten: Tombstones
+) -> tuple[list[Manifest], dict[str, set[str]]]:
+    """Return what quotes forgotten documents.
+
+    Args:
+        refs: Artefacts with texts of the documents, of which one at a time is held.
+
+    Returns:
+        Lists of prompts that quote one or were drawn from it, and sets of texts from outside that hold its bytes or a
+        13-gram of it; and the prompts of the samples that quote one, by the training's key.
+    """
+    lists = [(found, *_ids_and_lines(store, found)) for found in store.manifests("prompts")]
+    lines = set[str]().union(*(own for _, _, own in lists))
+    outside = list(store.manifests("texts"))
+    drawn, tokenizers = _drawn(store)
+    quoted: set[str] = set()
+    samples: dict[str, set[str]] = {}
+    grams = [np.empty(0, np.uint64)]
+    for text in _texts(store, refs, forgotten) if lines or outside or drawn else ():
+        line, letters = _line(text), _letters(text)
+        quoted |= {one for one in lines - quoted if one in line}
+        # a sample's prompt is what its tokeniser gave back of a document: what that does not know is missing from it
+        read = {digest: _letters(one.decode(one.encode([text])[0].tolist())) for digest, one in tokenizers.items()}
+        for key, tokenizer, prompt in list(drawn):
+            if _stands(prompt, line, (letters, read.get(tokenizer, ""))):
+                drawn.remove((key, tokenizer, prompt))
+                samples.setdefault(key, set()).add(prompt)
+        if outside:
+            grams.append(gram_hashes([text]).values)
+    known = np.unique(np.concatenate(grams))
+    names = {doc_id[:SAMPLED_ID] for doc_id in forgotten.documents}
+    quoting = [found for found, ids, own in lists if ids & names or own & quoted]
+    quoting += [found for found in outside if _holds(store, found, forgotten, known)]
+    return quoting, samples
+
+
+def _texts(store: Store, refs: Iterable[ArtifactRef], forgotten: Tombstones) -> Iterator[str]:
+    """Yield texts of the forgotten documents; documents with forgotten bytes have a tombstone too."""
+    for ref in sorted(refs):
+        with pq.ParquetFile(store.folder(ref) / DOCUMENTS_FILE) as file:
+            for group in range(file.num_row_groups):
+                chosen = among(file.read_row_group(group, columns=["doc_id"])["doc_id"], forgotten.documents)
+                if pc.any(chosen).as_py():
+                    table = file.read_row_group(group, columns=["text"])
+                    yield from (value.as_py() for value in table.filter(chosen)["text"])
+
+
+def _ids_and_lines(store: Store, prompts: Manifest) -> tuple[set[str], set[str]]:
+    """Return the ids of a list of prompts, and its lines that are long enough to be quotations."""
+    rows = read_columns(store.folder(prompts.ref) / "prompts.parquet", ["id", "prompt"])
+    return set(map(str, rows["id"])), {line for line in map(_line, rows["prompt"]) if _is_long(line)}
+
+
+def _is_long(line: str) -> bool:
+    letters = sum(3 if letter >= _DENSE and letter.isalpha() else 1 for letter in line)
+    return letters >= QUOTING_LETTERS or len(line.split()) >= QUOTING_WORDS
+
+
+def _drawn(store: Store) -> tuple[set[tuple[str, str, str]], dict[str, Tokenizer]]:
+    """Return key of the training, digest of the tokeniser and prompt of each sample; and the tokenisers by digest."""
+    drawn: set[tuple[str, str, str]] = set()
+    tokenizers: dict[str, Tokenizer] = {}
+    for training in store.manifests(TRAIN):
+        folder = store.folder(training.ref)
+        if prompts := {sample.prompt for sample in read_notes(folder).samples}:
+            digest = next((entry.sha256 for entry in training.files if entry.name == TOKENIZER_FILE), "")
+            drawn |= {(training.key, digest, prompt) for prompt in prompts}
+            if digest and digest not in tokenizers:
+                tokenizers[digest] = load_tokenizer(folder / TOKENIZER_FILE)
+    return drawn, tokenizers
+
+
+def _stands(prompt: str, line: str, forms: Iterable[str]) -> bool:
+    """Return True if a prompt occurs in a text, given as a line and as the letters that a tokeniser reads of it."""
+    words, letters = _line(prompt), _letters(prompt)
+    return (bool(words) and words in line) or (bool(letters) and any(letters in form for form in forms))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _letters(text: str) -> str:
+    """Return letters and digits alone, in one case: tokenisers set spaces, and cut characters in two."""
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+def _holds(store: Store, texts: Manifest, forgotten: Tombstones, grams: U64) -> bool:
+    rows = read_columns(store.folder(texts.ref) / DOCUMENTS_FILE, ["doc_id", "text"])
+    if forgotten.contents.intersection(rows["doc_id"]):
+        return True
+    return bool(np.isin(gram_hashes(rows["text"]).values, grams).any())
+
+
+def clear_pages(home: Home, trainings: Collection[str]) -> None:
+    """Remove the pages of a home, which the next run draws again, and what quotes documents beside some runs.
+
+    Args:
+        trainings: Keys of the trainings of those runs.
+    """
+    if home.reports.is_dir():
+        shutil.rmtree(home.reports)
+    if tracking := _tracking(home, trainings):
+        for key in sorted(trainings):
+            for run_id in tracking.runs(key):
+                tracking.remove_files(run_id, (*PAGES, SAMPLES_FILE))
+
+
+def show_samples(home: Home, store: Store, trainings: Collection[str]) -> None:
+    """Put the samples that trainings still have beside their runs again."""
+    if tracking := _tracking(home, trainings):
+        for key in sorted(trainings):
+            runs, training = tracking.runs(key), store.find(TRAIN, key)
+            if runs and training is not None:
+                log_samples(tracking, runs[-1], read_notes(store.folder(training.ref)).samples)
+
+
+def _tracking(home: Home, trainings: Collection[str]) -> Tracking | None:
+    if not trainings or not home.has_tracking:
+        return None
+    from storage.tracking import Tracking
+
+    return Tracking(home)

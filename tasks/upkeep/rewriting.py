@@ -21,41 +21,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage import schemas
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import (
-    CUTS,
-    CUTS_FILE,
-    DOCUMENTS_FILE,
-    DROPPED,
-    DROPPED_FILE,
-    EVALSET,
-    EXTRACTS,
-    EXTRACTS_FILE,
-    FILES,
-    FILES_FILE,
-    GRAMS_FILE,
-    OFFSETS_FILE,
-    PAGES,
-    PAGES_FILE,
-    SELECTION,
-    SELECTION_FILE,
-)
 from storage.store import Store, Workspace
 from storage.tables import TableWriter, read_rows, stream_rows, union_digest, write_table
 from storage.tombstones import FORGOTTEN, Tombstones
+from tasks.curate.curate import curate
 from tasks.curate.evalset import load_grams
 from tasks.ingest.extract import document_id, forgotten_row
 from tasks.ingest.journal import is_doubtful
+from tasks.ingest.snapshot import snapshot
 from tasks.lineage.documents import SEGMENT_STAGES
 from tasks.training.telemetry import JOURNAL_FILE, read_notes
 
-SELECTION_TABLES = {SELECTION_FILE: SELECTION, DROPPED_FILE: DROPPED, CUTS_FILE: CUTS}
-TRIMMED = {"curate": SELECTION_TABLES, "ablate": SELECTION_TABLES, "snapshot": {FILES_FILE: FILES}}
+TRIMMED = {"curate": curate.facts.tables, "ablate": curate.facts.tables, "snapshot": snapshot.facts.tables}
 # the tables that name documents, of stages whose artefacts are rewritten or trimmed
 NAMING = {
-    **dict.fromkeys(SEGMENT_STAGES, (EXTRACTS_FILE,)),
-    "evalset": (DOCUMENTS_FILE,),
+    **dict.fromkeys(SEGMENT_STAGES, (schemas.EXTRACTS_FILE,)),
+    "evalset": (schemas.DOCUMENTS_FILE,),
     **{stage: tuple(tables) for stage, tables in TRIMMED.items()},
 }
 _IDENTITY = ("doc_id", "sha256", "reason_code", "file_sha256", "locator")
@@ -132,30 +116,30 @@ def write_segment(
     key = described.content_key
     if (known := store.find(described.stage, key)) is not None:
         return known
-    rows = chain.from_iterable(stream_rows(folder / EXTRACTS_FILE) for folder in folders)
+    rows = chain.from_iterable(stream_rows(folder / schemas.EXTRACTS_FILE) for folder in folders)
     records = sorted(filter(None, map(change, rows)), key=lambda row: row["file_sha256"])  # members stay behind files
     place = {row["doc_id"]: number for number, row in enumerate(records) if row["n_pages"]}
     with store.workspace(described.stage, key) as workspace:
         store.note_inputs(workspace, described.input_refs())
-        with TableWriter(workspace.out / PAGES_FILE, PAGES) as pages:
-            found = chain.from_iterable(stream_rows(folder / PAGES_FILE) for folder in folders)
+        with TableWriter(workspace.out / schemas.PAGES_FILE, schemas.PAGES) as pages:
+            found = chain.from_iterable(stream_rows(folder / schemas.PAGES_FILE) for folder in folders)
             kept = (row for row in found if row["doc_id"] in place)
             # those of one segment are in order, and may be of an archive that unpacks to more than the memory
             pages.write(kept if len(folders) == 1 else sorted(kept, key=lambda row: place[row["doc_id"]]))
         counts = {
-            "rows": write_table(workspace.out / EXTRACTS_FILE, EXTRACTS, records),
+            "rows": write_table(workspace.out / schemas.EXTRACTS_FILE, schemas.EXTRACTS, records),
             "pages": pages.count,
             "units": len(described.settings["contents"]),
             "doubtful": sum(is_doubtful(row["status"], row["reason_code"]) for row in records),
         }
-        digest = union_digest([workspace.out / EXTRACTS_FILE])
+        digest = union_digest([workspace.out / schemas.EXTRACTS_FILE])
         return store.commit(workspace, replace(described, key=key, digest=digest, counts=counts))
 
 
 def rewrite_evalset(store: Store, evalset: Manifest, forgotten: Collection[str]) -> ArtifactRef | None:
     """Return an evaluation set without some documents; None if nothing is left of it."""
     folder = store.folder(evalset.ref)
-    rows = read_rows(folder / DOCUMENTS_FILE)
+    rows = read_rows(folder / schemas.DOCUMENTS_FILE)
     places = [place for place, row in enumerate(rows) if row["doc_id"] not in forgotten]
     if not places:
         return None
@@ -165,9 +149,9 @@ def rewrite_evalset(store: Store, evalset: Manifest, forgotten: Collection[str])
     grams = load_grams(folder).take(np.array(places))
     kept = [rows[place] for place in places]
     with store.workspace(evalset.stage, key) as workspace:
-        np.save(workspace.out / GRAMS_FILE, grams.values, allow_pickle=False)
-        np.save(workspace.out / OFFSETS_FILE, grams.offsets, allow_pickle=False)
-        n_rows = write_table(workspace.out / DOCUMENTS_FILE, EVALSET, kept)
+        np.save(workspace.out / schemas.GRAMS_FILE, grams.values, allow_pickle=False)
+        np.save(workspace.out / schemas.OFFSETS_FILE, grams.offsets, allow_pickle=False)
+        n_rows = write_table(workspace.out / schemas.DOCUMENTS_FILE, schemas.EVALSET, kept)
         counts = {**evalset.counts, "rows": n_rows, "bytes": sum(len(row["text"].encode()) for row in kept)}
         return store.commit(workspace, replace(evalset, key=key, digest=sha256_json(kept), counts=counts)).ref
 

@@ -6,7 +6,7 @@ What stages recorded of a corpus, from documents to sequences, is computed again
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE, SEQUENCES_FILE, SHAR
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
-from tasks.curate.corpus import kept_documents, kept_rows
+from tasks.curate.corpus import Corpus, kept_documents, parquet, tables_of
 from tasks.text.minhash import gram_hashes
 from tasks.text.overlap import containment
 from tasks.text.words import Hashes
@@ -91,20 +91,18 @@ def check_split(store: Store, state: State) -> Check:
     """Check that clusters lie on one side, and that neither evaluation documents nor their text are trained on."""
     check = Check("split")
     curated = state["curate"][0]
-    selection = read_columns(store.folder(curated) / SELECTION_FILE, ["cluster", "split"])
-    sides: dict[str, set[str]] = {}
-    for cluster, split in zip(selection["cluster"], selection["split"], strict=True):
-        sides.setdefault(cluster, set()).add(split)
-    check.problems += [
-        f"text {name[:12]} is on both sides of the split" for name, found in sides.items() if len(found) > 1
-    ]
+    selection = parquet(store.folder(curated) / SELECTION_FILE)
+    with Corpus() as corpus:
+        ((n_selected,),) = corpus.sql(f"select count(*) from {selection}").fetchall()
+        split = corpus.sql(f"select cluster from {selection} group by all having min(split) < max(split) order by all")
+        check.problems += [f"text {name[:12]} is on both sides of the split" for (name,) in split.fetchall()]
     trained = kept_documents(store, curated, "train")
     frozen = {
         row["doc_id"]: row["text"]
         for ref in state.get("evalset", [])
         for row in stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"])
     }
-    check.checked = len(selection["cluster"]) + len(frozen)
+    check.checked = n_selected + len(frozen)
     check.problems += [f"evaluation document {doc_id} is trained on" for doc_id in frozen if doc_id in trained]
     check.problems += _containment_problems(store, state, frozen)
     return check
@@ -136,24 +134,29 @@ def _containment_problems(store: Store, state: State, frozen: dict[str, str]) ->
             yield gram_hashes([text for _, text in block])
 
     shares, trained_shares = containment(gram_hashes(list(held_out.values())), blocks())
-    yield from _leaks(list(held_out), shares.tolist(), "held out", "training", limit)
-    yield from _leaks(trained, np.concatenate([np.zeros(0), *trained_shares]).tolist(), "trained on", "held-out", limit)
-
-
-def _leaks(names: Sequence[str], shares: Sequence[float], role: str, other: str, limit: float) -> Iterator[str]:
-    for name, share in zip(names, shares, strict=True):
-        if share > limit:
+    sides = (
+        ("held out", "training", list(held_out), shares),
+        ("trained on", "held-out", trained, np.concatenate([np.zeros(0), *trained_shares])),
+    )
+    for role, other, names, found in sides:
+        for place in np.flatnonzero(found > limit):
             yield (
-                f"document {name} is {role}, but {share:.1%} of its runs of thirteen words stand in {other} text "
-                f"(curate.max_containment is {limit})"
+                f"document {names[place]} is {role}, but {found[place]:.1%} of its runs of thirteen words stand in "
+                f"{other} text (curate.max_containment is {limit})"
             )
 
 
 def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
-    """Yield id and normalised text of the documents of one side."""
-    tables = RefSet(tuple(state["normalise"]), "")
-    for row in kept_rows(store, state["curate"][0], split, tables, DOCUMENTS_FILE, ["doc_id", "text"]):
-        yield row["doc_id"], row["text"]
+    """Yield id and normalised text of the documents of one side, each from the segment that is noted for it."""
+    refs = state["normalise"]
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(state["curate"][0]), split)
+        corpus.locate(tables_of(store, RefSet(tuple(refs), "")), DOCUMENTS_FILE)
+        part, doc_id = corpus.columns("select part, doc_id from located")
+    for number, ref in enumerate(refs):
+        wanted = set(doc_id[part == number].tolist())
+        rows = stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"]) if wanted else ()
+        yield from ((row["doc_id"], row["text"]) for row in rows if row["doc_id"] in wanted)
 
 
 # token shards
@@ -255,10 +258,10 @@ def check_sequences(store: Store, state: State) -> Check:
         rows = table.filter(pc.equal(table["split"], split))
         check.checked += len(rows)
         n_sequences = len(load_index(folder, split))
-        for problem in _problems(documents, rows, [shard.key for shard in shards], record, split, n_sequences):
-            check.problems.append(f"dataset {ref.key[:12]}, {split}: {problem}")
-    for problem in _group_problems(record, load_index(folder, "train").labels, manifest.counts):
-        check.problems.append(f"dataset {ref.key[:12]}: {problem}")
+        found = _problems(documents, rows, [shard.key for shard in shards], record, split, n_sequences)
+        check.problems += [f"dataset {ref.key[:12]}, {split}: {problem}" for problem in found]
+    found = _group_problems(record, load_index(folder, "train").labels, manifest.counts)
+    check.problems += [f"dataset {ref.key[:12]}: {problem}" for problem in found]
     return check
 
 

@@ -73,7 +73,7 @@ def texts(rows: list[WalkedFile]) -> dict[str, str]:
 
 def test_objects_below_the_prefix_are_rows_with_a_copy(walk):
     rows = walk()
-    assert [(row.path, row.size, row.source) for row in rows] == [
+    assert [(row.path, row.state.size, row.source) for row in rows] == [
         ("a.txt", 3, "s3://bucket/docs"),
         ("deep/b.PDF", 3, "s3://bucket/docs"),
     ]
