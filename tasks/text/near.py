@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from tasks.text.words import I64, U64, distinct
 if TYPE_CHECKING:
     import duckdb
 
+F64 = npt.NDArray[np.float64]
 TextsOf = Callable[[Sequence[int]], list[str]]
 
 MAX_BUCKET = 64
@@ -36,7 +37,7 @@ FOUND_SHARE = 0.995  # least probability that a pair at the threshold becomes a 
 BLOCK_SHINGLES = 1 << 22  # shingles in memory while candidates are verified
 MARGIN = 3.7  # standard errors below the threshold at which an estimate rules a pair out: 1 in 10,000
 
-_AT_ONCE = 1 << 16  # rows of a result, the minima of two documents with each
+_AT_ONCE = 1 << 16  # pairs of which the minima are in memory
 _BASE = np.uint64(0xD1342543DE82EF95)
 
 
@@ -51,13 +52,13 @@ class Pairs:
 
     first: I64
     second: I64
-    similarity: npt.NDArray[np.float64]
+    similarity: F64
 
     def __len__(self) -> int:
         return len(self.first)
 
     @classmethod
-    def sorted(cls, one: I64, other: I64, similarity: npt.NDArray[np.float64]) -> Self:
+    def sorted(cls, one: I64, other: I64, similarity: F64) -> Self:
         """Return distinct pairs of any order and direction in the order of this class."""
         first, second = np.minimum(one, other), np.maximum(one, other)
         order = np.lexsort((second, first))
@@ -67,6 +68,9 @@ class Pairs:
         """Return the pairs of at least that similarity."""
         chosen = self.similarity >= threshold
         return type(self)(self.first[chosen], self.second[chosen], self.similarity[chosen])
+
+
+NO_PAIRS = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 class Minhashes(Protocol):
@@ -124,10 +128,7 @@ def near_pairs(
     connection = connection or duckdb.connect()
     n_bands = _list_bands(connection, minhashes, band_rows(threshold))
     n_giant, largest = _pair_buckets(connection, n_bands, threshold, max_bucket)
-    first, second = _likely_pairs(connection, minhashes, threshold)
-    similarity = np.full(len(first), np.nan)
-    if known is not None:
-        _recall(first, second, known, similarity)
+    first, second, similarity = _likely_pairs(connection, minhashes, threshold, known or NO_PAIRS)
     unknown = np.flatnonzero(np.isnan(similarity))
     similarity[unknown] = _verify(connection, first[unknown], second[unknown], texts_of)
     connection.execute("drop table bands")
@@ -210,58 +211,33 @@ def _pair_buckets(
     return n_giant, largest
 
 
-def _likely_pairs(connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, threshold: float) -> tuple[I64, I64]:
-    """Return the pairs that their estimates do not rule out."""
-    connection.execute("create or replace table minima (number bigint, hashes blob)")
-    connection.execute("create or replace table likely as select distinct first, second from band_pairs")
-    connection.execute("drop table band_pairs")
-    ends = "select first as number from likely union select second from likely order by number"
-    for (numbers,) in _batches(connection, ends):
-        found = np.ascontiguousarray(minhashes.minima_of(numbers))
-        hashes = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(found.itemsize * N_PERMUTATIONS), len(found), [None, pa.py_buffer(found)]
-        )
-        _insert(connection, "minima", pa.table([numbers, hashes], ["number", "hashes"]))
-    least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
-    query = (
-        "select first, second, one.hashes, other.hashes from likely join minima as one on one.number = first "
-        "join minima as other on other.number = second"
+def _likely_pairs(
+    connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, threshold: float, known: Pairs
+) -> tuple[I64, I64, F64]:
+    """Return the pairs that their estimates do not rule out, with their similarities; NaN where none is known."""
+    connection.register("known", pa.table(vars(known)))
+    connection.execute(
+        "create or replace table likely as select distinct first, second, coalesce(similarity, 'nan') as similarity "
+        "from band_pairs left join known using (first, second); drop table band_pairs"
     )
-    reaching = [np.zeros((2, 0), np.int64)]
-    for first, second, one, other in _batches(connection, query):
-        reach = np.count_nonzero(one == other, axis=1) / N_PERMUTATIONS >= least
-        reaching.append(np.stack([first[reach], second[reach]]))
-    connection.execute("drop table minima; drop table likely")
-    first, second = np.concatenate(reaching, axis=1)
-    return first, second
-
-
-def _batches(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yield the columns of a result piece by piece; those of minima as (m, 120)."""
+    connection.unregister("known")
+    least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
+    reaching = [(NO_PAIRS.first, NO_PAIRS.second, NO_PAIRS.similarity)]
     with connection.cursor() as cursor:
-        for batch in cursor.sql(query).to_arrow_reader(_AT_ONCE):
-            yield [
-                np.frombuffer(column.buffers()[2], np.uint32, len(column) * N_PERMUTATIONS).reshape(-1, N_PERMUTATIONS)
-                if pa.types.is_binary(column.type)
-                else column.to_numpy()
-                for column in batch.columns
-            ]
+        # in order, so that neighbouring pairs ask for minima of the same few segments
+        for batch in cursor.sql("from likely order by first, second").to_arrow_reader(_AT_ONCE):
+            first, second, similarity = (column.to_numpy() for column in batch.columns)
+            ends = distinct(np.concatenate([first, second]))
+            minima = minhashes.minima_of(ends)
+            equal = minima[np.searchsorted(ends, first)] == minima[np.searchsorted(ends, second)]
+            reach = np.count_nonzero(equal, axis=1) / N_PERMUTATIONS >= least
+            reaching.append((first[reach], second[reach], similarity[reach]))
+    connection.execute("drop table likely")
+    first, second, similarity = map(np.concatenate, zip(*reaching, strict=True))
+    return first, second, similarity
 
 
-def _recall(first: I64, second: I64, known: Pairs, similarity: npt.NDArray[np.float64]) -> None:
-    """Fill in the similarities that are known."""
-    n = max([0, *(int(numbers.max(initial=0)) for numbers in (second, known.second))]) + 1
-    codes, known_codes = first * n + second, known.first * n + known.second
-    order = np.argsort(known_codes)
-    place = np.minimum(np.searchsorted(known_codes, codes, sorter=order), max(len(order) - 1, 0))
-    if len(order):
-        same = known_codes[order[place]] == codes
-        similarity[same] = known.similarity[order[place[same]]]
-
-
-def _verify(
-    connection: duckdb.DuckDBPyConnection, first: I64, second: I64, texts_of: TextsOf
-) -> npt.NDArray[np.float64]:
+def _verify(connection: duckdb.DuckDBPyConnection, first: I64, second: I64, texts_of: TextsOf) -> F64:
     """Exact similarity of each pair, reading the texts block by block, those that belong together in one."""
     similarity = np.zeros(len(first))
     if not len(first):
@@ -279,7 +255,7 @@ def _verify(
     return similarity
 
 
-def _jaccard(first: I64, second: I64, texts_of: TextsOf) -> npt.NDArray[np.float64]:
+def _jaccard(first: I64, second: I64, texts_of: TextsOf) -> F64:
     documents = distinct(np.concatenate([first, second]))
     sets = shingle_sets(texts_of(documents.tolist()))
     bounds = sets.offsets.tolist()
@@ -310,16 +286,13 @@ def _blocks(first: list[int], second: list[int], sizes: I64) -> Iterator[slice]:
 
 def clusters(n: int, pairs: Pairs) -> I64:
     """Return the cluster of each of n documents: the smallest index among its members."""
-    labels = np.arange(n)
-    while True:
-        ours, theirs = labels[pairs.first], labels[pairs.second]
-        if np.array_equal(ours, theirs):
-            return labels
-        lowest = np.minimum(ours, theirs)
-        np.minimum.at(labels, ours, lowest)
-        np.minimum.at(labels, theirs, lowest)
-        while not np.array_equal(labels, labels[labels]):
-            labels = labels[labels]
+    from scipy.sparse import coo_array  # only here: it takes longer to import than most commands have
+    from scipy.sparse.csgraph import connected_components
+
+    links = coo_array((np.ones(len(pairs), bool), (pairs.first, pairs.second)), (n, n))
+    labels = connected_components(links, directed=False)[1]
+    smallest = np.unique(labels, return_index=True)[1]
+    return smallest[labels]
 
 
 def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.bool_], I64]:
