@@ -11,7 +11,7 @@ import ctypes
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -67,6 +67,9 @@ class Engine:
         """
         return self.tokenizer.encode([piece.decode() for piece in pieces])
 
+    def check(self, texts: Sequence[bytes]) -> None:
+        """Raise EngineError if it fails, or gives other ids than the reference; the reference is not run for it."""
+
 
 class GigatokenEngine(Engine):
     """gigatoken, without threads: it holds the interpreter's lock, and other segments are encoded beside this one."""
@@ -90,6 +93,16 @@ class GigatokenEngine(Engine):
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         return [self._encode(piece) for piece in pieces]
+
+    def check(self, texts: Sequence[bytes]) -> None:
+        with engine_errors("it failed"):
+            found = self.encode(texts)
+        with engine_errors("the reference failed"):
+            expected = super().encode(texts)
+        for text, some, others in zip(texts, found, expected, strict=True):
+            if not np.array_equal(some, others):
+                begin = text[:40].decode(errors="replace")
+                raise EngineError(f"other ids than the reference's for a text that begins {begin!r}")
 
     def _encode(self, data: bytes) -> np.ndarray:
         self._since_check += len(data)
@@ -145,61 +158,35 @@ def engine_errors(what: str) -> Iterator[None]:
         raise EngineError(f"{what} ({type(error).__name__}: {error})") from error
 
 
-class Engines:
-    """The engines of one tokeniser, each made once.
+def choose_engine(tokenizer: Tokenizer, texts: Sequence[bytes], size: int, wanted: str = "auto") -> tuple[Engine, str]:
+    """Return the engine to take, and the reason in one sentence.
 
     Args:
-        tokenizer: whose ids they give.
+        texts: the first of all, on a sample of which the engine has to give the ids of the reference.
+        size: bytes of all text that is to be encoded.
+        wanted: `auto`, or `reference` for no other than that.
     """
+    reference = Engine(tokenizer)
+    if wanted == "reference":
+        return reference, "asked for"
+    if not isinstance(tokenizer, LibraryTokenizer):
+        return reference, "there is no other for this kind of tokeniser"
+    if size < WORTH_AN_ENGINE:
+        return reference, f"{size:,} bytes are too few for another engine to pay"
+    added = json.loads(tokenizer.spec).get("added_tokens") or []
+    probes = [*PROBES, " ".join(str(token["content"]) for token in added)]
+    try:
+        engine = _gigatoken(tokenizer)
+        engine.check([*sample_of(texts), *(probe.encode() for probe in probes)])
+    except EngineError as error:
+        return reference, f"gigatoken: {error}"
+    return engine, "gives the reference's ids on a sample of these documents"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.reference = Engine(tokenizer)
 
-    def choose(self, texts: Sequence[bytes], size: int, wanted: str = "auto") -> tuple[Engine, str]:
-        """Return the engine to take, and the reason in one sentence.
-
-        Args:
-            texts: the first of all, on a sample of which the engine has to give the ids of the reference.
-            size: bytes of all text that is to be encoded.
-            wanted: `auto`, or `reference` for no other than that.
-        """
-        if wanted == "reference":
-            return self.reference, "asked for"
-        if not isinstance(self.tokenizer, LibraryTokenizer):
-            return self.reference, "there is no other for this kind of tokeniser"
-        if size < WORTH_AN_ENGINE:
-            return self.reference, f"{size:,} bytes are too few for another engine to pay"
-        added = json.loads(self.tokenizer.spec).get("added_tokens") or []
-        probes = [*PROBES, " ".join(str(token["content"]) for token in added)]
-        try:
-            self.compare(self._gigatoken, [*sample_of(texts), *(probe.encode() for probe in probes)])
-        except EngineError as error:
-            return self.reference, f"gigatoken: {error}"
-        return self._gigatoken, "gives the reference's ids on a sample of these documents"
-
-    @cached_property
-    def _gigatoken(self) -> Engine:
-        assert isinstance(self.tokenizer, LibraryTokenizer)
-        with engine_errors("it cannot be set up"):
-            return GigatokenEngine(self.tokenizer)
-
-    def compare(self, engine: Engine, texts: Sequence[bytes]) -> None:
-        """Check an engine against the reference.
-
-        Raises:
-            EngineError: if it fails, or gives other ids.
-        """
-        if engine is self.reference:
-            return
-        with engine_errors("it failed"):
-            found = engine.encode(texts)
-        with engine_errors("the reference failed"):
-            expected = self.reference.encode(texts)
-        for text, some, others in zip(texts, found, expected, strict=True):
-            if not np.array_equal(some, others):
-                begin = text[:40].decode(errors="replace")
-                raise EngineError(f"other ids than the reference's for a text that begins {begin!r}")
+@lru_cache(maxsize=1)  # a process that encodes many segments sets it up once
+def _gigatoken(tokenizer: LibraryTokenizer) -> GigatokenEngine:
+    with engine_errors("it cannot be set up"):
+        return GigatokenEngine(tokenizer)
 
 
 def sample_of(texts: Sequence[bytes]) -> list[bytes]:

@@ -31,7 +31,7 @@ from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, SHARD_FILE, TOKEN
 from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.text.words import bundles
-from tasks.tokens.engines import Engine, EngineError, Engines, engine_errors, sample_of
+from tasks.tokens.engines import Engine, EngineError, choose_engine, engine_errors, sample_of
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
 
 BATCH_BYTES = 2**20  # of text that an engine is given at once
@@ -112,39 +112,38 @@ def tokenise_segment(
     Raises:
         UserError: if the tokeniser's file is broken, or another one, or it cannot encode the documents.
     """
-    engines = _engines(tokenizer, fingerprint)
+    known = _load_once(tokenizer, fingerprint)
     try:
-        return _encode_segment(engines, engine, settings, source, out, progress)
+        return _encode_segment(known, engine, settings, source, out, progress)
     except EngineError as error:
         reason = str(error)
     try:
-        made = _encode_segment(engines, "reference", settings, source, out, progress)
+        made = _encode_segment(known, "reference", settings, source, out, progress)
     except EngineError as error:
         raise UserError(
-            f"the tokeniser in {tokenizer} ({engines.tokenizer.described}) cannot encode the documents: {error}; give "
+            f"the tokeniser in {tokenizer} ({known.described}) cannot encode the documents: {error}; give "
             "it an id for what it does not know, or take another one (tokenizer.kind, tokenizer.file)"
         ) from error
     return {**made, "engine_reason": reason}
 
 
 @lru_cache(maxsize=1)
-def _engines(path: Path, fingerprint: str) -> Engines:
-    """Return the engines of a saved tokeniser; a process that encodes many segments sets them up once."""
+def _load_once(path: Path, fingerprint: str) -> Tokenizer:
     try:
-        return Engines(load_tokenizer(path, fingerprint))
+        return load_tokenizer(path, fingerprint)
     except TokenizerError as error:
         raise UserError(str(error)) from error
 
 
 def _encode_segment(
-    engines: Engines,
+    tokenizer: Tokenizer,
     wanted: str,
     settings: TokeniseSettings,
     source: Path,
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    engine, reason = engines.reference, "there is no text"
+    engine, reason = Engine(tokenizer), "there is no text"
 
     def documents() -> Iterator[tuple[str, Iterator[tuple[bytes, np.ndarray]]]]:
         nonlocal engine, reason
@@ -157,9 +156,10 @@ def _encode_segment(
                 del table
                 compared += sum(map(len, texts))
                 if number == 0:
-                    (engine, reason), compared = engines.choose(texts, unpacked_size(source), wanted), 0
+                    engine, reason = choose_engine(tokenizer, texts, unpacked_size(source), wanted)
+                    compared = 0
                 elif compared >= COMPARE_BYTES:
-                    engines.compare(engine, sample_of(texts))
+                    engine.check(sample_of(texts))
                     compared = 0
                 pieces = groupby(_encoded(engine, texts), key=itemgetter(0))
                 for name, (_, own) in zip(names, pieces, strict=True):
@@ -167,7 +167,7 @@ def _encode_segment(
                 done += len(names)
                 progress(done, file.metadata.num_rows)
 
-    rows, counts = _write_shard(out / SHARD_FILE, engines.tokenizer, settings, documents())
+    rows, counts = _write_shard(out / SHARD_FILE, tokenizer, settings, documents())
     # All of it is read when one document of the corpus comes or goes: large row groups are read sooner. Dictionaries
     # would save nothing, as no name and no digest comes twice.
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
