@@ -326,10 +326,6 @@ def _find_repeated(documents: I64, hashes: U64, places: I64) -> Repeated:
         places: index of each thing, to report.
     """
     keys = hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)  # alike only within a document
-    # what is alone in its bucket surely occurs once: in ordinary text that spares most things the sort
-    buckets = (keys >> np.uint64(8)).astype(np.int64) & ((4 << len(keys).bit_length()) - 1)
-    crowded = np.bincount(buckets)[buckets] > 1
-    keys, places = keys[crowded], places[crowded]
     order = np.argsort(keys)
     keys = keys[order]
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])

@@ -15,16 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import (
-    I64,
-    U64,
-    Hashes,
-    distinct,
-    joined,
-    read_batches,
-    running_sums,
-    word_runs,
-)
+from tasks.text.words import I64, U64, Hashes, distinct, joined, read_batches, running_sums, word_runs
 
 SHINGLE_WORDS = 5
 GRAM_WORDS = 13
@@ -120,9 +111,7 @@ def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U
     """Return (m, 120) MinHash values and (m,) numbers of shingles of documents in several folders of signatures.
 
     Args:
-        folders: Those of `Signatures.save`.
-        part: (m,) int64, the number of the folder of each document, rising.
-        place: (m,) int64, its row there.
+        part, place: (m,) int64, the number of the folder of each document, rising, and its row there.
     """
     parts = distinct(part)
     bounds = np.searchsorted(part, [*parts, len(folders)])
