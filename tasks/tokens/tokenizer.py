@@ -63,7 +63,7 @@ _SEPARATOR = b"\xff"  # a byte that is not in UTF-8
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of the stage: the part of `tasks.tokens.settings.TokenizerSettings` that shapes a tokeniser.
+    """The part of `tasks.tokens.settings.TokenizerSettings` that shapes a tokeniser.
 
     Attributes:
         fit_bytes: 0 where nothing is fitted.
@@ -87,9 +87,10 @@ class FitSettings:
             UserError: if the file with a tokeniser is not there.
         """
         file, path = "", Path(settings.file).expanduser()
-        if settings.file:
-            gone = pinned is not None and pinned["kind"] == "file" and not path.exists()
-            file = pinned["file"] if pinned is not None and gone else digest_of_tokenizer_file(path)
+        if settings.file and pinned is not None and pinned["kind"] == "file" and not path.exists():
+            file = pinned["file"]
+        elif settings.file:
+            file = digest_of_tokenizer_file(path)
         fit_bytes = settings.fit_bytes if settings.kind in FITTED else 0
         return cls(settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
 
@@ -115,11 +116,7 @@ def pinned_settings(run: Run) -> dict[str, Any] | None:
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
-    """Choose kind and vocabulary size for so much training text, and say why.
-
-    Returns:
-        kind, vocabulary size (0: all characters that the kind knows), one sentence.
-    """
+    """Return kind, vocabulary size (0: all characters that the kind knows) and why, for so much training text."""
     kind = settings.kind
     why = "asked for"
     if kind == "auto":
@@ -146,12 +143,7 @@ class Fitted(NamedTuple):
 def fit_tokenizer(
     texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
 ) -> Fitted:
-    """Fit a tokeniser on texts.
-
-    Args:
-        texts: UTF-8.
-        n_bytes: of all training text, of which these texts are a part; None if they are all.
-    """
+    """Fit a tokeniser on UTF-8 texts, which are all training text or a part of its `n_bytes`."""
     kind, size, why = choose(settings, sum(map(len, texts)) if n_bytes is None else n_bytes)
     reserved = settings.reserved
     tools: dict[str, str] = {}
@@ -174,12 +166,8 @@ def fit_tokenizer(
 def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
     """Learn byte-level byte-pair encoding by the faster trainer that learns the merges of `tokenizers`.
 
-    Args:
-        texts: UTF-8.
-        vocab_size: ids in all, the reserved ones too.
-
     Returns:
-        The tokeniser, and the trainer with the reason for it.
+        The tokeniser of `vocab_size` ids, the reserved ones among them, and the trainer with the reason for it.
     """
     n_bytes = sum(map(len, texts))
     units = [unit for text in texts for unit in cut_text(text, UNIT_BYTES)]
@@ -238,11 +226,7 @@ def _byte_level_engine(*model: Any) -> Any:
 
 
 def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
-    """Return the JSON of `tokenizers` with gigatoken's merges.
-
-    Raises:
-        EngineError: if it fails.
-    """
+    """Return the JSON of `tokenizers` with gigatoken's merges, or raise EngineError."""
     with engine_errors("it failed"), _silence():
         from gigatoken import train_bpe
 
@@ -302,7 +286,6 @@ def tokenizer(
 
 
 def _take(work: Work, settings: FitSettings, file: ArtifactRef | None) -> dict[str, Any]:
-    """Take an existing tokeniser."""
     path = None if file is None else work.folder(file) / TOKENIZER_FILE
     if path is None or digest_of_tokenizer_file(path) != settings.file:
         raise UserError("the file of the tokeniser changed while this run began: run again")
@@ -329,9 +312,6 @@ def _choose_documents(
     Returns:
         For each folder that is read, the row of each document, its turn and how many bytes of it; and the bytes of all
         training documents.
-
-    Raises:
-        UserError: if there is none.
     """
     with Corpus() as corpus:
         corpus.want_kept(work.folder(curated), "train")
@@ -368,14 +348,7 @@ def fit_documents(
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Fit a tokeniser on documents and write it.
-
-    Args:
-        chosen, n_bytes: see `_choose_documents`.
-
-    Returns:
-        The record of the choice, the tools that did it, and how many documents and bytes were read.
-    """
+    """Fit a tokeniser on what `_choose_documents` returned, write it, and return what is noted of it."""
     texts: dict[int, bytes] = {}
     for folder, rows in chosen.items():
         found = read_places(Path(folder) / DOCUMENTS_FILE, "text", [row for row, *_ in rows])
