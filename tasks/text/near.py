@@ -16,19 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.text.minhash import N_PERMUTATIONS, U32, Block, shingle_sets
+from tasks.text.minhash import N_PERMUTATIONS, U32, shingle_sets
 from tasks.text.words import I64, U64, distinct
 
 if TYPE_CHECKING:
     import duckdb
 
 F64 = npt.NDArray[np.float64]
+MinhashesOf = Callable[[I64], tuple[U32, I64, U64]]
 TextsOf = Callable[[Sequence[int]], list[str]]
 
 MAX_BUCKET = 64
@@ -37,7 +38,7 @@ FOUND_SHARE = 0.995  # least probability that a pair at the threshold becomes a 
 BLOCK_SHINGLES = 1 << 22  # shingles in memory while candidates are verified
 MARGIN = 3.7  # standard errors below the threshold at which an estimate rules a pair out: 1 in 10,000
 
-_AT_ONCE = 1 << 16  # pairs of which the minima are in memory
+_AT_ONCE = 1 << 16  # documents or pairs of which the minima are in memory
 _BASE = np.uint64(0xD1342543DE82EF95)
 
 
@@ -73,16 +74,6 @@ class Pairs:
 NO_PAIRS = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
-class Minhashes(Protocol):
-    """MinHash signatures of documents, in memory (`Signatures`) or in files."""
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the signatures of all documents, some at a time."""
-
-    def minima_of(self, numbers: I64) -> U32:
-        """Return (m, 120) values of documents given by rising numbers."""
-
-
 @dataclass(frozen=True)
 class NearPairs:
     """Near-duplicates and how they were found.
@@ -103,7 +94,8 @@ class NearPairs:
 
 
 def near_pairs(
-    minhashes: Minhashes,
+    n: int,
+    minhashes_of: MinhashesOf,
     texts_of: TextsOf,
     threshold: float = 0.8,
     *,
@@ -114,8 +106,11 @@ def near_pairs(
     """Return all near-duplicates; a pair at the threshold is missed once in 200 or more rarely.
 
     Args:
-        minhashes: Of n documents. Documents with the same text should be left out before; they cost time, no more.
-        texts_of: Texts of documents given by ascending indices; called with some thousands at a time.
+        n: Number of documents. Those with the same text should be left out before; they cost time, no more.
+        minhashes_of: Returns of m documents, given by ascending indices, (m, 120) MinHash values, (m,) numbers of
+            distinct shingles and (m,) ties, no two documents' alike. The others of a giant bucket are compared with its
+            longest members; of equal length those go by words, and only of the same words by this.
+        texts_of: Returns texts of documents given by ascending indices; called with some thousands at a time.
         threshold: Least Jaccard similarity of a pair, above 0 and at most 1.
         max_bucket: Largest number of documents that share a band and are compared all against all.
         known: Similarities of pairs from earlier calls, in the indices of this one. They save time and change nothing.
@@ -126,9 +121,9 @@ def near_pairs(
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold {threshold} is no Jaccard similarity: expected a number above 0 and at most 1")
     connection = connection or duckdb.connect()
-    n_bands = _list_bands(connection, minhashes, band_rows(threshold))
+    n_bands = _list_bands(connection, n, minhashes_of, band_rows(threshold))
     n_giant, largest = _pair_buckets(connection, n_bands, threshold, max_bucket)
-    first, second, similarity = _likely_pairs(connection, minhashes, threshold, known or NO_PAIRS)
+    first, second, similarity = _likely_pairs(connection, minhashes_of, threshold, known or NO_PAIRS)
     unknown = np.flatnonzero(np.isnan(similarity))
     similarity[unknown] = _verify(connection, first[unknown], second[unknown], texts_of)
     connection.execute("drop table bands")
@@ -147,16 +142,18 @@ def band_rows(threshold: float) -> int:
     return rows
 
 
-def _list_bands(connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, rows: int) -> int:
+def _list_bands(connection: duckdb.DuckDBPyConnection, n: int, minhashes_of: MinhashesOf, rows: int) -> int:
     """Make the table `bands` of documents with words and a hash of each band of values; returns the number of bands."""
     n_bands = N_PERMUTATIONS // rows
     names = ["number", "size", "tie", "content", *(f"band_{number}" for number in range(n_bands))]
     hashed = ", ".join(f"{name} ubigint" for name in names[2:])
     connection.execute(f"create or replace table bands (number bigint, size bigint, {hashed})")
-    for block in minhashes.blocks():
-        hashes = (_combined(block.minima, start, start + rows) for start in range(0, n_bands * rows, rows))
-        content = _combined(block.minima, 0, N_PERMUTATIONS)
-        _insert(connection, "bands", pa.table([block.numbers, block.n_shingles, block.tie, content, *hashes], names))
+    for first in range(0, n, _AT_ONCE):
+        numbers = np.arange(first, min(first + _AT_ONCE, n))
+        minima, n_shingles, tie = minhashes_of(numbers)
+        hashes = (_combined(minima, start, start + rows) for start in range(0, n_bands * rows, rows))
+        content = _combined(minima, 0, N_PERMUTATIONS)
+        _insert(connection, "bands", pa.table([numbers, n_shingles, tie, content, *hashes], names))
     connection.execute("delete from bands where size = 0")
     return n_bands
 
@@ -212,7 +209,7 @@ def _pair_buckets(
 
 
 def _likely_pairs(
-    connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, threshold: float, known: Pairs
+    connection: duckdb.DuckDBPyConnection, minhashes_of: MinhashesOf, threshold: float, known: Pairs
 ) -> tuple[I64, I64, F64]:
     """Return the pairs that their estimates do not rule out, with their similarities; NaN where none is known."""
     connection.register("known", pa.table(vars(known)))
@@ -228,7 +225,7 @@ def _likely_pairs(
         for batch in cursor.sql("from likely order by first, second").to_arrow_reader(_AT_ONCE):
             first, second, similarity = (column.to_numpy() for column in batch.columns)
             ends = distinct(np.concatenate([first, second]))
-            minima = minhashes.minima_of(ends)
+            minima = minhashes_of(ends)[0]
             equal = minima[np.searchsorted(ends, first)] == minima[np.searchsorted(ends, second)]
             reach = np.count_nonzero(equal, axis=1) / N_PERMUTATIONS >= least
             reaching.append((first[reach], second[reach], similarity[reach]))
