@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -144,30 +144,37 @@ def _encode_segment(
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     engine, reason = Engine(tokenizer), "there is no text"
-
-    def documents() -> Iterator[tuple[str, Iterator[tuple[bytes, np.ndarray]]]]:
-        nonlocal engine, reason
-        done = compared = 0
-        with pq.ParquetFile(source) as file:
-            for number in range(file.num_row_groups):
-                table = file.read_row_group(number, columns=["doc_id", "text"])
-                names = table["doc_id"].to_pylist()
-                texts = [text.as_buffer().to_pybytes() for text in table["text"]]
-                del table
-                compared += sum(map(len, texts))
-                if number == 0:
-                    engine, reason = choose_engine(tokenizer, texts, unpacked_size(source), wanted)
-                    compared = 0
-                elif compared >= COMPARE_BYTES:
-                    engine.check(sample_of(texts))
-                    compared = 0
-                pieces = groupby(_encoded(engine, texts), key=itemgetter(0))
-                for name, (_, own) in zip(names, pieces, strict=True):
-                    yield name, ((text, ids) for _, text, ids in own)
-                done += len(names)
-                progress(done, file.metadata.num_rows)
-
-    rows, counts = _write_shard(out / SHARD_FILE, tokenizer, settings, documents())
+    before, behind = (np.array(ids, dtype=np.int64) for ids in settings.frame(tokenizer))
+    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
+    rows: list[dict[str, Any]] = []
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    length = compared = 0
+    with pq.ParquetFile(source) as file, (out / SHARD_FILE).open("w+b") as shard:
+        _write_head(shard, dtype, 0)
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number, columns=["doc_id", "text"])
+            names = table["doc_id"].to_pylist()
+            texts = [text.as_buffer().to_pybytes() for text in table["text"]]
+            del table
+            compared += sum(map(len, texts))
+            if number == 0:
+                engine, reason = choose_engine(tokenizer, texts, unpacked_size(source), wanted)
+                compared = 0
+            elif compared >= COMPARE_BYTES:
+                engine.check(sample_of(texts))
+                compared = 0
+            documents = groupby(_encoded(engine, texts), key=itemgetter(0))
+            for name, (_, own) in zip(names, documents, strict=True):
+                pieces = chain([(b"", before)], ((text, ids) for _, text, ids in own), [(b"", behind)])
+                row = _write_document(shard, tokenizer, dtype, pieces)
+                rows.append({"doc_id": name, "offset": length, **row})
+                length += row["length"]
+            progress(len(rows), file.metadata.num_rows)
+        shard.seek(0)
+        _write_head(shard, dtype, length)
+        shard.flush()
+        while len(some := np.fromfile(shard, dtype, COUNTED_AT_ONCE)):
+            counts += np.bincount(some, minlength=len(counts))
     # All of it is read when one document of the corpus comes or goes: large row groups are read sooner. Dictionaries
     # would save nothing, as no name and no digest comes twice.
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
@@ -175,12 +182,18 @@ def _encode_segment(
     np.save(out / SHARD_COUNTS_FILE, counts, allow_pickle=False)
     return {
         "rows": len(rows),
-        "tokens": sum(row["length"] for row in rows),
+        "tokens": length,
         "lost_bytes": sum(row["lost_bytes"] for row in rows),
         "digest": rows_digest((row["doc_id"], row["digest"]) for row in rows),
         "engine": engine.name,
         "engine_reason": reason,
     }
+
+
+def _write_head(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
+    """Write the head of a flat array, which is of one size whatever the length."""
+    head = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, head)
 
 
 def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, bytes, np.ndarray]]:
@@ -193,57 +206,21 @@ def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, byte
             yield number, piece, ids
 
 
-def _write_shard(
-    path: Path,
-    tokenizer: Tokenizer,
-    settings: TokeniseSettings,
-    documents: Iterable[tuple[str, Iterable[tuple[bytes, np.ndarray]]]],
-) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Write a flat array of ids as they come; how many there are is put into its head at the end.
-
-    Args:
-        documents: name of each, and its pieces of text with their ids.
-
-    Returns:
-        The rows of `TOKENS`, and how often each id occurs, (vocab_size,) int64.
-
-    Raises:
-        EngineError: for an id that the tokeniser does not have.
-    """
-    before, behind = (np.array(ids, dtype=np.int64) for ids in settings.frame(tokenizer))
-    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
-    head = {"descr": dtype.str, "fortran_order": False}
-    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    rows: list[dict[str, Any]] = []
-    length = 0
-    with path.open("w+b") as file:
-        np.lib.format.write_array_header_1_0(file, {**head, "shape": (0,)})  # of one size whatever the shape
-        for doc_id, pieces in documents:
-            offset, n_bytes, lost_bytes, digest = length, 0, 0, hashlib.sha256()
-            for text, ids in chain([(b"", before)], pieces, [(b"", behind)]):
-                largest = int(ids.max(initial=0))
-                if largest >= len(counts):
-                    raise EngineError(f"id {largest} is outside the vocabulary of {len(counts)}")
-                block = ids.astype(dtype)
-                file.write(block.data)
-                digest.update(block.data)
-                length += len(block)
-                n_bytes += len(text)
-                if text and tokenizer.may_lose:
-                    lost_bytes += tokenizer.lost_bytes(text.decode(), ids)
-            rows.append(
-                {
-                    "doc_id": doc_id,
-                    "offset": offset,
-                    "length": length - offset,
-                    "n_bytes": n_bytes,
-                    "lost_bytes": lost_bytes,
-                    "digest": digest.hexdigest(),
-                }
-            )
-        file.seek(0)
-        np.lib.format.write_array_header_1_0(file, {**head, "shape": (length,)})
-        file.flush()
-        while len(some := np.fromfile(file, dtype, COUNTED_AT_ONCE)):
-            counts += np.bincount(some, minlength=len(counts))
-    return rows, counts
+def _write_document(
+    file: BinaryIO, tokenizer: Tokenizer, dtype: np.dtype[Any], pieces: Iterable[tuple[bytes, np.ndarray]]
+) -> dict[str, Any]:
+    """Write the ids of a document as its pieces come, and return the rest of its row."""
+    length = n_bytes = lost_bytes = 0
+    digest = hashlib.sha256()
+    for text, ids in pieces:
+        largest = int(ids.max(initial=0))
+        if largest >= tokenizer.vocab_size:
+            raise EngineError(f"id {largest} is outside the vocabulary of {tokenizer.vocab_size}")
+        block = ids.astype(dtype)
+        file.write(block.data)
+        digest.update(block.data)
+        length += len(block)
+        n_bytes += len(text)
+        if text and tokenizer.may_lose:
+            lost_bytes += tokenizer.lost_bytes(text.decode(), ids)
+    return {"length": length, "n_bytes": n_bytes, "lost_bytes": lost_bytes, "digest": digest.hexdigest()}
