@@ -24,6 +24,7 @@ _SIGNS = (
 )
 # comment marks of source headers and typography, which differ between copies of the same text
 _FOLDED = re.compile(r"[\s*#/;%\"'“”‘’`<>!_=|\-]+")
+_DROPPED = str.maketrans("", "", ",():")
 
 Rule = tuple[str, tuple[str, ...], tuple[str, ...]]
 
@@ -82,18 +83,15 @@ _OTHER_SUFFIX = re.compile(r"\.(?:c|cc|cpp|cs|css|go|h|html|java|js|json|php|py|
 
 
 def detect_licence(text: str) -> str | None:
-    """SPDX identifier or expression of the licence that a text states, in its first 20,000 characters.
+    """Return the licence that a text states in its first 20,000 characters, such as `GPL-2.0-or-later OR MIT`.
 
-    A tag `SPDX-License-Identifier:` comes before the wording.
-
-    Returns:
-        For example `MIT` or `GPL-2.0-or-later OR MIT`; None for a text without a licence, or with one unknown here.
+    A tag `SPDX-License-Identifier:` comes before the wording. None for a text without a licence that is known here.
     """
     head = text[:HEAD_CHARS]
     lowered = head.lower()
     if not any(sign in lowered for sign in _SIGNS):
         return None
-    return _tagged(head) or _worded(_FOLDED.sub(" ", _without_commas(lowered)))
+    return _tagged(head) or _worded(_FOLDED.sub(" ", lowered.translate(_DROPPED)))
 
 
 def is_licence_file(name: str) -> bool:
@@ -109,10 +107,6 @@ def _tagged(head: str) -> str | None:
     # a comment may close behind the expression
     expression = _EXPRESSION.match(" ".join(found[1].split()))
     return expression[0].strip() if expression else None
-
-
-def _without_commas(lowered: str) -> str:
-    return lowered.replace(",", "").replace("(", "").replace(")", "").replace(":", "")
 
 
 def _worded(folded: str) -> str | None:

@@ -95,20 +95,16 @@ def _class_table() -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class TextArrays:
-    """Documents as arrays.
+    """Documents as arrays; words are what white space separates.
 
     Attributes:
-        codes: code points of all texts, a line feed before, between and behind them.
-        classes: class of each code point.
+        codes, classes: code points of all texts, a line feed before, between and behind them, and the class of each.
         text_bounds: where each text begins, and one more; a text ends one before the next one's begin.
         class_counts: number of characters of each class, a row per document.
-        word_starts, word_ends: words are what white space separates; the end is one beyond.
-        word_lengths: characters of each word.
-        word_hashes: 64 bits for each word.
+        word_starts, word_ends, word_lengths, word_hashes: place of each word, its characters, and 64 bits for it.
         word_documents: number of the document each word belongs to.
         word_bounds: number of the first word of each document, and one more.
-        n_words: number of words of each document.
-        solid: characters of each document that are not white space.
+        n_words, solid: number of words of each document, and of characters that are not white space.
     """
 
     codes: npt.NDArray[np.uint32]
@@ -297,17 +293,11 @@ def _duplicates(batch: TextArrays, units: Units, name: str) -> Columns:
 
 
 class Repeated(NamedTuple):
-    """Things that occur more than once in their document.
+    """Things that occur more than once in their document."""
 
-    Attributes:
-        places: index of each such thing.
-        sizes: members of each group of things alike, two or more.
-        firsts: lowest index of each group.
-    """
-
-    places: I64
-    sizes: I64
-    firsts: I64
+    places: I64  # index of each
+    sizes: I64  # members of each group of things alike, two or more
+    firsts: I64  # lowest index of each group
 
     def later(self, n: int) -> Mask:
         """Return a mask of `n` things: the second and later occurrences in each group."""
@@ -318,13 +308,7 @@ class Repeated(NamedTuple):
 
 
 def _find_repeated(documents: I64, hashes: U64, places: I64) -> Repeated:
-    """Find equal things of a document that occur more than once.
-
-    Args:
-        documents: document of each thing.
-        hashes: hash of each thing.
-        places: index of each thing, to report.
-    """
+    """Find equal things of a document that occur more than once, by the document, hash and index of each thing."""
     keys = hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)  # alike only within a document
     order = np.argsort(keys)
     keys = keys[order]

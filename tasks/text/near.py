@@ -118,8 +118,6 @@ def near_pairs(
     """
     import duckdb
 
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold {threshold} is no Jaccard similarity: expected a number above 0 and at most 1")
     connection = connection or duckdb.connect()
     n_bands = _list_bands(connection, n, minhashes_of, band_rows(threshold))
     n_giant, largest = _pair_buckets(connection, n_bands, threshold, max_bucket)
@@ -153,8 +151,9 @@ def _list_bands(connection: duckdb.DuckDBPyConnection, n: int, minhashes_of: Min
         minima, n_shingles, tie = minhashes_of(numbers)
         hashes = (_combined(minima, start, start + rows) for start in range(0, n_bands * rows, rows))
         content = _combined(minima, 0, N_PERMUTATIONS)
-        _insert(connection, "bands", pa.table([numbers, n_shingles, tie, content, *hashes], names))
-    connection.execute("delete from bands where size = 0")
+        connection.register("fresh", pa.table([numbers, n_shingles, tie, content, *hashes], names))
+        connection.execute("insert into bands from fresh where size > 0")
+        connection.unregister("fresh")
     return n_bands
 
 
@@ -167,12 +166,6 @@ def _combined(minima: U32, start: int, stop: int) -> U64:
         combined ^= combined >> np.uint64(29)
     combined *= _BASE
     return combined
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
-    connection.register("fresh_rows", rows)
-    connection.execute(f"insert into {table} select * from fresh_rows")
-    connection.unregister("fresh_rows")
 
 
 def _pair_buckets(
