@@ -25,25 +25,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import I64, U64, running_sums, span_hashes
+from tasks.text.words import I64, IDEOGRAPHIC_RANGES, U64, running_sums, span_hashes
 
 SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
 N_CLASSES = 8
 
 # letters of scripts that put no spaces between words; Hangul does
 _UNSPACED_RANGES = (
-    (0x0E00, 0x0E7F),  # Thai
-    (0x0E80, 0x0EFF),  # Lao
-    (0x1000, 0x109F),  # Myanmar
-    (0x1780, 0x17FF),  # Khmer
-    (0x3005, 0x3007),  # ideographic iteration marks and zero
-    (0x3041, 0x30FF),  # Hiragana, Katakana
-    (0x31F0, 0x31FF),  # Katakana extensions
-    (0x3400, 0x4DBF),  # ideographs
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),  # half-width Katakana
-    (0x20000, 0x3FFFF),
+    (0x0E00, 0x0F00),  # Thai, Lao
+    (0x1000, 0x10A0),  # Myanmar
+    (0x1780, 0x1800),  # Khmer
+    *IDEOGRAPHIC_RANGES,
 )
 _LAST_ASSIGNED = 0x3FFFF  # above it there are no letters, digits or spaces: tags, selectors and private use
 
@@ -88,7 +80,7 @@ def _class_table() -> npt.NDArray[np.uint8]:
             table[point] = SYMBOL
     table[0xE0100:0xE01F0] = MARK  # variation selectors
     for first, last in _UNSPACED_RANGES:
-        block = table[first : last + 1]
+        block = table[first:last]
         block[block >= LETTER] = UNSPACED
     return table
 

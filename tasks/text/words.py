@@ -31,19 +31,18 @@ _SEPARATOR = "\n\n"  # ends words and paragraphs alike
 _SPACE = 1  # in the character table; no word character has this value
 _ALONE = np.uint32(1 << 31)  # flag of characters that are words by themselves
 _LAST_ASSIGNED = 0x40000  # the planes beyond hold no letters
-_ALONE_RANGES = (
+IDEOGRAPHIC_RANGES = (
     (0x3005, 0x3008),  # iteration and number marks
     (0x3041, 0x3100),  # kana
-    (0x3105, 0x3130),  # bopomofo
-    (0x31A0, 0x31C0),
     (0x31F0, 0x3200),
     (0x3400, 0x4DC0),  # ideographs
     (0x4E00, 0xA000),
     (0xF900, 0xFB00),
     (0xFF66, 0xFFA0),  # half-width kana
-    (0x1B000, 0x1B170),
     (0x20000, 0x40000),
 )
+# bopomofo and the rarer kana besides
+_ALONE_RANGES = (*IDEOGRAPHIC_RANGES, (0x3105, 0x3130), (0x31A0, 0x31C0), (0x1B000, 0x1B170))
 
 _CHAR_BASE = 0x9E3779B97F4A7C15  # odd, without pattern: invertible modulo 2**64
 _WORD_BASE = 0xD1342543DE82EF95

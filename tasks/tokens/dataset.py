@@ -60,13 +60,9 @@ BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manif
 
 @dataclass(frozen=True)
 class DatasetIndexSettings:
-    """Settings by which documents become sequences.
+    """Settings by which documents become sequences of `seq_len` input places, see `DatasetSettings`.
 
     Attributes:
-        seq_len: input places of a sequence.
-        packing: one of `PACKINGS`.
-        stride: ids from one chunk's start to the next; 0 means `seq_len`.
-        drop_last: leave out the short sequence at the end of the training stream.
         mix: how often each group is read; None where there are no groups.
     """
 
@@ -115,10 +111,7 @@ class TokenDocuments:
 
 
 def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocuments:
-    """Find the kept documents in the token shards.
-
-    Args:
-        tokens: per-segment artefacts; the same document may lie in several, one of which is the live one.
+    """Find the kept documents in the token shards, each in its live one of those that hold it.
 
     Raises:
         StoreError: if a document lies in none of them, or in several none of which is the noted one.

@@ -60,11 +60,7 @@ class Engine:
         self.name = f"tokenizers {version('tokenizers')}" if isinstance(tokenizer, LibraryTokenizer) else "reference"
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the ids of each piece of text, without bos and eos.
-
-        Args:
-            pieces: UTF-8, as `Tokenizer.pieces` cuts long texts.
-        """
+        """Return the ids of each piece of UTF-8, as `Tokenizer.pieces` cuts long texts, without bos and eos."""
         return self.tokenizer.encode([piece.decode() for piece in pieces])
 
     def check(self, texts: Sequence[bytes]) -> None:

@@ -42,12 +42,7 @@ COMPARE_BYTES = 2**25  # so much text further on the engine is held against the 
 
 @dataclass(frozen=True)
 class TokeniseSettings:
-    """Special ids around a document's ids, as far as the tokeniser has them.
-
-    Attributes:
-        bos: the id that begins a text before them.
-        eos: the id that ends a text behind them.
-    """
+    """Special ids before and behind a document's ids, as far as the tokeniser has them."""
 
     bos: bool = True
     eos: bool = True
@@ -98,16 +93,11 @@ def tokenise_segment(
     engine: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write the shard of a table of documents.
+    """Write the shard of a table with columns `doc_id` and `text`; returns counts, a digest, the engine and its reason.
 
     Args:
-        source: the table, with columns `doc_id` and `text`.
-        tokenizer: a saved tokeniser.
-        fingerprint: of the tokeniser that is expected there.
+        fingerprint: of the tokeniser that is expected in the file.
         engine: `auto` or `reference`.
-
-    Returns:
-        Counts, a digest, the engine and why it was taken.
 
     Raises:
         UserError: if the tokeniser's file is broken, or another one, or it cannot encode the documents.
