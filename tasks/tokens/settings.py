@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from storage.errors import UserError
 from tasks.core.option import STRICT, option
+from tasks.tokens.hf_spec import LARGEST_VOCAB
 
 OTHERS = "*"  # stands for every group that is not named
 NAMES_SHOWN = 20
@@ -54,15 +55,12 @@ class TokenizerSettings:
             )
         if self.vocab_size:
             self._check_size()
-        if self.vocab_size or self.reserved:
-            from tasks.tokens.tokenizer_kinds import LARGEST_VOCAB  # imports NumPy, which few settings are worth
-
-            for name in ("vocab_size", "reserved"):
-                if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
-                    raise ValueError(
-                        f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "
-                        "costs a row of the network"
-                    )
+        for name in ("vocab_size", "reserved"):
+            if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
+                raise ValueError(
+                    f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "
+                    "costs a row of the network"
+                )
 
     def _check_size(self) -> None:
         given = f"tokenizer.vocab_size is {self.vocab_size}"

@@ -27,9 +27,9 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
-from tasks.tokens.engines import EngineError, engine_errors
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.hf_spec import byte_spellings, cut_text
+from tasks.tokens.tokenise import EngineError, engine_errors
 from tasks.tokens.tokenizer_kinds import (
     MIN_BPE_VOCAB,
     SPECIAL_TOKENS,

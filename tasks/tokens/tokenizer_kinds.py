@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .hf_spec import (
+    LARGEST_VOCAB,
     LEFT_OUT,
     PIECE_BYTES,
     cut_text,
@@ -38,7 +39,6 @@ SPECIAL_TOKENS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
 MIN_BPE_VOCAB = 256 + N_SPECIAL
 SPECIAL_IDS = ("pad_id", "unk_id", "bos_id", "eos_id")
 TOKENIZER_FILE = "tokenizer.json"
-LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
 CODE_POINTS = 0x110000
 _WORD_OR_SPACES = re.compile(r"\S+|\s+")
 
@@ -288,8 +288,7 @@ class WordTokenizer(Tokenizer):
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        unknown = (word for word, index in zip(_words(text), ids, strict=True) if index == UNK)
-        return sum(len(word.encode()) for word in unknown) if np.any(ids == UNK) else 0
+        return sum(len(word.encode()) for word, index in zip(_words(text), ids, strict=True) if index == UNK)
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         return iter([data])

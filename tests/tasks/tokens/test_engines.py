@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import decoders, models, pre_tokenizers
 
-from tasks.tokens import engines as module
-from tasks.tokens.engines import WORTH_AN_ENGINE, Engine, EngineError, GigatokenEngine, choose_engine
+from tasks.tokens import tokenise as module
+from tasks.tokens.tokenise import WORTH_AN_ENGINE, Engine, EngineError, GigatokenEngine, choose_engine
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
     SPECIAL_TOKENS,

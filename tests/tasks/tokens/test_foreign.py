@@ -14,11 +14,17 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
 from tasks.report.vocabulary import special_names
-from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, WORTH_AN_ENGINE, GigatokenEngine, choose_engine
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.hf_spec import WORD_PATTERNS, cut_text
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenise import TokeniseSettings
+from tasks.tokens.tokenise import (
+    ADDED_CHARS,
+    ALL_ADDED_CHARS,
+    WORTH_AN_ENGINE,
+    GigatokenEngine,
+    TokeniseSettings,
+    choose_engine,
+)
 from tasks.tokens.tokenizer import FitSettings, learn_merges
 from tasks.tokens.tokenizer_kinds import (
     HfTokenizer,
