@@ -173,10 +173,8 @@ def _pair_buckets(
 ) -> tuple[int, int]:
     """Make the table `band_pairs` of documents that share a band and may reach the threshold by their sizes.
 
-    Of a giant bucket there are only the pairs with its first members.
-
-    Returns:
-        Number of giant buckets, and members of the largest bucket.
+    Of a giant bucket there are only the pairs with its first members. Returns the number of giant buckets, and of the
+    members of the largest bucket.
     """
     n_giant, largest = 0, int(connection.execute("from bands limit 1").fetchone() is not None)
     connection.execute("create or replace table band_pairs (first bigint, second bigint)")
@@ -289,9 +287,7 @@ def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.
     """Choose the documents to keep: best first, each unless it is a direct near-duplicate of one already kept.
 
     Args:
-        n: number of documents.
-        pairs: verified pairs.
-        rank: of each document, lower is better; of equals the lower index is better.
+        rank: (n,) lower is better; of equals the lower index is better.
 
     Returns:
         A mask of the documents kept, and for each document the one that stands for it: itself if it is kept, else the
@@ -299,17 +295,13 @@ def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.
     """
     place = np.empty(n, np.int64)
     place[np.lexsort((np.arange(n), rank))] = np.arange(n)
-    source = np.concatenate([pairs.first, pairs.second])
-    target = np.concatenate([pairs.second, pairs.first])
-    order = np.argsort(place[source], kind="stable")
-    source, target = source[order], target[order]
-    begins = np.flatnonzero(np.append(True, source[1:] != source[:-1])) if len(source) else np.zeros(0, np.int64)
+    better = np.where(place[pairs.first] < place[pairs.second], pairs.first, pairs.second)
+    worse = pairs.first + pairs.second - better
+    order = np.argsort(place[better])
     kept = np.ones(n, bool)
     stands_for = np.arange(n)
-    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(source)], strict=False):
-        if kept[source[begin]]:
-            neighbours = target[begin:end]
-            fresh = neighbours[kept[neighbours]]  # all of them are worse, or this document would be gone
-            kept[fresh] = False
-            stands_for[fresh] = source[begin]
+    for one, other in zip(better[order], worse[order], strict=True):
+        if kept[one] and kept[other]:
+            kept[other] = False
+            stands_for[other] = one
     return kept, stands_for

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,12 @@ class TokenizerError(ValueError):
 class Tokenizer(ABC):
     """Text to ids and back.
 
-    Args:
-        reserved: ids that are kept free at the end of the vocabulary.
-
     Attributes:
+        reserved: ids that are kept free at the end of the vocabulary.
         used_ids: number of ids, special ones included, reserved ones not.
-        pad_id: Id that fills up short sequences; None if there is none (as for the next three).
-        unk_id: Id of what has no id.
-        bos_id: Id that begins a document.
-        eos_id: Id that ends a document.
-        parts: Names of what is saved, which are arguments of the class and attributes alike.
+        pad_id, unk_id, bos_id, eos_id: ids that fill up short sequences, stand for what has no id, begin and end a
+            document; None where there is none.
+        parts: names of what is saved, which are arguments of the class and attributes alike.
     """
 
     kind: str
@@ -177,21 +173,15 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
-        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them.
-
-        Raises:
-            ValueError: if the limit leaves no room for a character.
-        """
-        room = vocab_size - N_SPECIAL - reserved
-        if vocab_size and room < 1:
+        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
+        room = vocab_size - N_SPECIAL - reserved if vocab_size else None
+        if room is not None and room < 1:
             raise ValueError(
                 f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
                 f"{N_SPECIAL + reserved + 1} are needed"
             )
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(text)
-        return cls("".join(most_frequent(counts, room if vocab_size else None)), reserved)
+        counts = Counter(chain.from_iterable(texts))
+        return cls("".join(most_frequent(counts, room)), reserved)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._table[_code_points(text)].astype(np.int64) for text in texts]
@@ -266,9 +256,7 @@ class WordTokenizer(Tokenizer):
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> WordTokenizer:
         """Take the most frequent words, in their order."""
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(_words(text))
+        counts = Counter(chain.from_iterable(map(_words, texts)))
         chosen = most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))
         return cls({word: index for index, word in enumerate(chosen, N_SPECIAL)}, reserved)
 
