@@ -26,14 +26,12 @@ _SIGNS = (
 _FOLDED = re.compile(r"[\s*#/;%\"'“”‘’`<>!_=|\-]+")
 _DROPPED = str.maketrans("", "", ",():")
 
-Rule = tuple[str, tuple[str, ...], tuple[str, ...]]
-
 _GRANT = "permission is hereby granted free of charge"
 _BSD = "redistribution and use in source and binary forms with or without modification"
 _GNU_NOTICE = "redistribute it and or modify it under the terms of the gnu"
 
 # identifier, phrases that must occur, phrases that must not; the first rule that fits counts
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Unlicense", ("free and unencumbered software released into the public domain",), ()),
     ("CC0-1.0", ("cc0 1.0 universal",), ()),
     ("CC-BY-NC-SA-4.0", ("attribution noncommercial sharealike 4.0 international",), ()),

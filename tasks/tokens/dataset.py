@@ -139,8 +139,7 @@ class Group:
     Attributes:
         rows: the documents, by their numbers among all kept ones.
         pieces: of these documents, numbered from 0, in sequences that are numbered from 0.
-        account: of them.
-        reads: how many sequences of them an epoch reads.
+        reads: number of sequences of them that an epoch reads.
     """
 
     name: str
@@ -215,8 +214,7 @@ def dataset(
 
 def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Array:
     """Return the group of each training document, in their order."""
-    tables = [pq.read_table(work.folder(ref) / GROUPS_FILE, columns=["doc_id", "group"]) for ref in groups.refs]
-    known = pa.concat_tables(tables)
+    known = pq.read_table([work.folder(ref) / GROUPS_FILE for ref in groups.refs], columns=["doc_id", "group"])
     trained = documents.ids.filter(pa.array(documents.train))
     names = pa.concat_arrays(known["group"].take(pc.index_in(trained, value_set=known["doc_id"])).chunks)
     if names.null_count:
@@ -263,7 +261,6 @@ def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Piece
 
 
 def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, training: Account) -> None:
-    """Refuse a dataset without a training sequence."""
     if training.sequences:
         return
     n_ids = int(documents.length[documents.train].sum())
@@ -302,7 +299,7 @@ def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, en
 
 
 def _add_spans(counts: np.ndarray, ids: np.ndarray, begin: np.ndarray, end: np.ndarray, sign: int) -> None:
-    """Add the occurrences of each id in some spans of a shard, a few million ids at a time."""
+    """Add the occurrences of each id in spans of a shard, a few million ids at a time."""
     ends = np.cumsum(end - begin)
     for first in range(0, int(ends[-1]), IDS_AT_ONCE):
         last = min(first + IDS_AT_ONCE, int(ends[-1]))

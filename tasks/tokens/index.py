@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE, SHARD_FILE
+from tasks.text.words import flat_places
 from tasks.tokens.packing import is_isolated
 from tasks.tokens.tokenizer_kinds import PAD
 
@@ -55,9 +56,7 @@ class Index:
 
     def take(self, sequences: np.ndarray) -> Index:
         """Return some of the sequences, in this order."""
-        counts = np.diff(self.offsets)[sequences]
-        offsets = np.append(0, np.cumsum(counts))
-        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[sequences] - offsets[:-1], counts)
+        rows, offsets = flat_places(self.offsets, sequences)
         pieces = (self.shard[rows], self.start[rows], self.length[rows], self.ahead[rows])
         return Index(self.shards, *pieces, offsets, self.isolated)
 

@@ -129,7 +129,7 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
     while size < LARGEST_CHOSEN and size * BYTES_PER_ID < n_bytes:
         size *= 2
     why += f"; the size, for about {BYTES_PER_ID:,} bytes of text an id and {LARGEST_CHOSEN} ids at most"
-    return kind, max(size, MIN_BPE_VOCAB) + settings.reserved, why
+    return kind, size + settings.reserved, why
 
 
 class Fitted(NamedTuple):
@@ -265,7 +265,12 @@ def tokenizer(
 ) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":
-        choice = _take(work, settings, file)
+        path = None if file is None else work.folder(file) / TOKENIZER_FILE
+        if path is None or digest_of_tokenizer_file(path) != settings.file:
+            raise UserError("the file of the tokeniser changed while this run began: run again")
+        found = read_tokenizer_file(path, settings.reserved)
+        found.save(work.out / TOKENIZER_FILE)
+        choice = _record(found, f"the file {path.name}: asked for")
     else:
         chosen, n_bytes = _choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.in_subprocess(
@@ -283,15 +288,6 @@ def tokenizer(
     work.counts["rows"] = choice["vocab_size"]
     work.tools["tokenizers"] = version("tokenizers")
     return sha256_file(work.out / TOKENIZER_FILE)
-
-
-def _take(work: Work, settings: FitSettings, file: ArtifactRef | None) -> dict[str, Any]:
-    path = None if file is None else work.folder(file) / TOKENIZER_FILE
-    if path is None or digest_of_tokenizer_file(path) != settings.file:
-        raise UserError("the file of the tokeniser changed while this run began: run again")
-    found = read_tokenizer_file(path, settings.reserved)
-    found.save(work.out / TOKENIZER_FILE)
-    return _record(found, f"the file {path.name}: asked for")
 
 
 def _record(tokenizer: Tokenizer, why: str) -> dict[str, Any]:
