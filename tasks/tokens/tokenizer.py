@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -132,18 +132,14 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
     return kind, size + settings.reserved, why
 
 
-class Fitted(NamedTuple):
-    """A tokeniser, one sentence on the choice of its kind, and the tools that fitted it."""
-
-    tokenizer: Tokenizer
-    why: str
-    tools: dict[str, str]
-
-
 def fit_tokenizer(
     texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
-) -> Fitted:
-    """Fit a tokeniser on UTF-8 texts, which are all training text or a part of its `n_bytes`."""
+) -> tuple[Tokenizer, str, dict[str, str]]:
+    """Fit a tokeniser on UTF-8 texts, which are all training text or a part of its `n_bytes`.
+
+    Returns:
+        The tokeniser, one sentence on the choice of its kind, and the tools that fitted it.
+    """
     kind, size, why = choose(settings, sum(map(len, texts)) if n_bytes is None else n_bytes)
     reserved = settings.reserved
     tools: dict[str, str] = {}
@@ -160,7 +156,7 @@ def fit_tokenizer(
     else:
         fitted, tools = fit_bpe(texts, size, reserved)
         what = f"byte-level BPE of {size}"
-    return Fitted(fitted, f"{what}: {why}", tools)
+    return fitted, f"{what}: {why}", tools
 
 
 def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
@@ -269,8 +265,7 @@ def tokenizer(
         if path is None or digest_of_tokenizer_file(path) != settings.file:
             raise UserError("the file of the tokeniser changed while this run began: run again")
         found = read_tokenizer_file(path, settings.reserved)
-        found.save(work.out / TOKENIZER_FILE)
-        choice = _record(found, f"the file {path.name}: asked for")
+        choice = _save(found, f"the file {path.name}: asked for", work.out)
     else:
         chosen, n_bytes = _choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.in_subprocess(
@@ -290,7 +285,9 @@ def tokenizer(
     return sha256_file(work.out / TOKENIZER_FILE)
 
 
-def _record(tokenizer: Tokenizer, why: str) -> dict[str, Any]:
+def _save(tokenizer: Tokenizer, why: str, out: Path) -> dict[str, Any]:
+    """Write a tokeniser and return the record of its choice."""
+    tokenizer.save(out / TOKENIZER_FILE)
     return {
         "kind": tokenizer.kind,
         "why": why,
@@ -352,10 +349,9 @@ def fit_documents(
         progress(len(texts), sum(map(len, chosen.values())))
     # without a character that the limit cuts
     ordered = [texts.pop(turn).decode(errors="ignore").encode() for turn in sorted(texts)]
-    fitted = fit_tokenizer(ordered, settings, n_bytes)
-    fitted.tokenizer.save(out / TOKENIZER_FILE)
-    choice = _record(fitted.tokenizer, fitted.why)
-    return {"choice": choice, "tools": fitted.tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
+    fitted, why, tools = fit_tokenizer(ordered, settings, n_bytes)
+    choice = _save(fitted, why, out)
+    return {"choice": choice, "tools": tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
 
 
 def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:
