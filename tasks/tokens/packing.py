@@ -16,7 +16,6 @@ number of different lengths, not with that of documents or ids.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -203,14 +202,14 @@ def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     bins = np.empty(len(sizes), dtype=np.int64)
     n_bins = 0
     rooms: list[int] = []  # that some bin has, rising
-    bins_of: dict[int, deque[np.ndarray]] = {}  # by room; those that have had it longest come first
+    bins_of: dict[int, np.ndarray] = {}  # by room; those that have had it longest come first
 
     def keep(some: np.ndarray, room: int) -> None:
         if len(some) and room:
             if room not in bins_of:
                 insort(rooms, room)
-                bins_of[room] = deque()
-            bins_of[room].append(some)
+                bins_of[room] = some[:0]
+            bins_of[room] = np.append(bins_of[room], some)
 
     for begin, end in pairwise([*changes, len(sizes)]):
         size = int(falling[begin])
@@ -220,16 +219,9 @@ def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
             each = room // size
             needed = -(-(end - begin) // each)
             if place < len(rooms):
-                waiting, found = bins_of[room], []
-                while waiting and needed:
-                    some = waiting.popleft()
-                    if len(some) > needed:
-                        waiting.appendleft(some[needed:])
-                    found.append(some[:needed])
-                    needed -= len(found[-1])
-                if not waiting:
+                taken, bins_of[room] = np.split(bins_of[room], [needed])
+                if not len(bins_of[room]):
                     del rooms[place], bins_of[room]
-                taken = np.concatenate(found)
             else:
                 taken = np.arange(n_bins, n_bins + needed)
                 n_bins += needed
