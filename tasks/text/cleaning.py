@@ -225,12 +225,12 @@ def _evidence(text: str) -> tuple[int, float]:
 
 def _repair_line(line: str, sound: bool) -> str:
     """A line, repaired if it is broken; in an otherwise `sound` text it must be beyond doubt."""
-    if line.isascii() or not _HINT.search(line) or not _SEQUENCE.search(line):
+    if line.isascii():
         return line
-    if sound:
-        n_sequences, coverage = _evidence(line)
-        if n_sequences < MIN_SEQUENCES_OF_LINE or coverage < MIN_COVERAGE_OF_LINE:
-            return line
+    n_sequences, coverage = _evidence(line)
+    doubtful = sound and (n_sequences < MIN_SEQUENCES_OF_LINE or coverage < MIN_COVERAGE_OF_LINE)
+    if doubtful or not n_sequences:
+        return line
     return "".join(map(_repair_piece, _pieces(line)))
 
 
@@ -315,14 +315,9 @@ def _joint(token: str, piece: str) -> str:
 
 
 def _last_token(before: str, text: str) -> str:
-    """The end of a text since its last white space, where it continues another token."""
-    end = text[-_LONGEST_TOKEN:]
-    if not end or end[-1].isspace():
-        return before if not end else ""
-    words = end.split()
-    if len(words) > 1 or end[0].isspace() or len(text) > _LONGEST_TOKEN:
-        return words[-1]
-    return (before + end)[-_LONGEST_TOKEN:]
+    """The end of a text since its last white space; the text continues the token before."""
+    end = (before + text[-_LONGEST_TOKEN:])[-_LONGEST_TOKEN:]
+    return end.split()[-1] if end and not end[-1].isspace() else ""
 
 
 def _compound(left: str, right: str) -> str:

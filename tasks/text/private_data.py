@@ -285,19 +285,10 @@ _IBAN_LENGTHS = {
 def _ibans(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _IBAN.finditer(text, start, end):
         length = _IBAN_LENGTHS.get(found[0][:2])
-        written = _take(found[0], length) if length else ""
-        if written and _mod_97(written.replace(" ", "")):
-            yield Span(found.start(), len(written), "iban")
-
-
-def _take(found: str, length: int) -> str:
-    """The first `length` characters that are not spaces; a word behind an account number may look like part of it."""
-    end = lacking = length
-    while lacking and end <= len(found):
-        lacking = length - end + found.count(" ", 0, end)
-        end += lacking
-    whole = end == len(found) or found[end : end + 1] == " "
-    return found[:end] if whole else ""
+        # a word behind an account number may look like part of it
+        written = re.match(rf"\S(?: ?\S){{{length - 1}}}(?= |$)", found[0]) if length else None
+        if written and _mod_97(written[0].replace(" ", "")):
+            yield Span(found.start(), len(written[0]), "iban")
 
 
 def _mod_97(iban: str) -> bool:
