@@ -32,9 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.text.minhash import U32, Block, read_minima, signatures
+from tasks.text.minhash import U32, read_minima, signatures
 from tasks.text.near import clusters, keep_best, near_pairs
-from tasks.text.words import I64
+from tasks.text.words import I64, U64
 
 GOAL_DOCUMENTS_PER_SECOND = 4_000
 GOAL_RECALL = 0.95
@@ -150,23 +150,11 @@ def _read(segment: Path) -> list[str]:
     return texts
 
 
-class SegmentMinhashes:
-    """Signatures of n documents, read from their segments."""
-
-    def __init__(self, folder: Path, n: int) -> None:
-        self._folders = [folder / f"{number}" for number in range(-(-n // SEGMENT_DOCUMENTS))]
-        self.n_shingles: I64 = np.zeros(n, np.int64)
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the signatures of each segment, and note the numbers of shingles."""
-        n = len(self.n_shingles)
-        for numbers in np.split(np.arange(n), range(SEGMENT_DOCUMENTS, n, SEGMENT_DOCUMENTS)):
-            minima, self.n_shingles[numbers] = read_minima(self._folders, *np.divmod(numbers, SEGMENT_DOCUMENTS))
-            yield Block(numbers, minima, self.n_shingles[numbers], numbers.astype(np.uint64))
-
-    def minima_of(self, numbers: I64) -> U32:
-        """Return the values of some documents."""
-        return read_minima(self._folders, *np.divmod(numbers, SEGMENT_DOCUMENTS))[0]
+def minhashes_of(documents: I64, folder: Path) -> tuple[U32, I64, U64]:
+    """MinHash values, numbers of shingles and ties of documents by ascending numbers, read from their segments."""
+    folders = [folder / f"{number}" for number in range(int(documents[-1]) // SEGMENT_DOCUMENTS + 1)]
+    minima, n_shingles = read_minima(folders, *np.divmod(documents, SEGMENT_DOCUMENTS))
+    return minima, n_shingles, documents.astype(np.uint64)
 
 
 def texts_of(documents: Sequence[int], folder: Path) -> list[str]:
@@ -202,12 +190,11 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
 
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak of what came before
         started = time.perf_counter()
-        joined = SegmentMinhashes(folder, n)
-        found = near_pairs(joined, partial(texts_of, folder=folder), THRESHOLD)
+        found = near_pairs(n, partial(minhashes_of, folder=folder), partial(texts_of, folder=folder), THRESHOLD)
         seconds["pairs"] = time.perf_counter() - started
         started = time.perf_counter()
         labels = clusters(n, found.pairs)
-        kept, _ = keep_best(n, found.pairs, -joined.n_shingles)
+        kept, _ = keep_best(n, found.pairs, -minhashes_of(np.arange(n), folder)[1])
         seconds["clusters"] = time.perf_counter() - started
         busy = sum(os.times()[:4]) - busy  # ours, and that of processes that have ended
         peaks = {"signatures": peak_signing, "pairs": _peak()}

@@ -142,7 +142,8 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
                     chosen = _within_limits(chosen)
                     held = sum(map(len, chosen.values()))
     distinct = list(_within_limits(chosen).values())
-    near = near_pairs(signatures(distinct), lambda wanted: [distinct[place] for place in wanted])
+    signed = signatures(distinct)
+    near = near_pairs(len(distinct), signed.minhashes_of, lambda wanted: [distinct[place] for place in wanted])
     kept, _ = keep_best(len(distinct), near.pairs, np.arange(len(distinct)))
     texts = [text for text, is_kept in zip(distinct, kept, strict=True) if is_kept]
     repeated += len(distinct) - len(texts)

@@ -6,7 +6,7 @@ Finds, and decides nothing: which member of a cluster is kept, and what follows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from storage.tables import read_places, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, SegmentTable, matching_folders, parquet, tables_of
 from tasks.curate.settings import DedupSettings
-from tasks.text.minhash import U32, Block, read_minima
+from tasks.text.minhash import U32, read_minima
 from tasks.text.near import Pairs, clusters, near_pairs
-from tasks.text.words import I64, distinct
+from tasks.text.words import I64, U64, distinct
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -93,8 +93,12 @@ def find_duplicates(
         corpus.want_live(snapshot)
         corpus.locate(tables, schemas.DOCUMENTS_FILE, ["text_sha256"])
         _number_texts(corpus)
+        ((n_documents, n_texts),) = corpus.sql(
+            "select (select count(*) from located), (select count(*) from texts)"
+        ).fetchall()
         found = near_pairs(
-            _CorpusMinhashes(corpus, signed),
+            n_texts,
+            lambda wanted: _read_minhashes(corpus, wanted, signed),
             lambda wanted: _read_texts(corpus, wanted, tables),
             settings.threshold,
             max_bucket=settings.max_bucket,
@@ -110,9 +114,6 @@ def find_duplicates(
         corpus.insert("verified", pa.table(vars(found.verified)))
         counts |= _join_clusters(corpus, found.pairs)
         digest = _write(corpus, out, settings.threshold)
-        ((n_documents, n_texts),) = corpus.sql(
-            "select (select count(*) from located), (select count(*) from texts)"
-        ).fetchall()
         progress(n_texts, n_texts)
     counts |= {"rows": n_documents, "texts": n_texts, "exact_duplicates": n_documents - n_texts}
     return {"digest": digest, "counts": counts}
@@ -127,36 +128,26 @@ def _number_texts(corpus: Corpus) -> None:
     )
 
 
-class _CorpusMinhashes:
-    """MinHash values of the texts, read where they lie, segment by segment."""
-
-    def __init__(self, corpus: Corpus, signed: Sequence[str]) -> None:
-        self._corpus = corpus
-        self._signed = signed
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the signatures of all texts, some at a time."""
-        tie = "('0x' || left(text_sha256, 16))::ubigint as tie"
-        for batch in self._corpus.batches(f"select number, part, place, {tie} from texts order by number"):
-            number, part, place, tie = (column.to_numpy() for column in batch.columns)
-            yield Block(number, *read_minima(self._signed, part, place), tie)
-
-    def minima_of(self, numbers: I64) -> U32:
-        """Return the values of some texts."""
-        return read_minima(self._signed, *_places(self._corpus, numbers))[0]
-
-
 def _places(corpus: Corpus, numbers: npt.ArrayLike) -> list[npt.NDArray[Any]]:
-    """Parts and places of texts by their ascending numbers."""
+    """Parts, places and ties of texts by their ascending numbers."""
     corpus.insert("asked", pa.table({"number": pa.array(numbers, pa.int64())}))
-    found = corpus.columns("select part, place from texts semi join asked using (number) order by number")
+    found = corpus.columns(
+        "select part, place, ('0x' || left(text_sha256, 16))::ubigint from texts semi join asked using (number) "
+        "order by number"
+    )
     corpus.sql("drop table asked")
     return found
 
 
+def _read_minhashes(corpus: Corpus, numbers: I64, signed: Sequence[str]) -> tuple[U32, I64, U64]:
+    """MinHash values, numbers of shingles and ties of texts by their ascending numbers, segment by segment."""
+    part, place, tie = _places(corpus, numbers)
+    return *read_minima(signed, part, place), tie
+
+
 def _read_texts(corpus: Corpus, wanted: Sequence[int], tables: Sequence[SegmentTable]) -> list[str]:
     """Texts by their ascending numbers, each table read once."""
-    part, place = _places(corpus, wanted)
+    part, place, _ = _places(corpus, wanted)
     texts: list[str] = []
     for number in distinct(part).tolist():
         own = place[part == number].tolist()

@@ -12,6 +12,10 @@ characters beyond ASCII, and a text that is about encodings is left alone, since
 Words divided at the ends of printed lines are joined. A hyphen there may be the typesetter's ("exam-ple") or the
 author's ("self-contained"), and only the document itself tells which: a compound that stands with its hyphen elsewhere
 keeps it here too. Where nothing tells, the word is taken for divided, which it is far more often.
+
+A line counts as a running head when it stands at the same edge of most pages (or of most left or right ones) once its
+numbers are disregarded, when it is a number that keeps step with the pages, or when it is the outermost and begins or
+ends with such a number ("Chapter 3: Wool 41").
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ import functools
 import itertools
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
 from tasks.core.option import STRICT, option
-from tasks.text.running_heads import strip_running_heads
 
 PAGE_BREAK = "\n\n"
 PRINT = ("pdf", "image")
@@ -98,7 +102,7 @@ def normalise_text(text: str, kind: str, *, repair: bool = True) -> str:
     Args:
         text: Any text, lone surrogates included.
         kind: `pdf`, `image`, `text` or `code`.
-        repair: Whether mojibake is repaired.
+        repair: True to repair mojibake.
     """
     if not repair or kind not in REPAIRED or text.isascii():
         return _canonical(text, kind)
@@ -182,14 +186,9 @@ MAX_SHARE_OF_CONTROLS = 0.125  # more of them in a line, and it is no text
 
 
 def repair_mojibake(text: str) -> str:
-    """Repair what a wrong decoding broke.
+    """Repair what a wrong decoding broke; a text where nothing is broken or nothing is certain stays as it is.
 
-    Args:
-        text: Any text; best before anything was taken out of it, since control characters, soft hyphens and no-break
-            spaces are among the pieces.
-
-    Returns:
-        The repaired text; the same one where nothing is broken or nothing is certain.
+    Best before anything was taken out of it: control characters, soft hyphens and no-break spaces are among the pieces.
     """
     # what both look for is beyond ASCII; the lines of a text, at several times its memory, are made where it is there
     rest = beyond_ascii(text)
@@ -205,7 +204,7 @@ def repair_mojibake(text: str) -> str:
 
 
 def _repair_sequences(lines: list[str], odd: str) -> list[str]:
-    """The lines, those repaired that the evidence speaks for; `odd` is those of them that are not ASCII."""
+    """Repair the lines that the evidence speaks for; `odd` is those of them that are not ASCII."""
     n_sequences, coverage = _evidence(odd)
     sound = coverage < MIN_COVERAGE
     if sound and n_sequences < MIN_SEQUENCES_OF_LINE:
@@ -226,12 +225,12 @@ def _evidence(text: str) -> tuple[int, float]:
 
 def _repair_line(line: str, sound: bool) -> str:
     """A line, repaired if it is broken; in an otherwise `sound` text it must be beyond doubt."""
-    if line.isascii() or not _HINT.search(line) or not _SEQUENCE.search(line):
+    if line.isascii():
         return line
-    if sound:
-        n_sequences, coverage = _evidence(line)
-        if n_sequences < MIN_SEQUENCES_OF_LINE or coverage < MIN_COVERAGE_OF_LINE:
-            return line
+    n_sequences, coverage = _evidence(line)
+    doubtful = sound and (n_sequences < MIN_SEQUENCES_OF_LINE or coverage < MIN_COVERAGE_OF_LINE)
+    if doubtful or not n_sequences:
+        return line
     return "".join(map(_repair_piece, _pieces(line)))
 
 
@@ -248,7 +247,6 @@ def _pieces(line: str) -> list[str]:
 
 @functools.lru_cache(PIECES_REMEMBERED)
 def _repair_piece(piece: str) -> str:
-    """A piece as ftfy repairs it, unless that would lose something."""
     import ftfy  # only here: it takes longer to import than most texts to clean
 
     repaired = ftfy.fix_encoding(piece, replace_lossy_sequences=False)
@@ -257,7 +255,6 @@ def _repair_piece(piece: str) -> str:
 
 
 def _repair_windows_marks(line: str) -> str:
-    """A line with the marks of Windows-1252 for control characters, if these are few."""
     if not _WINDOWS_MARK.search(line):
         return line
     n_controls = len(line) - len(_CONTROLS.sub("", line))
@@ -279,13 +276,11 @@ def join_hyphenation(text: str) -> str:
 
     Only a lower-case continuation is joined, so "Baden-" and "Württemberg", "1990-" and "2000" stay as they are.
 
+    A divided word loses hyphen and line end; a compound that the document also writes with a hyphen, a single letter
+    ("e-mail") and a web address keep the hyphen; one that stands for a word left out is followed by a space.
+
     Args:
         text: Text without spaces at the ends of its lines.
-
-    Returns:
-        The text. A divided word loses hyphen and line end; a compound that the document also writes with a hyphen,
-        a single letter ("e-mail") and a web address keep the hyphen; one that stands for a word left out is followed
-        by a space.
     """
     if "\u2010\n" in text:  # the typographic twin of "-"
         text = text.replace("\u2010\n", "-\n")
@@ -320,14 +315,9 @@ def _joint(token: str, piece: str) -> str:
 
 
 def _last_token(before: str, text: str) -> str:
-    """The end of a text since its last white space, where it continues another token."""
-    end = text[-_LONGEST_TOKEN:]
-    if not end or end[-1].isspace():
-        return before if not end else ""
-    words = end.split()
-    if len(words) > 1 or end[0].isspace() or len(text) > _LONGEST_TOKEN:
-        return words[-1]
-    return (before + end)[-_LONGEST_TOKEN:]
+    """The end of a text since its last white space; the text continues the token before."""
+    end = (before + text[-_LONGEST_TOKEN:])[-_LONGEST_TOKEN:]
+    return end.split()[-1] if end and not end[-1].isspace() else ""
 
 
 def _compound(left: str, right: str) -> str:
@@ -353,3 +343,135 @@ def beyond_ascii(text: str) -> str:
         return ""
     # bytes of longer sequences are never those of ASCII
     return text.encode("utf-8", "surrogatepass").translate(None, _ASCII).decode("utf-8", "surrogatepass")
+
+
+MIN_PAGES = 4
+MIN_SHARE = 0.6  # of all pages, or of the left or right ones
+MIN_REPEATS = 3
+MAX_LINES = 3  # on an edge of a page
+MAX_HEAD_CHARS = 200  # longer lines are text
+
+_DIGITS = re.compile(r"\d+")
+# Roman numerals below 200
+_ROMAN = {
+    "".join(parts): value
+    for value, parts in enumerate(
+        itertools.product(
+            ("", "c"),
+            ("", "x", "xx", "xxx", "xl", "l", "lx", "lxx", "lxxx", "xc"),
+            ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"),
+        )
+    )
+    if value
+}
+# "12", "- 12 -", "xiv", "[3]", "Page 3", "3 / 20", "Seite 3 von 20"
+_PAGE_NUMBER = re.compile(
+    r"[-–—\[(|·.\s]*(?:(?:page|seite|p\.|s\.)\s*)?(\d{1,5}|[ivxlc]{1,8})(?:\s*(?:/|of|von|sur|de)\s*\d{1,5})?[-–—\])|·.\s]*"
+)
+
+Key = tuple[str, int]
+
+
+class _Edge(NamedTuple):
+    """One edge of a page: indices of its lines from the edge inwards, and what each is counted as."""
+
+    lines: tuple[int, ...]
+    keys: tuple[Key, ...]
+    most: int  # lines that may go
+    numbered: tuple[Key, ...] = ()  # distances of the numbers at the ends of the outermost line from the page's
+
+
+def strip_running_heads(texts: Sequence[str], numbers: Sequence[int] | None = None) -> list[str]:
+    """Return the pages of a document, as many as there were, without running heads.
+
+    Lines go from the edge inwards and only as long as each is running: at most three on an edge, never the middle of a
+    page, and none at all where more lines than that repeat: then it is a form, whose text they are. Linear in the
+    length of the pages.
+
+    Args:
+        texts: The texts of its pages in order.
+        numbers: The numbers of these pages, from 1; needed where pages are missing.
+    """
+    if len(texts) < MIN_PAGES:
+        return list(texts)
+    numbers = list(numbers or range(1, len(texts) + 1))
+    split = [text.split("\n") for text in texts]
+    gone: list[set[int]] = [set() for _ in texts]
+    for bottom in (False, True):
+        edges = [_edge(lines, number, bottom) for lines, number in zip(split, numbers, strict=True)]
+        running = _running_keys(edges, numbers)
+        for place, edge in enumerate(edges):
+            gone[place].update(_running_lines(edge, running))
+    return [
+        "\n".join(line for place, line in enumerate(lines) if place not in removed)
+        for lines, removed in zip(split, gone, strict=True)
+    ]
+
+
+def _edge(lines: Sequence[str], number: int, bottom: bool) -> _Edge:
+    """The top or bottom of a page; one line more than may go, to see whether the repetition ends."""
+    filled = [place for place, line in enumerate(lines) if line.strip()]
+    most = min(MAX_LINES, (len(filled) - 1) // 2)  # a line between the two edges stays in any case
+    if most < 1:
+        return _Edge((), (), 0)
+    chosen = tuple(filled[::-1][: most + 1] if bottom else filled[: most + 1])
+    keys = tuple(_key(lines[place], number) for place in chosen)
+    return _Edge(chosen, keys, most, _numbered(lines[chosen[0]], number))
+
+
+def _key(line: str, number: int) -> Key:
+    """Return the key of a line: its words without numbers, or the distance of its number from the page's."""
+    line = line.strip()
+    if len(line) > MAX_HEAD_CHARS:
+        return "", 0
+    line = line.lower()
+    alone = _PAGE_NUMBER.fullmatch(line)
+    value = _value(alone[1]) if alone else None
+    if value is not None:
+        return "#", value - number
+    words = line.split()
+    for place in (0, -1):
+        if words[place] in _ROMAN:
+            words[place] = "#"
+    folded = _DIGITS.sub("#", " ".join(words))
+    # numbers and signs alone are a table's more often than a head's
+    return (folded, 0) if any(map(str.isalpha, folded)) else ("", 0)
+
+
+def _numbered(line: str, number: int) -> tuple[Key, ...]:
+    line = line.strip().lower()
+    words = line.split() if len(line) <= MAX_HEAD_CHARS else []
+    if len(words) < 2:
+        return ()
+    values = (("first", _value(words[0])), ("last", _value(words[-1])))
+    return tuple((end, value - number) for end, value in values if value is not None)
+
+
+def _value(word: str) -> int | None:
+    return int(word) if word.isdecimal() and len(word) <= 5 else _ROMAN.get(word)
+
+
+def _running_keys(edges: Sequence[_Edge], numbers: Sequence[int]) -> set[Key]:
+    """Keys that stand at an edge of most pages, or of most left or right pages."""
+    running: set[Key] = set()
+    page_numbers: Counter[Key] = Counter()
+    for parity in (None, 0, 1):
+        chosen = [edge for edge, number in zip(edges, numbers, strict=True) if parity in (None, number % 2)]
+        counts = Counter(key for edge in chosen for key in dict.fromkeys(edge.keys + edge.numbered) if key[0])
+        enough = max(MIN_REPEATS, MIN_SHARE * len(chosen))
+        running.update(key for key, count in counts.items() if count >= enough)
+        if parity is None:
+            page_numbers.update({key: n for key, n in counts.items() if key[0] == "#" and n >= MIN_REPEATS})
+    # a preface counts for itself: together its numbers and those of the rest must cover the pages
+    if page_numbers.total() >= MIN_SHARE * len(edges):
+        running.update(page_numbers)
+    return running
+
+
+def _running_lines(edge: _Edge, running: set[Key]) -> tuple[int, ...]:
+    n = int(any(key in running for key in edge.numbered))
+    while n < len(edge.keys) and edge.keys[n] in running:
+        n += 1
+    if n > edge.most and edge.most == MAX_LINES:
+        return ()  # it goes on repeating: this is text
+    return edge.lines[: min(n, edge.most)]

@@ -24,15 +24,14 @@ _SIGNS = (
 )
 # comment marks of source headers and typography, which differ between copies of the same text
 _FOLDED = re.compile(r"[\s*#/;%\"'“”‘’`<>!_=|\-]+")
-
-Rule = tuple[str, tuple[str, ...], tuple[str, ...]]
+_DROPPED = str.maketrans("", "", ",():")
 
 _GRANT = "permission is hereby granted free of charge"
 _BSD = "redistribution and use in source and binary forms with or without modification"
 _GNU_NOTICE = "redistribute it and or modify it under the terms of the gnu"
 
 # identifier, phrases that must occur, phrases that must not; the first rule that fits counts
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Unlicense", ("free and unencumbered software released into the public domain",), ()),
     ("CC0-1.0", ("cc0 1.0 universal",), ()),
     ("CC-BY-NC-SA-4.0", ("attribution noncommercial sharealike 4.0 international",), ()),
@@ -82,18 +81,15 @@ _OTHER_SUFFIX = re.compile(r"\.(?:c|cc|cpp|cs|css|go|h|html|java|js|json|php|py|
 
 
 def detect_licence(text: str) -> str | None:
-    """SPDX identifier or expression of the licence that a text states, in its first 20,000 characters.
+    """Return the licence that a text states in its first 20,000 characters, such as `GPL-2.0-or-later OR MIT`.
 
-    A tag `SPDX-License-Identifier:` comes before the wording.
-
-    Returns:
-        For example `MIT` or `GPL-2.0-or-later OR MIT`; None for a text without a licence, or with one unknown here.
+    A tag `SPDX-License-Identifier:` comes before the wording. None for a text without a licence that is known here.
     """
     head = text[:HEAD_CHARS]
     lowered = head.lower()
     if not any(sign in lowered for sign in _SIGNS):
         return None
-    return _tagged(head) or _worded(_FOLDED.sub(" ", _without_commas(lowered)))
+    return _tagged(head) or _worded(_FOLDED.sub(" ", lowered.translate(_DROPPED)))
 
 
 def is_licence_file(name: str) -> bool:
@@ -109,10 +105,6 @@ def _tagged(head: str) -> str | None:
     # a comment may close behind the expression
     expression = _EXPRESSION.match(" ".join(found[1].split()))
     return expression[0].strip() if expression else None
-
-
-def _without_commas(lowered: str) -> str:
-    return lowered.replace(",", "").replace("(", "").replace(")", "").replace(":", "")
 
 
 def _worded(folded: str) -> str | None:

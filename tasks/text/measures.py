@@ -25,25 +25,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import I64, U64, running_sums, span_hashes
+from tasks.text.words import I64, IDEOGRAPHIC_RANGES, U64, running_sums, span_hashes
 
 SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
 N_CLASSES = 8
 
 # letters of scripts that put no spaces between words; Hangul does
 _UNSPACED_RANGES = (
-    (0x0E00, 0x0E7F),  # Thai
-    (0x0E80, 0x0EFF),  # Lao
-    (0x1000, 0x109F),  # Myanmar
-    (0x1780, 0x17FF),  # Khmer
-    (0x3005, 0x3007),  # ideographic iteration marks and zero
-    (0x3041, 0x30FF),  # Hiragana, Katakana
-    (0x31F0, 0x31FF),  # Katakana extensions
-    (0x3400, 0x4DBF),  # ideographs
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),  # half-width Katakana
-    (0x20000, 0x3FFFF),
+    (0x0E00, 0x0F00),  # Thai, Lao
+    (0x1000, 0x10A0),  # Myanmar
+    (0x1780, 0x1800),  # Khmer
+    *IDEOGRAPHIC_RANGES,
 )
 _LAST_ASSIGNED = 0x3FFFF  # above it there are no letters, digits or spaces: tags, selectors and private use
 
@@ -88,27 +80,23 @@ def _class_table() -> npt.NDArray[np.uint8]:
             table[point] = SYMBOL
     table[0xE0100:0xE01F0] = MARK  # variation selectors
     for first, last in _UNSPACED_RANGES:
-        block = table[first : last + 1]
+        block = table[first:last]
         block[block >= LETTER] = UNSPACED
     return table
 
 
 @dataclass(frozen=True)
 class TextArrays:
-    """Documents as arrays.
+    """Documents as arrays; words are what white space separates.
 
     Attributes:
-        codes: code points of all texts, a line feed before, between and behind them.
-        classes: class of each code point.
+        codes, classes: code points of all texts, a line feed before, between and behind them, and the class of each.
         text_bounds: where each text begins, and one more; a text ends one before the next one's begin.
         class_counts: number of characters of each class, a row per document.
-        word_starts, word_ends: words are what white space separates; the end is one beyond.
-        word_lengths: characters of each word.
-        word_hashes: 64 bits for each word.
+        word_starts, word_ends, word_lengths, word_hashes: place of each word, its characters, and 64 bits for it.
         word_documents: number of the document each word belongs to.
         word_bounds: number of the first word of each document, and one more.
-        n_words: number of words of each document.
-        solid: characters of each document that are not white space.
+        n_words, solid: number of words of each document, and of characters that are not white space.
     """
 
     codes: npt.NDArray[np.uint32]
@@ -297,17 +285,11 @@ def _duplicates(batch: TextArrays, units: Units, name: str) -> Columns:
 
 
 class Repeated(NamedTuple):
-    """Things that occur more than once in their document.
+    """Things that occur more than once in their document."""
 
-    Attributes:
-        places: index of each such thing.
-        sizes: members of each group of things alike, two or more.
-        firsts: lowest index of each group.
-    """
-
-    places: I64
-    sizes: I64
-    firsts: I64
+    places: I64  # index of each
+    sizes: I64  # members of each group of things alike, two or more
+    firsts: I64  # lowest index of each group
 
     def later(self, n: int) -> Mask:
         """Return a mask of `n` things: the second and later occurrences in each group."""
@@ -318,18 +300,8 @@ class Repeated(NamedTuple):
 
 
 def _find_repeated(documents: I64, hashes: U64, places: I64) -> Repeated:
-    """Find equal things of a document that occur more than once.
-
-    Args:
-        documents: document of each thing.
-        hashes: hash of each thing.
-        places: index of each thing, to report.
-    """
+    """Find equal things of a document that occur more than once, by the document, hash and index of each thing."""
     keys = hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)  # alike only within a document
-    # what is alone in its bucket surely occurs once: in ordinary text that spares most things the sort
-    buckets = (keys >> np.uint64(8)).astype(np.int64) & ((4 << len(keys).bit_length()) - 1)
-    crowded = np.bincount(buckets)[buckets] > 1
-    keys, places = keys[crowded], places[crowded]
     order = np.argsort(keys)
     keys = keys[order]
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])

@@ -7,24 +7,14 @@ the text, and unlike the one-permutation kind the estimate is as good for short 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.text.words import (
-    I64,
-    U64,
-    Hashes,
-    distinct,
-    joined,
-    read_batches,
-    running_sums,
-    word_runs,
-)
+from tasks.text.words import I64, U64, Hashes, distinct, joined, read_batches, running_sums, word_runs
 
 SHINGLE_WORDS = 5
 GRAM_WORDS = 13
@@ -41,23 +31,6 @@ _STATES = (_STATES ^ (_STATES >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
 _STATES = (_STATES ^ (_STATES >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 _XORED = (_STATES >> np.uint64(32)).astype(np.uint32)[:N_PERMUTATIONS]
 _FACTORS = (_STATES >> np.uint64(32)).astype(np.uint32)[N_PERMUTATIONS:] | np.uint32(1)
-
-
-class Block(NamedTuple):
-    """Signatures of some documents.
-
-    Attributes:
-        numbers: (m,) int64, rising.
-        minima: (m, 120) MinHash values.
-        n_shingles: (m,) numbers of distinct shingles.
-        tie: (m,) uint64, no two documents' alike. The others of a giant bucket are compared with its longest members;
-            of equal length those go by words, and only of the same words by this.
-    """
-
-    numbers: I64
-    minima: U32
-    n_shingles: I64
-    tie: U64
 
 
 @dataclass(frozen=True)
@@ -93,14 +66,9 @@ class Signatures:
         """Hashes of 13-grams, document by document."""
         return Hashes(self.grams, self.gram_offsets)
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the MinHash signatures of all documents, for `tasks.text.near`."""
-        numbers = np.arange(len(self))
-        yield Block(numbers, self.minima, self.n_shingles, numbers.astype(np.uint64))
-
-    def minima_of(self, numbers: I64) -> U32:
-        """Return (m, 120) MinHash values of documents."""
-        return self.minima[numbers]
+    def minhashes_of(self, numbers: I64) -> tuple[U32, I64, U64]:
+        """Return MinHash values, numbers of shingles and ties of documents, for `tasks.text.near`."""
+        return self.minima[numbers], self.n_shingles[numbers], numbers.astype(np.uint64)
 
     def save(self, folder: Path) -> None:
         """Write one `.npy` file per array; the same signatures give the same bytes."""
@@ -120,9 +88,7 @@ def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U
     """Return (m, 120) MinHash values and (m,) numbers of shingles of documents in several folders of signatures.
 
     Args:
-        folders: Those of `Signatures.save`.
-        part: (m,) int64, the number of the folder of each document, rising.
-        place: (m,) int64, its row there.
+        part, place: (m,) int64, the number of the folder of each document, rising, and its row there.
     """
     parts = distinct(part)
     bounds = np.searchsorted(part, [*parts, len(folders)])

@@ -16,18 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.text.minhash import N_PERMUTATIONS, U32, Block, shingle_sets
+from tasks.text.minhash import N_PERMUTATIONS, U32, shingle_sets
 from tasks.text.words import I64, U64, distinct
 
 if TYPE_CHECKING:
     import duckdb
 
+F64 = npt.NDArray[np.float64]
+MinhashesOf = Callable[[I64], tuple[U32, I64, U64]]
 TextsOf = Callable[[Sequence[int]], list[str]]
 
 MAX_BUCKET = 64
@@ -36,7 +38,7 @@ FOUND_SHARE = 0.995  # least probability that a pair at the threshold becomes a 
 BLOCK_SHINGLES = 1 << 22  # shingles in memory while candidates are verified
 MARGIN = 3.7  # standard errors below the threshold at which an estimate rules a pair out: 1 in 10,000
 
-_AT_ONCE = 1 << 16  # rows of a result, the minima of two documents with each
+_AT_ONCE = 1 << 16  # documents or pairs of which the minima are in memory
 _BASE = np.uint64(0xD1342543DE82EF95)
 
 
@@ -51,13 +53,13 @@ class Pairs:
 
     first: I64
     second: I64
-    similarity: npt.NDArray[np.float64]
+    similarity: F64
 
     def __len__(self) -> int:
         return len(self.first)
 
     @classmethod
-    def sorted(cls, one: I64, other: I64, similarity: npt.NDArray[np.float64]) -> Self:
+    def sorted(cls, one: I64, other: I64, similarity: F64) -> Self:
         """Return distinct pairs of any order and direction in the order of this class."""
         first, second = np.minimum(one, other), np.maximum(one, other)
         order = np.lexsort((second, first))
@@ -69,14 +71,7 @@ class Pairs:
         return type(self)(self.first[chosen], self.second[chosen], self.similarity[chosen])
 
 
-class Minhashes(Protocol):
-    """MinHash signatures of documents, in memory (`Signatures`) or in files."""
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the signatures of all documents, some at a time."""
-
-    def minima_of(self, numbers: I64) -> U32:
-        """Return (m, 120) values of documents given by rising numbers."""
+NO_PAIRS = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,8 @@ class NearPairs:
 
 
 def near_pairs(
-    minhashes: Minhashes,
+    n: int,
+    minhashes_of: MinhashesOf,
     texts_of: TextsOf,
     threshold: float = 0.8,
     *,
@@ -110,8 +106,11 @@ def near_pairs(
     """Return all near-duplicates; a pair at the threshold is missed once in 200 or more rarely.
 
     Args:
-        minhashes: Of n documents. Documents with the same text should be left out before; they cost time, no more.
-        texts_of: Texts of documents given by ascending indices; called with some thousands at a time.
+        n: Number of documents. Those with the same text should be left out before; they cost time, no more.
+        minhashes_of: Returns of m documents, given by ascending indices, (m, 120) MinHash values, (m,) numbers of
+            distinct shingles and (m,) ties, no two documents' alike. The others of a giant bucket are compared with its
+            longest members; of equal length those go by words, and only of the same words by this.
+        texts_of: Returns texts of documents given by ascending indices; called with some thousands at a time.
         threshold: Least Jaccard similarity of a pair, above 0 and at most 1.
         max_bucket: Largest number of documents that share a band and are compared all against all.
         known: Similarities of pairs from earlier calls, in the indices of this one. They save time and change nothing.
@@ -119,15 +118,10 @@ def near_pairs(
     """
     import duckdb
 
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold {threshold} is no Jaccard similarity: expected a number above 0 and at most 1")
     connection = connection or duckdb.connect()
-    n_bands = _list_bands(connection, minhashes, band_rows(threshold))
+    n_bands = _list_bands(connection, n, minhashes_of, band_rows(threshold))
     n_giant, largest = _pair_buckets(connection, n_bands, threshold, max_bucket)
-    first, second = _likely_pairs(connection, minhashes, threshold)
-    similarity = np.full(len(first), np.nan)
-    if known is not None:
-        _recall(first, second, known, similarity)
+    first, second, similarity = _likely_pairs(connection, minhashes_of, threshold, known or NO_PAIRS)
     unknown = np.flatnonzero(np.isnan(similarity))
     similarity[unknown] = _verify(connection, first[unknown], second[unknown], texts_of)
     connection.execute("drop table bands")
@@ -146,17 +140,20 @@ def band_rows(threshold: float) -> int:
     return rows
 
 
-def _list_bands(connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, rows: int) -> int:
+def _list_bands(connection: duckdb.DuckDBPyConnection, n: int, minhashes_of: MinhashesOf, rows: int) -> int:
     """Make the table `bands` of documents with words and a hash of each band of values; returns the number of bands."""
     n_bands = N_PERMUTATIONS // rows
     names = ["number", "size", "tie", "content", *(f"band_{number}" for number in range(n_bands))]
     hashed = ", ".join(f"{name} ubigint" for name in names[2:])
     connection.execute(f"create or replace table bands (number bigint, size bigint, {hashed})")
-    for block in minhashes.blocks():
-        hashes = (_combined(block.minima, start, start + rows) for start in range(0, n_bands * rows, rows))
-        content = _combined(block.minima, 0, N_PERMUTATIONS)
-        _insert(connection, "bands", pa.table([block.numbers, block.n_shingles, block.tie, content, *hashes], names))
-    connection.execute("delete from bands where size = 0")
+    for first in range(0, n, _AT_ONCE):
+        numbers = np.arange(first, min(first + _AT_ONCE, n))
+        minima, n_shingles, tie = minhashes_of(numbers)
+        hashes = (_combined(minima, start, start + rows) for start in range(0, n_bands * rows, rows))
+        content = _combined(minima, 0, N_PERMUTATIONS)
+        connection.register("fresh", pa.table([numbers, n_shingles, tie, content, *hashes], names))
+        connection.execute("insert into bands from fresh where size > 0")
+        connection.unregister("fresh")
     return n_bands
 
 
@@ -171,21 +168,13 @@ def _combined(minima: U32, start: int, stop: int) -> U64:
     return combined
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
-    connection.register("fresh_rows", rows)
-    connection.execute(f"insert into {table} select * from fresh_rows")
-    connection.unregister("fresh_rows")
-
-
 def _pair_buckets(
     connection: duckdb.DuckDBPyConnection, n_bands: int, threshold: float, max_bucket: int
 ) -> tuple[int, int]:
     """Make the table `band_pairs` of documents that share a band and may reach the threshold by their sizes.
 
-    Of a giant bucket there are only the pairs with its first members.
-
-    Returns:
-        Number of giant buckets, and members of the largest bucket.
+    Of a giant bucket there are only the pairs with its first members. Returns the number of giant buckets, and of the
+    members of the largest bucket.
     """
     n_giant, largest = 0, int(connection.execute("from bands limit 1").fetchone() is not None)
     connection.execute("create or replace table band_pairs (first bigint, second bigint)")
@@ -210,58 +199,33 @@ def _pair_buckets(
     return n_giant, largest
 
 
-def _likely_pairs(connection: duckdb.DuckDBPyConnection, minhashes: Minhashes, threshold: float) -> tuple[I64, I64]:
-    """Return the pairs that their estimates do not rule out."""
-    connection.execute("create or replace table minima (number bigint, hashes blob)")
-    connection.execute("create or replace table likely as select distinct first, second from band_pairs")
-    connection.execute("drop table band_pairs")
-    ends = "select first as number from likely union select second from likely order by number"
-    for (numbers,) in _batches(connection, ends):
-        found = np.ascontiguousarray(minhashes.minima_of(numbers))
-        hashes = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(found.itemsize * N_PERMUTATIONS), len(found), [None, pa.py_buffer(found)]
-        )
-        _insert(connection, "minima", pa.table([numbers, hashes], ["number", "hashes"]))
-    least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
-    query = (
-        "select first, second, one.hashes, other.hashes from likely join minima as one on one.number = first "
-        "join minima as other on other.number = second"
+def _likely_pairs(
+    connection: duckdb.DuckDBPyConnection, minhashes_of: MinhashesOf, threshold: float, known: Pairs
+) -> tuple[I64, I64, F64]:
+    """Return the pairs that their estimates do not rule out, with their similarities; NaN where none is known."""
+    connection.register("known", pa.table(vars(known)))
+    connection.execute(
+        "create or replace table likely as select distinct first, second, coalesce(similarity, 'nan') as similarity "
+        "from band_pairs left join known using (first, second); drop table band_pairs"
     )
-    reaching = [np.zeros((2, 0), np.int64)]
-    for first, second, one, other in _batches(connection, query):
-        reach = np.count_nonzero(one == other, axis=1) / N_PERMUTATIONS >= least
-        reaching.append(np.stack([first[reach], second[reach]]))
-    connection.execute("drop table minima; drop table likely")
-    first, second = np.concatenate(reaching, axis=1)
-    return first, second
-
-
-def _batches(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yield the columns of a result piece by piece; those of minima as (m, 120)."""
+    connection.unregister("known")
+    least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
+    reaching = [(NO_PAIRS.first, NO_PAIRS.second, NO_PAIRS.similarity)]
     with connection.cursor() as cursor:
-        for batch in cursor.sql(query).to_arrow_reader(_AT_ONCE):
-            yield [
-                np.frombuffer(column.buffers()[2], np.uint32, len(column) * N_PERMUTATIONS).reshape(-1, N_PERMUTATIONS)
-                if pa.types.is_binary(column.type)
-                else column.to_numpy()
-                for column in batch.columns
-            ]
+        # in order, so that neighbouring pairs ask for minima of the same few segments
+        for batch in cursor.sql("from likely order by first, second").to_arrow_reader(_AT_ONCE):
+            first, second, similarity = (column.to_numpy() for column in batch.columns)
+            ends = distinct(np.concatenate([first, second]))
+            minima = minhashes_of(ends)[0]
+            equal = minima[np.searchsorted(ends, first)] == minima[np.searchsorted(ends, second)]
+            reach = np.count_nonzero(equal, axis=1) / N_PERMUTATIONS >= least
+            reaching.append((first[reach], second[reach], similarity[reach]))
+    connection.execute("drop table likely")
+    first, second, similarity = map(np.concatenate, zip(*reaching, strict=True))
+    return first, second, similarity
 
 
-def _recall(first: I64, second: I64, known: Pairs, similarity: npt.NDArray[np.float64]) -> None:
-    """Fill in the similarities that are known."""
-    n = max([0, *(int(numbers.max(initial=0)) for numbers in (second, known.second))]) + 1
-    codes, known_codes = first * n + second, known.first * n + known.second
-    order = np.argsort(known_codes)
-    place = np.minimum(np.searchsorted(known_codes, codes, sorter=order), max(len(order) - 1, 0))
-    if len(order):
-        same = known_codes[order[place]] == codes
-        similarity[same] = known.similarity[order[place[same]]]
-
-
-def _verify(
-    connection: duckdb.DuckDBPyConnection, first: I64, second: I64, texts_of: TextsOf
-) -> npt.NDArray[np.float64]:
+def _verify(connection: duckdb.DuckDBPyConnection, first: I64, second: I64, texts_of: TextsOf) -> F64:
     """Exact similarity of each pair, reading the texts block by block, those that belong together in one."""
     similarity = np.zeros(len(first))
     if not len(first):
@@ -279,7 +243,7 @@ def _verify(
     return similarity
 
 
-def _jaccard(first: I64, second: I64, texts_of: TextsOf) -> npt.NDArray[np.float64]:
+def _jaccard(first: I64, second: I64, texts_of: TextsOf) -> F64:
     documents = distinct(np.concatenate([first, second]))
     sets = shingle_sets(texts_of(documents.tolist()))
     bounds = sets.offsets.tolist()
@@ -310,25 +274,20 @@ def _blocks(first: list[int], second: list[int], sizes: I64) -> Iterator[slice]:
 
 def clusters(n: int, pairs: Pairs) -> I64:
     """Return the cluster of each of n documents: the smallest index among its members."""
-    labels = np.arange(n)
-    while True:
-        ours, theirs = labels[pairs.first], labels[pairs.second]
-        if np.array_equal(ours, theirs):
-            return labels
-        lowest = np.minimum(ours, theirs)
-        np.minimum.at(labels, ours, lowest)
-        np.minimum.at(labels, theirs, lowest)
-        while not np.array_equal(labels, labels[labels]):
-            labels = labels[labels]
+    from scipy.sparse import coo_array  # only here: it takes longer to import than most commands have
+    from scipy.sparse.csgraph import connected_components
+
+    links = coo_array((np.ones(len(pairs), bool), (pairs.first, pairs.second)), (n, n))
+    labels = connected_components(links, directed=False)[1]
+    smallest = np.unique(labels, return_index=True)[1]
+    return smallest[labels]
 
 
 def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.bool_], I64]:
     """Choose the documents to keep: best first, each unless it is a direct near-duplicate of one already kept.
 
     Args:
-        n: number of documents.
-        pairs: verified pairs.
-        rank: of each document, lower is better; of equals the lower index is better.
+        rank: (n,) lower is better; of equals the lower index is better.
 
     Returns:
         A mask of the documents kept, and for each document the one that stands for it: itself if it is kept, else the
@@ -336,17 +295,13 @@ def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.
     """
     place = np.empty(n, np.int64)
     place[np.lexsort((np.arange(n), rank))] = np.arange(n)
-    source = np.concatenate([pairs.first, pairs.second])
-    target = np.concatenate([pairs.second, pairs.first])
-    order = np.argsort(place[source], kind="stable")
-    source, target = source[order], target[order]
-    begins = np.flatnonzero(np.append(True, source[1:] != source[:-1])) if len(source) else np.zeros(0, np.int64)
+    better = np.where(place[pairs.first] < place[pairs.second], pairs.first, pairs.second)
+    worse = pairs.first + pairs.second - better
+    order = np.argsort(place[better])
     kept = np.ones(n, bool)
     stands_for = np.arange(n)
-    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(source)], strict=False):
-        if kept[source[begin]]:
-            neighbours = target[begin:end]
-            fresh = neighbours[kept[neighbours]]  # all of them are worse, or this document would be gone
-            kept[fresh] = False
-            stands_for[fresh] = source[begin]
+    for one, other in zip(better[order], worse[order], strict=True):
+        if kept[one] and kept[other]:
+            kept[other] = False
+            stands_for[other] = one
     return kept, stands_for

@@ -7,7 +7,7 @@ elsewhere. Memory follows the smaller side (validation, evaluation set); trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -61,24 +61,6 @@ class GramIndex:
     def count(self, documents: Hashes) -> I64:
         """Count the hashes of each document that are in the set; repeated ones count each time."""
         return _count(self.find(documents.values)[0], documents.offsets)
-
-
-def containment(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[F64, list[F64]]:
-    """Return the `judged_share` of the 13-grams of validation documents in training, and of each block in validation.
-
-    Args:
-        validation: 13-grams of the validation documents.
-        blocks: Those of the training documents, some at a time.
-    """
-    sizes = []
-
-    def noted() -> Iterator[Hashes]:
-        for block in blocks:
-            sizes.append(block.counts)
-            yield block
-
-    held_out, trained = shared_grams(validation, noted())
-    return judged_share(held_out, validation.counts), list(map(judged_share, trained, sizes))
 
 
 def shared_grams(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[I64, list[I64]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -67,15 +66,9 @@ _PRIVATE_KEY_CHARS = 16_384
 
 # what the names of secrets begin with, and how they go on
 _NAMES = {
-    name: re.compile(rest)
-    for name, rest in {
-        "pass": r"w(?:or)?d|phrase",
-        "pwd": r"",
-        "secret": r"",
-        "token": r"",
-        "api": r"[_\-]?key",
-        "access_key": r"",
-    }.items()
+    "pass": re.compile(r"w(?:or)?d|phrase"),
+    "api": re.compile(r"[_\-]?key"),
+    **dict.fromkeys(("pwd", "secret", "token", "access_key"), re.compile("")),
 }
 _ASSIGNED = re.compile(
     r"""
@@ -215,14 +208,14 @@ _MARGIN = 40  # an IBAN begins up to so many letters before its first run of dig
 
 def _numbers(text: str) -> Iterator[Span]:
     for run in _RUN.finditer(text):
-        start, end = max(0, run.start() - 2), run.end()
+        start, end = max(0, run.start() - 2), run.end() + 2
         n_digits = sum(map(str.isdigit, run[0]))
         if run[0].count(".") >= 3:
             yield from _ipv4(text, start, end)
         if n_digits >= 7:
             yield from _phones(text, start, end)
             # an account number holds letters between its digits: it may reach beyond the run on both sides
-            yield from _ibans(text, max(0, start - _MARGIN), end + _MARGIN)
+            yield from _ibans(text, max(0, start - _MARGIN), run.end() + _MARGIN)
         if n_digits >= 13:
             yield from _cards(text, start, end)
 
@@ -232,7 +225,7 @@ def _before(text: str, start: int) -> str:
 
 
 def _ipv4(text: str, start: int, end: int) -> Iterator[Span]:
-    for found in _IPV4.finditer(text, start, min(len(text), end + 2)):
+    for found in _IPV4.finditer(text, start, end):
         octets = found[0].split(".")
         if any(int(octet) > 255 or (octet[0] == "0" and len(octet) > 1) for octet in octets):
             continue
@@ -248,7 +241,7 @@ def _ipv4(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _cards(text: str, start: int, end: int) -> Iterator[Span]:
-    for found in _CARD.finditer(text, start, min(len(text), end + 2)):
+    for found in _CARD.finditer(text, start, end):
         groups = found[0].replace("-", " ").split(" ")
         written_as_one = len(groups) == 1 or tuple(map(len, groups)) in _CARD_GROUPS
         if written_as_one and _is_card("".join(groups)):
@@ -290,32 +283,19 @@ _IBAN_LENGTHS = {
 
 
 def _ibans(text: str, start: int, end: int) -> Iterator[Span]:
-    for found in _IBAN.finditer(text, start, min(len(text), end)):
+    for found in _IBAN.finditer(text, start, end):
         length = _IBAN_LENGTHS.get(found[0][:2])
-        written = _take(found[0], length) if length else ""
-        if written and _mod_97(written.replace(" ", "")):
-            yield Span(found.start(), len(written), "iban")
-
-
-def _take(found: str, length: int) -> str:
-    """The first `length` characters that are not spaces; a word behind an account number may look like part of it."""
-    end = lacking = length
-    while lacking and end <= len(found):
-        lacking = length - end + found.count(" ", 0, end)
-        end += lacking
-    whole = end == len(found) or found[end : end + 1] == " "
-    return found[:end] if whole else ""
-
-
-_LETTERS_AS_NUMBERS = str.maketrans({char: str(int(char, 36)) for char in string.ascii_uppercase})
+        # a word behind an account number may look like part of it
+        written = re.match(rf"\S(?: ?\S){{{length - 1}}}(?= |$)", found[0]) if length else None
+        if written and _mod_97(written[0].replace(" ", "")):
+            yield Span(found.start(), len(written[0]), "iban")
 
 
 def _mod_97(iban: str) -> bool:
-    return int((iban[4:] + iban[:4]).translate(_LETTERS_AS_NUMBERS)) % 97 == 1
+    return int("".join(str(int(char, 36)) for char in iban[4:] + iban[:4])) % 97 == 1
 
 
 def _phones(text: str, start: int, end: int) -> Iterator[Span]:
-    end = min(len(text), end + 2)
     for found in _INTERNATIONAL.finditer(text, start, end) if text.find("+", start, end) >= 0 else ():
         if _is_international(found[0], text, found.start()):
             yield Span(found.start(), len(found[0]), "phone")

@@ -31,19 +31,18 @@ _SEPARATOR = "\n\n"  # ends words and paragraphs alike
 _SPACE = 1  # in the character table; no word character has this value
 _ALONE = np.uint32(1 << 31)  # flag of characters that are words by themselves
 _LAST_ASSIGNED = 0x40000  # the planes beyond hold no letters
-_ALONE_RANGES = (
+IDEOGRAPHIC_RANGES = (
     (0x3005, 0x3008),  # iteration and number marks
     (0x3041, 0x3100),  # kana
-    (0x3105, 0x3130),  # bopomofo
-    (0x31A0, 0x31C0),
     (0x31F0, 0x3200),
     (0x3400, 0x4DC0),  # ideographs
     (0x4E00, 0xA000),
     (0xF900, 0xFB00),
     (0xFF66, 0xFFA0),  # half-width kana
-    (0x1B000, 0x1B170),
     (0x20000, 0x40000),
 )
+# bopomofo and the rarer kana besides
+_ALONE_RANGES = (*IDEOGRAPHIC_RANGES, (0x3105, 0x3130), (0x31A0, 0x31C0), (0x1B000, 0x1B170))
 
 _CHAR_BASE = 0x9E3779B97F4A7C15  # odd, without pattern: invertible modulo 2**64
 _WORD_BASE = 0xD1342543DE82EF95
@@ -68,9 +67,7 @@ class Hashes:
     def take(self, documents: Chosen) -> Hashes:
         """Copy the hashes of some documents, in the order given; an array of bool selects as in NumPy."""
         places, offsets = flat_places(self.offsets, documents)
-        values = self.values[places]
-        # never a view: that of a mapped file would keep the file open
-        return Hashes(values.copy() if isinstance(places, slice) else values, offsets)
+        return Hashes(self.values[places], offsets)  # never a view: that of a mapped file would keep the file open
 
 
 def running_sums(values: Sequence[int] | npt.NDArray[Any]) -> I64:
@@ -80,13 +77,11 @@ def running_sums(values: Sequence[int] | npt.NDArray[Any]) -> I64:
     return sums
 
 
-def flat_places(offsets: I64, documents: Chosen) -> tuple[I64 | slice, I64]:
-    """Return where the values of some documents stand in a flat array (a slice if in a row), and their new offsets."""
+def flat_places(offsets: I64, documents: Chosen) -> tuple[I64, I64]:
+    """Return where the values of some documents stand in a flat array, and their new offsets."""
     chosen = np.arange(len(offsets) - 1)[np.asarray(documents, None if len(documents) else np.int64)]
     counts = np.diff(offsets)[chosen]
     taken = running_sums(counts)
-    if len(chosen) and (np.diff(chosen) == 1).all():
-        return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1])), taken
     return np.arange(taken[-1]) + np.repeat(offsets[chosen] - taken[:-1], counts), taken
 
 
@@ -100,13 +95,8 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def joined(parts: Sequence[Hashes]) -> Hashes:
     """Return the documents of several parts, one after the other."""
-    offsets = [np.zeros(1, np.int64)]
-    total = 0
-    for part in parts:
-        offsets.append(part.offsets[1:] - part.offsets[0] + total)
-        total += int(part.offsets[-1] - part.offsets[0])
-    values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
-    return Hashes(np.concatenate([np.zeros(0, np.uint64), *values]), np.concatenate(offsets))
+    values = np.concatenate([np.zeros(0, np.uint64), *(part.values for part in parts)])
+    return Hashes(values, running_sums(np.concatenate([np.zeros(0, np.int64), *(part.counts for part in parts)])))
 
 
 class Batch(NamedTuple):
@@ -129,13 +119,7 @@ class Batch(NamedTuple):
 def bundles(
     items: Iterable[T], n_chars: Callable[[T], int], most_chars: int, most: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Yield consecutive items in lists of bounded size.
-
-    Args:
-        n_chars: Characters of an item.
-        most_chars: Characters at which a list ends.
-        most: Items at which it ends.
-    """
+    """Yield consecutive items in lists; each ends when its items have so many characters, or are so many."""
     bundle: list[T] = []
     chars = 0
     for item in items:
@@ -313,12 +297,10 @@ def _runs(inside: npt.NDArray[np.bool_], alone: npt.NDArray[np.bool_] | None = N
     """Begins and ends of the runs of true places; places that are alone are runs by themselves."""
     framed = np.zeros(len(inside) + 2, bool)
     framed[1:-1] = inside
-    if alone is None or not alone.any():
-        edges = np.flatnonzero(framed[1:] != framed[:-1])
-        return edges[::2], edges[1::2]
-    apart = np.zeros(len(inside) + 2, bool)
-    apart[1:-1] = alone
-    cut = apart[1:] | apart[:-1]  # between a place and the one before it
+    cut = np.zeros(len(inside) + 1, bool)  # between a place and the one before it
+    if alone is not None:
+        cut[1:] = alone
+        cut[:-1] |= alone
     begins = np.flatnonzero(framed[1:] & (~framed[:-1] | cut))
     ends = np.flatnonzero(framed[:-1] & (~framed[1:] | cut))
     return begins, ends

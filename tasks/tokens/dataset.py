@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -28,7 +28,6 @@ from storage.schemas import (
     COUNTS_FILE,
     DATASET_FILE,
     GROUPS_FILE,
-    SELECTION_FILE,
     SEQUENCES,
     SEQUENCES_FILE,
     SHARD_COUNTS_FILE,
@@ -37,9 +36,9 @@ from storage.schemas import (
     TOKENS_FILE,
 )
 from storage.store import Store, StoreError
-from storage.tables import stream_rows
+from storage.tables import write_columns
 from tasks.core.stage import Work, stage
-from tasks.curate.corpus import Corpus, tables_of
+from tasks.curate.corpus import Corpus, parquet, tables_of
 from tasks.tokens.groups import plan_reads
 from tasks.tokens.packing import (
     Account,
@@ -61,13 +60,9 @@ BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manif
 
 @dataclass(frozen=True)
 class DatasetIndexSettings:
-    """Settings by which documents become sequences.
+    """Settings by which documents become sequences of `seq_len` input places, see `DatasetSettings`.
 
     Attributes:
-        seq_len: input places of a sequence.
-        packing: one of `PACKINGS`.
-        stride: ids from one chunk's start to the next; 0 means `seq_len`.
-        drop_last: leave out the short sequence at the end of the training stream.
         mix: how often each group is read; None where there are no groups.
     """
 
@@ -102,8 +97,7 @@ class TokenDocuments:
     Attributes:
         ids, digests: (n,) Arrow strings, the digests of the documents' ids.
         train: (n,) bool, True if it is trained on; else it is held out.
-        shard: (n,) int64, number of the token artefact that it is read from.
-        offset: (n,) int64, its first id in that shard.
+        shard, offset: (n,) int64, number of the token artefact that it is read from, and its first id there.
         length, n_bytes: (n,) int64, of its ids and of its text.
     """
 
@@ -117,10 +111,7 @@ class TokenDocuments:
 
 
 def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocuments:
-    """Find the kept documents in the token shards.
-
-    Args:
-        tokens: per-segment artefacts; the same document may lie in several, one of which is the live one.
+    """Find the kept documents in the token shards, each in its live one of those that hold it.
 
     Raises:
         StoreError: if a document lies in none of them, or in several none of which is the noted one.
@@ -128,20 +119,15 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
     with Corpus() as corpus:
         corpus.want_kept(store.folder(curated))
         corpus.locate(tables_of(store, tokens), TOKENS_FILE, ["offset", "length", "n_bytes", "digest"], tokens.live)
-        rows = corpus.arrow(
-            "select doc_id, located.digest as digest, split = 'train' as train, part::bigint as part, "
-            '"offset", length, located.n_bytes as n_bytes from located join wanted using (doc_id) order by doc_id'
-        )
+        columns = corpus.arrow(
+            "select doc_id, located.digest, split = 'train', part::bigint, \"offset\", length, located.n_bytes "
+            "from located join wanted using (doc_id) order by doc_id"
+        ).columns
+    names, numbers = columns[:2], columns[2:]
     documents = TokenDocuments(
-        ids=rows["doc_id"].combine_chunks(),
-        digests=rows["digest"].combine_chunks(),
-        train=rows["train"].to_numpy(),
-        shard=rows["part"].to_numpy(),
-        offset=rows["offset"].to_numpy(),
-        length=rows["length"].to_numpy(),
-        n_bytes=rows["n_bytes"].to_numpy(),
+        *(column.combine_chunks() for column in names), *(column.to_numpy() for column in numbers)
     )
-    del rows
+    del columns, names, numbers
     pa.default_memory_pool().release_unused()  # else what was read stands beside the index, and is as large
     return documents
 
@@ -153,8 +139,7 @@ class Group:
     Attributes:
         rows: the documents, by their numbers among all kept ones.
         pieces: of these documents, numbered from 0, in sequences that are numbered from 0.
-        account: of them.
-        reads: how many sequences of them an epoch reads.
+        reads: number of sequences of them that an epoch reads.
     """
 
     name: str
@@ -162,6 +147,11 @@ class Group:
     pieces: Pieces
     account: Account
     reads: int
+
+    @property
+    def balance(self) -> Account:
+        """The account; all ids are cut where the mix leaves the group out."""
+        return self.account if self.reads else Account(cut=self.account.kept + self.account.cut)
 
 
 @stage("dataset", version=3, tables={SEQUENCES_FILE: SEQUENCES, COUNTS_FILE: TOKEN_COUNTS})
@@ -183,14 +173,14 @@ def dataset(
     names = _group_names(work, documents, groups) if settings.mix is not None else None
     planned = _plan(settings, documents, names)
     used = [group for group in planned if group.reads]
-    training = _joined([(group.rows, group.pieces) for group in used])
     held_out = np.flatnonzero(~documents.train)
     validation = settings.pieces(documents.length[held_out], training=False)
     accounts = {
-        "train": reduce(Account.__add__, map(_balance, planned), Account()),
+        "train": reduce(Account.__add__, (group.balance for group in planned), Account()),
         "validation": account(validation, documents.length[held_out], settings.seq_len, isolated),
     }
     _check_training(settings, documents, accounts["train"])
+    training = _joined([(group.rows, group.pieces) for group in used])
     n_train = training.sequences
     sides = {"train": training, "validation": _joined([(held_out, validation)], first=n_train)}
     _write_pieces(work.out / SEQUENCES_FILE, documents, sides, [ref.key for ref in tokens.refs])
@@ -199,15 +189,16 @@ def dataset(
         begin[group.rows], end[group.rows] = predicted_spans(group.pieces, len(group.rows), isolated)
     folders = [work.folder(ref) for ref in tokens.refs]
     counts = _count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
-    ids = pa.array(np.arange(len(counts)), pa.int32())
-    _write(work.out / COUNTS_FILE, TOKEN_COUNTS, [pa.table([ids, pa.array(counts)], schema=TOKEN_COUNTS)])
+    write_columns(work.out / COUNTS_FILE, TOKEN_COUNTS, {"token": range(len(counts)), "count": counts.tolist()})
     record = _record(settings, documents, planned, accounts)
     (work.out / DATASET_FILE).write_text(json.dumps(record, indent=1, ensure_ascii=False), "utf-8")
     work.counts.update(
-        rows=sum(map(len, sides.values())), train_sequences=n_train, train_tokens=accounts["train"].labels
+        rows=sum(map(len, sides.values())),
+        train_sequences=n_train,
+        train_tokens=accounts["train"].labels,
+        train_reads=sum(group.reads for group in used),
+        **{name: value for name, value in asdict(accounts["train"]).items() if name in BALANCE},
     )
-    work.counts.update(train_reads=sum(group.reads for group in used))
-    work.counts.update({name: value for name, value in asdict(accounts["train"]).items() if name in BALANCE})
     # The training side alone makes a model; the validation side is a sample for its curve. So a new document that falls
     # into validation gives the same digest, and trains nothing anew.
     return sha256_json(
@@ -223,8 +214,7 @@ def dataset(
 
 def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Array:
     """Return the group of each training document, in their order."""
-    tables = [pq.read_table(work.folder(ref) / GROUPS_FILE, columns=["doc_id", "group"]) for ref in groups.refs]
-    known = pa.concat_tables(tables)
+    known = pq.read_table([work.folder(ref) / GROUPS_FILE for ref in groups.refs], columns=["doc_id", "group"])
     trained = documents.ids.filter(pa.array(documents.train))
     names = pa.concat_arrays(known["group"].take(pc.index_in(trained, value_set=known["doc_id"])).chunks)
     if names.null_count:
@@ -260,29 +250,17 @@ def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.A
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Pieces:
-    """Join pieces of several sets of documents: the sequences of each after those of the one before.
-
-    Args:
-        parts: numbers of the documents among all, and their pieces.
-        first: number of the first sequence.
-    """
-    shifted: list[Pieces] = [pieces_of(np.zeros(0, dtype=np.int64), 1, "chunk")] if not parts else []
+    """Join the pieces of sets of documents, given with the documents' numbers; sequences are numbered from `first`."""
+    shifted = []
     for rows, pieces in parts:
-        sequence = pieces.sequence + first if first else pieces.sequence
-        shifted.append(replace(pieces, document=rows[pieces.document], sequence=sequence))
+        shifted.append(replace(pieces, document=rows[pieces.document], sequence=pieces.sequence + first))
         first += pieces.sequences
     if len(shifted) == 1:  # an index of millions of pieces is not copied for nothing
         return shifted[0]
     return Pieces(*map(np.concatenate, zip(*(vars(pieces).values() for pieces in shifted), strict=True)))
 
 
-def _balance(group: Group) -> Account:
-    """Return the account of a group; all of it is cut where the mix leaves it out."""
-    return group.account if group.reads else Account(cut=group.account.kept + group.account.cut)
-
-
 def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, training: Account) -> None:
-    """Refuse a dataset without a training sequence."""
     if training.sequences:
         return
     n_ids = int(documents.length[documents.train].sum())
@@ -298,14 +276,9 @@ def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, t
 
 
 def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Count the occurrences of each id in spans of token shards, (vocab_size,) int64.
+    """Count the occurrences of each id in spans (n,) of token shards that do not overlap, (vocab_size,) int64.
 
     Of a shard that is nearly all in use, what is left out is counted, and taken from the shard's own counts.
-
-    Args:
-        folders: of the token artefacts, all of one tokeniser; at least one.
-        shard: (n,) number of the artefact of each span.
-        begin, end: (n,) places in the shard; spans do not overlap.
     """
     counts = np.zeros_like(np.load(folders[0] / SHARD_COUNTS_FILE, allow_pickle=False))
     rows = np.flatnonzero(begin < end)
@@ -326,7 +299,7 @@ def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, en
 
 
 def _add_spans(counts: np.ndarray, ids: np.ndarray, begin: np.ndarray, end: np.ndarray, sign: int) -> None:
-    """Add the occurrences of each id in some spans of a shard, a few million ids at a time."""
+    """Add the occurrences of each id in spans of a shard, a few million ids at a time."""
     ends = np.cumsum(end - begin)
     for first in range(0, int(ends[-1]), IDS_AT_ONCE):
         last = min(first + IDS_AT_ONCE, int(ends[-1]))
@@ -339,8 +312,10 @@ def _add_spans(counts: np.ndarray, ids: np.ndarray, begin: np.ndarray, end: np.n
 def _write_pieces(path: Path, documents: TokenDocuments, sides: Mapping[str, Pieces], shards: Sequence[str]) -> None:
     """Write the pieces of each side, as spans of the shards with these keys."""
     keys = pa.array(shards, pa.string())
-
-    def blocks() -> Iterator[pa.Table]:
+    # a dictionary of values that hardly repeat takes longer to build than it saves
+    repeat = ["split", "chunk", "shard", "length", "ahead"]
+    options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": repeat}
+    with pq.ParquetWriter(path, SEQUENCES, **options) as writer:
         for side, pieces in sides.items():
             numbers = piece_numbers(pieces, documents.length)
             for first in range(0, len(pieces), ROWS_AT_ONCE):
@@ -355,19 +330,7 @@ def _write_pieces(path: Path, documents: TokenDocuments, sides: Mapping[str, Pie
                     some.length,
                     some.ahead,
                 ]
-                yield pa.table(columns, schema=SEQUENCES)
-
-    _write(path, SEQUENCES, blocks())
-
-
-def _write(path: Path, schema: pa.Schema, blocks: Iterable[pa.Table]) -> None:
-    """Write a table that is there as columns; each block is a row group."""
-    # a dictionary of values that hardly repeat takes longer to build than it saves
-    repeat = [name for name in ("split", "chunk", "shard", "length", "ahead") if name in schema.names]
-    options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": repeat}
-    with pq.ParquetWriter(path, schema, **options) as writer:
-        for block in blocks:
-            writer.write_table(block)
+                writer.write_table(pa.table(columns, schema=SEQUENCES))
 
 
 def _pieces_digest(documents: TokenDocuments, pieces: Pieces) -> str:
@@ -400,7 +363,7 @@ def _record(
 
     listed, first = [], 0
     for group in groups:
-        balance = _balance(group)
+        balance = group.balance
         place = {"first": first, "count": balance.sequences, "reads": group.reads, "tokens": group.account.labels}
         listed.append({"name": group.name, **place, **sizes(group.rows), **asdict(balance)})
         first += balance.sequences
@@ -446,11 +409,13 @@ def settings_without(store: Store, data: Manifest, selection: ArtifactRef) -> Da
     settings = DatasetIndexSettings(**data.settings)
     if settings.mix is None:
         return settings
-    rows = stream_rows(store.folder(selection) / SELECTION_FILE, ["doc_id", "split", "kept"])
-    left = {row["doc_id"] for row in rows if row["kept"] and row["split"] == "train"}
-    groups: dict[str, bool] = {}  # True if something of it is left
-    for ref in data.input_refs("groups"):
-        for row in stream_rows(store.folder(ref) / GROUPS_FILE, ["doc_id", "group"]):
-            groups[row["group"]] = groups.get(row["group"], False) or row["doc_id"] in left
-    emptied = {name for name, some in groups.items() if not some}
+    emptied = set()
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(selection), "train")
+        for ref in data.input_refs("groups"):
+            left = (
+                f'select "group" from {parquet(store.folder(ref) / GROUPS_FILE)} left join wanted using (doc_id) '
+                'group by "group" having count(split) = 0'
+            )
+            emptied |= {name for (name,) in corpus.rows(left)}
     return replace(settings, mix=MixSettings(**data.settings["mix"]).without(emptied))

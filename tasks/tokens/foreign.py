@@ -45,16 +45,12 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
         if not isinstance(record, dict):
             raise ValueError(f"a {type(record).__name__}, expected the JSON of a tokeniser")
         if "kind" in record and "model" not in record:
-            return _own(path, reserved)
+            found = load_tokenizer(path)
+            if reserved not in (0, found.reserved):
+                raise ValueError(f"it reserves {found.reserved} ids, so {reserved} cannot be asked for")
+            return found
         named = _special_ids(HfTokenizer(spec).vocabulary(), record, path.parent)
         return HfTokenizer(spec, **named, reserved=reserved)
-
-
-def _own(path: Path, reserved: int) -> Tokenizer:
-    found = load_tokenizer(path)
-    if reserved not in (0, found.reserved):
-        raise ValueError(f"it reserves {found.reserved} ids, so {reserved} cannot be asked for")
-    return found
 
 
 def _special_ids(vocabulary: dict[str, int], spec: dict[str, Any], folder: Path) -> dict[str, int | None]:

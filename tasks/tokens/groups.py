@@ -101,11 +101,7 @@ def _digest(table: pa.Table) -> str:
 
 
 def group_documents(run: Run, mix: MixSettings, **inputs: Any) -> RefSet:
-    """Return the groups that a mix asks for, as the dataset takes them: empty without a mix, else one artefact.
-
-    Args:
-        inputs: Those of the stage.
-    """
+    """Return the groups that a mix asks for, made of the stage's inputs: empty without a mix, else one artefact."""
     if not mix.by:
         return RefSet((), rows_digest(()))
     listing = ""
@@ -126,7 +122,6 @@ def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: Mix
     Args:
         tokens: Training tokens of each group.
         sequences: Training sequences of each group; one that has none is not read, and the others share its weight.
-        mix: What is asked for.
 
     Returns:
         The reads of every group, in the order of their names; 0 where a group is left out.
@@ -164,11 +159,7 @@ def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> 
 
 
 def asked_shares(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
-    """Return the share of the training tokens that is asked for each group, over those that have sequences.
-
-    Raises:
-        MixError: The settings name a group that is not there, or miss one that is.
-    """
+    """Return the share of the training tokens that is asked for each group, over those that have sequences."""
     weights = _weights(tokens, mix)
     there = {name: weights[name] for name in sorted(weights) if sequences[name] and tokens[name]}
     total = sum(there.values())
@@ -217,11 +208,9 @@ class GroupMix:
     """One group in the mix, for reports.
 
     Attributes:
-        tokens: Training tokens of the group.
-        sequences: Training sequences of the group.
-        reads: Sequences of it in one epoch.
-        tokens_read: Tokens of it in one epoch, as the group's sequences hold them on average.
-        passes: How often the group is read in one epoch.
+        tokens, sequences: Training tokens and sequences of the group.
+        reads, tokens_read: Sequences of it in one epoch, and tokens as its sequences hold them on average.
+        passes: Reads of the whole group in one epoch.
         share_asked: Its share of an epoch's tokens as the settings say it, over the groups that have sequences.
         share_realised: Its share of an epoch's tokens as it came out.
     """
@@ -239,14 +228,7 @@ class GroupMix:
 def realised(
     tokens: Mapping[str, int], sequences: Mapping[str, int], reads: Mapping[str, int], mix: MixSettings
 ) -> list[GroupMix]:
-    """Return the realised mix, by the names of the groups.
-
-    Args:
-        tokens: Training tokens of each group.
-        sequences: Training sequences of each group.
-        reads: What `plan_reads` gave.
-        mix: What was asked for.
-    """
+    """Return the realised mix, by the names of the groups, from the arguments and the result of `plan_reads`."""
     asked = asked_shares(tokens, sequences, mix)
     passes = {name: Fraction(reads[name], sequences[name]) if sequences[name] else Fraction(0) for name in sequences}
     read = {name: passes[name] * tokens[name] for name in sequences}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
 # Longer texts are encoded in pieces: the library needs a hundred times the size of what it is given at once.
 PIECE_BYTES = 2**20
 # Before a space behind something visible every pre-tokeniser in use cuts anyway. Listed are the first bytes of the

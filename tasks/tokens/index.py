@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.schemas import DATASET_FILE, SEQUENCES_FILE, SHARD_FILE
+from tasks.text.words import flat_places
 from tasks.tokens.packing import is_isolated
 from tasks.tokens.tokenizer_kinds import PAD
 
@@ -55,29 +56,19 @@ class Index:
 
     def take(self, sequences: np.ndarray) -> Index:
         """Return some of the sequences, in this order."""
-        counts = np.diff(self.offsets)[sequences]
-        offsets = np.append(0, np.cumsum(counts))
-        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[sequences] - offsets[:-1], counts)
+        rows, offsets = flat_places(self.offsets, sequences)
         pieces = (self.shard[rows], self.start[rows], self.length[rows], self.ahead[rows])
         return Index(self.shards, *pieces, offsets, self.isolated)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of `dataset.json`: the account of every id, the groups, the notes.
-
-    Args:
-        folder: of the dataset.
-    """
+    """Return the content of a dataset's `dataset.json`: the account of every id, the groups, the notes."""
     record: dict[str, Any] = json.loads((folder / DATASET_FILE).read_text(encoding="utf-8"))
     return record
 
 
 def groups_of(folder: Path) -> list[Group]:
-    """Return the groups that are read, in the order of their sequences; one of all sequences where there is no mix.
-
-    Args:
-        folder: of the dataset.
-    """
+    """Return the groups of a dataset that are read, in the order of their sequences; one of all without a mix."""
     from model.order import Group
 
     groups = read_record(folder)["groups"]
@@ -85,12 +76,7 @@ def groups_of(folder: Path) -> list[Group]:
 
 
 def load_index(folder: Path, split: str) -> Index:
-    """Read the sequences of one split.
-
-    Args:
-        folder: of the dataset.
-        split: `train` or `validation`.
-    """
+    """Read the sequences of one split of a dataset, `train` or `validation`."""
     names = ["sequence", "split", "shard", "start", "length", "ahead"]
     table = pq.read_table(folder / SEQUENCES_FILE, columns=names, read_dictionary=["split", "shard"])
     table = table.filter(pc.equal(table["split"], split)).unify_dictionaries()
@@ -126,10 +112,15 @@ def open_sequences(
     if limit is not None and len(index) > limit:
         index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
     shards = [np.load(shard_folders[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
-    # a sequence of one piece sees nothing else, and takes no mask to say so
-    several: dict[str, Any] = (
-        {} if len(index) == len(index.shard) else {"offsets": index.offsets, "isolated": index.isolated}
-    )
+    single = len(index) == len(index.shard)  # sequences of one piece, which sees nothing else and takes no mask
     return SpanSource(
-        shards, index.shard, index.start, index.length, seq_len=seq_len, pad_id=PAD, ahead=index.ahead, **several
+        shards,
+        index.shard,
+        index.start,
+        index.length,
+        seq_len,
+        PAD,
+        offsets=None if single else index.offsets,
+        ahead=index.ahead,
+        isolated=index.isolated and not single,
     )

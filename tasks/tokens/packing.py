@@ -16,7 +16,6 @@ number of different lengths, not with that of documents or ids.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -135,10 +134,9 @@ def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) ->
     held = np.flatnonzero(lengths)  # documents with ids
     first_ids = (ends - lengths)[held]
     cuts = np.arange(0, total, seq_len)
-    places = np.searchsorted(first_ids, cuts)
-    inside = np.take(first_ids, places, mode="clip") != cuts if total else cuts > 0  # cuts within a document
-    begins = np.insert(first_ids, places[inside], cuts[inside])
-    document = np.repeat(held, np.diff(np.searchsorted(begins, np.append(first_ids, total))))
+    begins = np.sort(np.concatenate([first_ids, cuts]), kind="stable")  # which merges what is sorted in linear time
+    begins = begins[np.diff(begins, prepend=-1) > 0]
+    document = held[np.searchsorted(first_ids, begins, side="right") - 1]
     sequence = begins // seq_len
     length = np.diff(begins, append=total)
     ahead = np.zeros(len(begins), dtype=np.int8)
@@ -188,16 +186,13 @@ def packed_pieces(lengths: np.ndarray, seq_len: int) -> Pieces:
 
 
 def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the bin of each item, (n,) int64: the largest items first, each where the least room is left.
+    """Return the bin of each item of 1 to `capacity`, (n,) int64, by best-fit decreasing.
 
-    This is best-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", 1973). There are far fewer sizes
-    than items, and those of one size are placed together: the bin with the least room that takes one also takes the
+    That is the largest items first, each where the least room is left (D. S. Johnson, "Near-optimal bin packing
+    algorithms", 1973). Items of one size are placed together: the bin with the least room that takes one also takes the
     next of the same size while it fits, since then no other bin has less room that would do. So one step fills all bins
-    of equal room alike, and there are at most a few steps for each different size: a bin whose room fell below a size
-    is looked at again only when the sizes have come down to it.
-
-    Args:
-        sizes: (n,) 1 to `capacity` each.
+    of equal room alike, and there are at most a few steps for each different size, of which there are far fewer than
+    items.
     """
     # NumPy sorts 16 bits in linear time
     key = (capacity - sizes).astype(np.uint16) if capacity <= np.iinfo(np.uint16).max else capacity - sizes
@@ -207,14 +202,14 @@ def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     bins = np.empty(len(sizes), dtype=np.int64)
     n_bins = 0
     rooms: list[int] = []  # that some bin has, rising
-    bins_of: dict[int, deque[np.ndarray]] = {}  # by room; those that have had it longest come first
+    bins_of: dict[int, np.ndarray] = {}  # by room; those that have had it longest come first
 
     def keep(some: np.ndarray, room: int) -> None:
         if len(some) and room:
             if room not in bins_of:
                 insort(rooms, room)
-                bins_of[room] = deque()
-            bins_of[room].append(some)
+                bins_of[room] = some[:0]
+            bins_of[room] = np.append(bins_of[room], some)
 
     for begin, end in pairwise([*changes, len(sizes)]):
         size = int(falling[begin])
@@ -224,16 +219,9 @@ def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
             each = room // size
             needed = -(-(end - begin) // each)
             if place < len(rooms):
-                waiting, found = bins_of[room], []
-                while waiting and needed:
-                    some = waiting.popleft()
-                    if len(some) > needed:
-                        waiting.appendleft(some[needed:])
-                    found.append(some[:needed])
-                    needed -= len(found[-1])
-                if not waiting:
+                taken, bins_of[room] = np.split(bins_of[room], [needed])
+                if not len(bins_of[room]):
                     del rooms[place], bins_of[room]
-                taken = np.concatenate(found)
             else:
                 taken = np.arange(n_bins, n_bins + needed)
                 n_bins += needed
@@ -252,13 +240,8 @@ def _spread(
     """Empty the bins that hold least by cutting what is in them to fill the room of others.
 
     Best fit leaves a little room in many bins, enough for the contents of some others, but in no bin enough for a whole
-    item. A cut falls only where a bin is full, so each part but an item's last is the last in its bin.
-
-    Args:
-        sizes: (n,) of the items.
-        bins: (n,) bin of each item.
-        divisible: (n,) bool, True if it may be cut; bins that hold other items stay as they are.
-        capacity: of a bin.
+    item. A cut falls only where a bin is full, so each part but an item's last is the last in its bin. Bins that hold
+    an item that is not divisible stay as they are.
 
     Returns:
         Item, start in it, size and bin of each part, (p,) int64 each; parts of one item are in their order.
@@ -289,13 +272,7 @@ def _spread(
 
 
 def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = True) -> Account:
-    """Return the account of the ids, counted from the pieces, however they were made.
-
-    Args:
-        pieces: what the sequences are made of.
-        lengths: (n,) ids of each document.
-        isolated: True if a piece's last id predicts nothing of the next piece.
-    """
+    """Return the account of the ids of documents of these lengths, counted from the pieces, however they were made."""
     inputs = pieces.inputs
     begins = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
     filled = np.flatnonzero(inputs)
@@ -319,9 +296,6 @@ def predicted_spans(pieces: Pieces, n_documents: int, isolated: bool = True) -> 
 
     It is one span in every way of cutting: pieces follow one another without a gap, and what begins a sequence is what
     the one before looks ahead to.
-
-    Returns:
-        begin and end, (n_documents,) int64 each.
     """
     opens = np.full(len(pieces), isolated)  # pieces whose first id is not predicted in their sequence
     opens[:1] = True

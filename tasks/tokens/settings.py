@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from storage.errors import UserError
 from tasks.core.option import STRICT, option
+from tasks.tokens.hf_spec import LARGEST_VOCAB
 
 OTHERS = "*"  # stands for every group that is not named
 NAMES_SHOWN = 20
@@ -53,15 +55,12 @@ class TokenizerSettings:
             )
         if self.vocab_size:
             self._check_size()
-        if self.vocab_size or self.reserved:
-            from tasks.tokens.tokenizer_kinds import LARGEST_VOCAB  # imports NumPy, which few settings are worth
-
-            for name in ("vocab_size", "reserved"):
-                if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
-                    raise ValueError(
-                        f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "
-                        "costs a row of the network"
-                    )
+        for name in ("vocab_size", "reserved"):
+            if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
+                raise ValueError(
+                    f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "
+                    "costs a row of the network"
+                )
 
     def _check_size(self) -> None:
         given = f"tokenizer.vocab_size is {self.vocab_size}"
@@ -169,11 +168,8 @@ class MixSettings:
         Raises:
             MixError: Nothing else was to be read.
         """
-        return replace(
-            self,
-            weights=_without("mix.weights", self.weights, groups),
-            epochs=_without("mix.epochs", self.epochs, groups),
-        )
+        weights = _without("mix.weights", self.weights, groups)
+        return replace(self, weights=weights, epochs=_without("mix.epochs", self.epochs, groups))
 
 
 def _reads_nothing(setting: str, shares: Mapping[str, Fraction]) -> bool:
@@ -195,10 +191,6 @@ def _without(setting: str, text: str, groups: Collection[str]) -> str:
 def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
     """Return the names and numbers of `code=0.3, prose=0.7`.
 
-    Args:
-        setting: Where it comes from, for messages.
-        text: Empty for none.
-
     Raises:
         ValueError: It is written otherwise, a number is below 0, or a name stands there twice.
     """
@@ -213,25 +205,18 @@ def parse_shares(setting: str, text: str) -> dict[str, Fraction]:
             )
         quoted, bare, number = item.groups()
         name = bare.strip() if quoted is None else quoted
-        value = _number(number)
-        if value is None:
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= LARGEST_WEIGHT:
             found = f"{shown(name)} has {shown(number.strip())}"
             raise ValueError(f"{setting}: {found}, expected a number of 0 or more, such as 0.3")
         if name in shares:
             raise ValueError(f"{setting} names {shown(name)} twice")
-        shares[name] = value
+        shares[name] = Fraction(repr(value))  # 0.3 is to be three tenths, not the float next to it
         at = item.end()
     return shares
-
-
-def _number(text: str) -> Fraction | None:
-    """Return a number; None where it is none, below 0, or beyond all use."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    # 0.3 is to be three tenths, not the float next to it
-    return Fraction(repr(value)) if 0 <= value <= LARGEST_WEIGHT else None
 
 
 def shown(value: str | float) -> str:

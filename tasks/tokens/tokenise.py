@@ -7,18 +7,26 @@
 Documents that curation dropped are in it, too (the stage `dataset` takes those that are kept): another selection
 encodes nothing again. Texts go through a row group at a time, so that a segment's size is no matter; a segment of
 some size is encoded in a process of its own.
+
+The tokeniser's own `encode` is the reference. gigatoken encodes byte-pair encoding some forty times as fast; it is
+taken where there is enough text, and while its ids are the reference's on samples of the very documents. Where it
+cannot run a tokeniser, fails or differs, the reference encodes, and the reason is recorded.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -31,23 +39,49 @@ from storage.schemas import DOCUMENTS_FILE, SHARD_COUNTS_FILE, SHARD_FILE, TOKEN
 from storage.tables import ZSTD_LEVEL, unpacked_size
 from tasks.core.stage import Work, stage
 from tasks.text.words import bundles
-from tasks.tokens.engines import Engine, EngineError, Engines, engine_errors, sample_of
-from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, TokenizerError, load_tokenizer, smallest_dtype
+from tasks.tokens.tokenizer_kinds import (
+    SPECIAL_TOKENS,
+    TOKENIZER_FILE,
+    LibraryTokenizer,
+    Tokenizer,
+    TokenizerError,
+    load_tokenizer,
+    smallest_dtype,
+)
 
 BATCH_BYTES = 2**20  # of text that an engine is given at once
 COUNTED_AT_ONCE = 2**18  # ids
 ROW_GROUP_ROWS = 2**14  # of short values
 COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
 
+# gigatoken remembers every word it met, for ever: a text of random words would fill the memory.
+CACHE_BYTES = 2**28
+CACHE_CHECK_BYTES = 2**23
+# What is done with an added token takes gigatoken the square of its length.
+ADDED_CHARS = 2**10
+ALL_ADDED_CHARS = 2**18
+
+# Less text is encoded by the reference before another engine is imported, set up and compared with it.
+WORTH_AN_ENGINE = 2**20
+SAMPLE_DOCUMENTS = 12
+SAMPLE_BYTES = 2**12  # of each document; the reference is slow
+PROBES = (
+    "".join(SPECIAL_TOKENS) + " <|endoftext|> <s></s> [CLS] <|im_start|>",
+    "it's we'll they've I'd I'M don't 'tis '' ''s 3.14 1,000,000 x2y",
+    " \t  \n\n   \r\n\u00a0\u2028\u3000 \x1c\x85 a  b   c \n d\t",
+    "e\u0301\u0302 n\u0303o \u200d\u200b\ufeff \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f \U0010ffff",
+    "\u6771\u4eac\u90fd\u306f\u300c\u65e5\u672c\u300d\u3002 \u0395\u03bb\u03bb \u05e2\u05d1\u05e8 \u0e44\u0e17\u0e22 "
+    "\u00bd\u00b2\u2163\u0661",
+    "".join(map(chr, range(128))),
+    "a" * 300 + " " * 70 + "=" * 80 + "0" * 50 + "\n" * 40,
+    "x = {'a': [1, 2]}  # f(x)\n\tif (a&&b) { return -1; }\n    </div>",
+    "",
+)
+
 
 @dataclass(frozen=True)
 class TokeniseSettings:
-    """Special ids around a document's ids, as far as the tokeniser has them.
-
-    Attributes:
-        bos: the id that begins a text before them.
-        eos: the id that ends a text behind them.
-    """
+    """Special ids before and behind a document's ids, as far as the tokeniser has them."""
 
     bos: bool = True
     eos: bool = True
@@ -98,76 +132,78 @@ def tokenise_segment(
     engine: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write the shard of a table of documents.
+    """Write the shard of a table with columns `doc_id` and `text`; returns counts, a digest, the engine and its reason.
 
     Args:
-        source: the table, with columns `doc_id` and `text`.
-        tokenizer: a saved tokeniser.
-        fingerprint: of the tokeniser that is expected there.
+        fingerprint: of the tokeniser that is expected in the file.
         engine: `auto` or `reference`.
-
-    Returns:
-        Counts, a digest, the engine and why it was taken.
 
     Raises:
         UserError: if the tokeniser's file is broken, or another one, or it cannot encode the documents.
     """
-    engines = _engines(tokenizer, fingerprint)
+    known = _load_once(tokenizer, fingerprint)
     try:
-        return _encode_segment(engines, engine, settings, source, out, progress)
+        return _encode_segment(known, engine, settings, source, out, progress)
     except EngineError as error:
         reason = str(error)
     try:
-        made = _encode_segment(engines, "reference", settings, source, out, progress)
+        made = _encode_segment(known, "reference", settings, source, out, progress)
     except EngineError as error:
         raise UserError(
-            f"the tokeniser in {tokenizer} ({engines.tokenizer.described}) cannot encode the documents: {error}; give "
+            f"the tokeniser in {tokenizer} ({known.described}) cannot encode the documents: {error}; give "
             "it an id for what it does not know, or take another one (tokenizer.kind, tokenizer.file)"
         ) from error
     return {**made, "engine_reason": reason}
 
 
 @lru_cache(maxsize=1)
-def _engines(path: Path, fingerprint: str) -> Engines:
-    """Return the engines of a saved tokeniser; a process that encodes many segments sets them up once."""
+def _load_once(path: Path, fingerprint: str) -> Tokenizer:
     try:
-        return Engines(load_tokenizer(path, fingerprint))
+        return load_tokenizer(path, fingerprint)
     except TokenizerError as error:
         raise UserError(str(error)) from error
 
 
 def _encode_segment(
-    engines: Engines,
+    tokenizer: Tokenizer,
     wanted: str,
     settings: TokeniseSettings,
     source: Path,
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    engine, reason = engines.reference, "there is no text"
-
-    def documents() -> Iterator[tuple[str, Iterator[tuple[bytes, np.ndarray]]]]:
-        nonlocal engine, reason
-        done = compared = 0
-        with pq.ParquetFile(source) as file:
-            for number in range(file.num_row_groups):
-                table = file.read_row_group(number, columns=["doc_id", "text"])
-                names = table["doc_id"].to_pylist()
-                texts = [text.as_buffer().to_pybytes() for text in table["text"]]
-                del table
-                compared += sum(map(len, texts))
-                if number == 0:
-                    (engine, reason), compared = engines.choose(texts, unpacked_size(source), wanted), 0
-                elif compared >= COMPARE_BYTES:
-                    engines.compare(engine, sample_of(texts))
-                    compared = 0
-                pieces = groupby(_encoded(engine, texts), key=itemgetter(0))
-                for name, (_, own) in zip(names, pieces, strict=True):
-                    yield name, ((text, ids) for _, text, ids in own)
-                done += len(names)
-                progress(done, file.metadata.num_rows)
-
-    rows, counts = _write_shard(out / SHARD_FILE, engines.tokenizer, settings, documents())
+    engine, reason = Engine(tokenizer), "there is no text"
+    before, behind = (np.array(ids, dtype=np.int64) for ids in settings.frame(tokenizer))
+    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
+    rows: list[dict[str, Any]] = []
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    length = compared = 0
+    with pq.ParquetFile(source) as file, (out / SHARD_FILE).open("w+b") as shard:
+        _write_head(shard, dtype, 0)
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number, columns=["doc_id", "text"])
+            names = table["doc_id"].to_pylist()
+            texts = [text.as_buffer().to_pybytes() for text in table["text"]]
+            del table
+            compared += sum(map(len, texts))
+            if number == 0:
+                engine, reason = choose_engine(tokenizer, texts, unpacked_size(source), wanted)
+                compared = 0
+            elif compared >= COMPARE_BYTES:
+                engine.check(sample_of(texts))
+                compared = 0
+            documents = groupby(_encoded(engine, texts), key=itemgetter(0))
+            for name, (_, own) in zip(names, documents, strict=True):
+                pieces = chain([(b"", before)], ((text, ids) for _, text, ids in own), [(b"", behind)])
+                row = _write_document(shard, tokenizer, dtype, pieces)
+                rows.append({"doc_id": name, "offset": length, **row})
+                length += row["length"]
+            progress(len(rows), file.metadata.num_rows)
+        shard.seek(0)
+        _write_head(shard, dtype, length)
+        shard.flush()
+        while len(some := np.fromfile(shard, dtype, COUNTED_AT_ONCE)):
+            counts += np.bincount(some, minlength=len(counts))
     # All of it is read when one document of the corpus comes or goes: large row groups are read sooner. Dictionaries
     # would save nothing, as no name and no digest comes twice.
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
@@ -175,12 +211,18 @@ def _encode_segment(
     np.save(out / SHARD_COUNTS_FILE, counts, allow_pickle=False)
     return {
         "rows": len(rows),
-        "tokens": sum(row["length"] for row in rows),
+        "tokens": length,
         "lost_bytes": sum(row["lost_bytes"] for row in rows),
         "digest": rows_digest((row["doc_id"], row["digest"]) for row in rows),
         "engine": engine.name,
         "engine_reason": reason,
     }
+
+
+def _write_head(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
+    """Write the head of a flat array, which is of one size whatever the length."""
+    head = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, head)
 
 
 def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, bytes, np.ndarray]]:
@@ -193,57 +235,179 @@ def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, byte
             yield number, piece, ids
 
 
-def _write_shard(
-    path: Path,
-    tokenizer: Tokenizer,
-    settings: TokeniseSettings,
-    documents: Iterable[tuple[str, Iterable[tuple[bytes, np.ndarray]]]],
-) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Write a flat array of ids as they come; how many there are is put into its head at the end.
+def _write_document(
+    file: BinaryIO, tokenizer: Tokenizer, dtype: np.dtype[Any], pieces: Iterable[tuple[bytes, np.ndarray]]
+) -> dict[str, Any]:
+    """Write the ids of a document as its pieces come, and return the rest of its row."""
+    length = n_bytes = lost_bytes = 0
+    digest = hashlib.sha256()
+    for text, ids in pieces:
+        largest = int(ids.max(initial=0))
+        if largest >= tokenizer.vocab_size:
+            raise EngineError(f"id {largest} is outside the vocabulary of {tokenizer.vocab_size}")
+        block = ids.astype(dtype)
+        file.write(block.data)
+        digest.update(block.data)
+        length += len(block)
+        n_bytes += len(text)
+        if text and tokenizer.may_lose:
+            lost_bytes += tokenizer.lost_bytes(text.decode(), ids)
+    return {"length": length, "n_bytes": n_bytes, "lost_bytes": lost_bytes, "digest": digest.hexdigest()}
 
-    Args:
-        documents: name of each, and its pieces of text with their ids.
 
-    Returns:
-        The rows of `TOKENS`, and how often each id occurs, (vocab_size,) int64.
+# engines
+
+
+class EngineError(ValueError):
+    """An engine that cannot run a tokeniser, fails, or gives other ids than the reference."""
+
+
+class Engine:
+    """The tokeniser's own `encode`: the reference.
+
+    Attributes:
+        name: with the version, for manifests.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.name = f"tokenizers {version('tokenizers')}" if isinstance(tokenizer, LibraryTokenizer) else "reference"
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        """Return the ids of each piece of UTF-8, as `Tokenizer.pieces` cuts long texts, without bos and eos."""
+        return self.tokenizer.encode([piece.decode() for piece in pieces])
+
+    def check(self, texts: Sequence[bytes]) -> None:
+        """Raise EngineError if it fails, or gives other ids than the reference; the reference is not run for it."""
+
+
+class GigatokenEngine(Engine):
+    """gigatoken, without threads: it holds the interpreter's lock, and other segments are encoded beside this one."""
+
+    def __init__(self, tokenizer: LibraryTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.name = f"gigatoken {version('gigatoken')}"
+        self._spec = plain_spec(tokenizer)
+        self._backend: Any = None
+        self._renew()
+
+    def _renew(self) -> None:
+        from gigatoken.gigatoken_rs import load_hf_json
+
+        if self._backend is not None:
+            self._backend = None  # before there is another one, which would stand beside it
+            _return_freed_memory()
+        self._backend = load_hf_json(self._spec)
+        self._resident = _resident_bytes()
+        self._since_check = 0
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        return [self._encode(piece) for piece in pieces]
+
+    def check(self, texts: Sequence[bytes]) -> None:
+        with engine_errors("it failed"):
+            found = self.encode(texts)
+        with engine_errors("the reference failed"):
+            expected = super().encode(texts)
+        for text, some, others in zip(texts, found, expected, strict=True):
+            if not np.array_equal(some, others):
+                begin = text[:40].decode(errors="replace")
+                raise EngineError(f"other ids than the reference's for a text that begins {begin!r}")
+
+    def _encode(self, data: bytes) -> np.ndarray:
+        self._since_check += len(data)
+        if self._since_check >= CACHE_CHECK_BYTES:
+            self._since_check = 0
+            if _resident_bytes() - self._resident > CACHE_BYTES:  # nothing tells how large the cache is
+                self._renew()
+        ids: np.ndarray = self._backend.encode(data)
+        return ids
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory to the system where its C library can; else it would still count as resident."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def plain_spec(tokenizer: LibraryTokenizer) -> str:
+    """Return the JSON for `tokenizers` without anything that makes a special token of text or adds one to it.
 
     Raises:
-        EngineError: for an id that the tokeniser does not have.
+        EngineError: it has added tokens of such length that setting them up may take hours.
     """
-    before, behind = (np.array(ids, dtype=np.int64) for ids in settings.frame(tokenizer))
-    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
-    head = {"descr": dtype.str, "fortran_order": False}
-    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    rows: list[dict[str, Any]] = []
-    length = 0
-    with path.open("w+b") as file:
-        np.lib.format.write_array_header_1_0(file, {**head, "shape": (0,)})  # of one size whatever the shape
-        for doc_id, pieces in documents:
-            offset, n_bytes, lost_bytes, digest = length, 0, 0, hashlib.sha256()
-            for text, ids in chain([(b"", before)], pieces, [(b"", behind)]):
-                largest = int(ids.max(initial=0))
-                if largest >= len(counts):
-                    raise EngineError(f"id {largest} is outside the vocabulary of {len(counts)}")
-                block = ids.astype(dtype)
-                file.write(block.data)
-                digest.update(block.data)
-                length += len(block)
-                n_bytes += len(text)
-                if text and tokenizer.may_lose:
-                    lost_bytes += tokenizer.lost_bytes(text.decode(), ids)
-            rows.append(
-                {
-                    "doc_id": doc_id,
-                    "offset": offset,
-                    "length": length - offset,
-                    "n_bytes": n_bytes,
-                    "lost_bytes": lost_bytes,
-                    "digest": digest.hexdigest(),
-                }
-            )
-        file.seek(0)
-        np.lib.format.write_array_header_1_0(file, {**head, "shape": (length,)})
-        file.flush()
-        while len(some := np.fromfile(file, dtype, COUNTED_AT_ONCE)):
-            counts += np.bincount(some, minlength=len(counts))
-    return rows, counts
+    spec = json.loads(tokenizer.encoding_spec)
+    added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
+    lengths = [len(token["content"]) for token in added]
+    if max(lengths, default=0) > ADDED_CHARS or sum(lengths) > ALL_ADDED_CHARS:
+        raise EngineError(
+            f"its added tokens are of up to {max(lengths):,} characters, {sum(lengths):,} in all; {ADDED_CHARS:,} and "
+            f"{ALL_ADDED_CHARS:,} can be set up in no time"
+        )
+    plain = {**spec, "added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
+    return json.dumps(plain, ensure_ascii=False)
+
+
+@contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """Raise every failure of an engine as EngineError: there is another engine."""
+    try:
+        yield
+    except (EngineError, MemoryError):
+        raise
+    except BaseException as error:
+        # a panic in Rust is no Exception; a Ctrl-C is none either, and is no fault of the engine
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise EngineError(f"{what} ({type(error).__name__}: {error})") from error
+
+
+def choose_engine(tokenizer: Tokenizer, texts: Sequence[bytes], size: int, wanted: str = "auto") -> tuple[Engine, str]:
+    """Return the engine to take, and the reason in one sentence.
+
+    Args:
+        texts: the first of all, on a sample of which the engine has to give the ids of the reference.
+        size: bytes of all text that is to be encoded.
+        wanted: `auto`, or `reference` for no other than that.
+    """
+    reference = Engine(tokenizer)
+    if wanted == "reference":
+        return reference, "asked for"
+    if not isinstance(tokenizer, LibraryTokenizer):
+        return reference, "there is no other for this kind of tokeniser"
+    if size < WORTH_AN_ENGINE:
+        return reference, f"{size:,} bytes are too few for another engine to pay"
+    added = json.loads(tokenizer.spec).get("added_tokens") or []
+    probes = [*PROBES, " ".join(str(token["content"]) for token in added)]
+    try:
+        engine = _gigatoken(tokenizer)
+        engine.check([*sample_of(texts), *(probe.encode() for probe in probes)])
+    except EngineError as error:
+        return reference, f"gigatoken: {error}"
+    return engine, "gives the reference's ids on a sample of these documents"
+
+
+@lru_cache(maxsize=1)  # a process that encodes many segments sets it up once
+def _gigatoken(tokenizer: LibraryTokenizer) -> GigatokenEngine:
+    with engine_errors("it cannot be set up"):
+        return GigatokenEngine(tokenizer)
+
+
+def sample_of(texts: Sequence[bytes]) -> list[bytes]:
+    """Return stretches of the first, the last, the longest and some texts between, from the beginning or the middle."""
+    if not texts:
+        return []
+    rows = np.linspace(0, len(texts) - 1, SAMPLE_DOCUMENTS).astype(np.int64).tolist()
+    longest = max(range(len(texts)), key=lambda row: len(texts[row]))
+    stretches = []
+    for number, row in enumerate(dict.fromkeys([*rows, longest])):
+        first = len(texts[row]) // 2 if number % 2 and len(texts[row]) > SAMPLE_BYTES else 0
+        # without the characters that the ends cut
+        stretches.append(texts[row][first : first + SAMPLE_BYTES].decode(errors="ignore").encode())
+    return stretches

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -27,9 +27,9 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
-from tasks.tokens.engines import EngineError, engine_errors
 from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.hf_spec import byte_spellings, cut_text
+from tasks.tokens.tokenise import EngineError, engine_errors
 from tasks.tokens.tokenizer_kinds import (
     MIN_BPE_VOCAB,
     SPECIAL_TOKENS,
@@ -63,7 +63,7 @@ _SEPARATOR = b"\xff"  # a byte that is not in UTF-8
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of the stage: the part of `tasks.tokens.settings.TokenizerSettings` that shapes a tokeniser.
+    """The part of `tasks.tokens.settings.TokenizerSettings` that shapes a tokeniser.
 
     Attributes:
         fit_bytes: 0 where nothing is fitted.
@@ -87,9 +87,10 @@ class FitSettings:
             UserError: if the file with a tokeniser is not there.
         """
         file, path = "", Path(settings.file).expanduser()
-        if settings.file:
-            gone = pinned is not None and pinned["kind"] == "file" and not path.exists()
-            file = pinned["file"] if pinned is not None and gone else digest_of_tokenizer_file(path)
+        if settings.file and pinned is not None and pinned["kind"] == "file" and not path.exists():
+            file = pinned["file"]
+        elif settings.file:
+            file = digest_of_tokenizer_file(path)
         fit_bytes = settings.fit_bytes if settings.kind in FITTED else 0
         return cls(settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
 
@@ -115,11 +116,7 @@ def pinned_settings(run: Run) -> dict[str, Any] | None:
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
-    """Choose kind and vocabulary size for so much training text, and say why.
-
-    Returns:
-        kind, vocabulary size (0: all characters that the kind knows), one sentence.
-    """
+    """Return kind, vocabulary size (0: all characters that the kind knows) and why, for so much training text."""
     kind = settings.kind
     why = "asked for"
     if kind == "auto":
@@ -132,25 +129,16 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
     while size < LARGEST_CHOSEN and size * BYTES_PER_ID < n_bytes:
         size *= 2
     why += f"; the size, for about {BYTES_PER_ID:,} bytes of text an id and {LARGEST_CHOSEN} ids at most"
-    return kind, max(size, MIN_BPE_VOCAB) + settings.reserved, why
-
-
-class Fitted(NamedTuple):
-    """A tokeniser, one sentence on the choice of its kind, and the tools that fitted it."""
-
-    tokenizer: Tokenizer
-    why: str
-    tools: dict[str, str]
+    return kind, size + settings.reserved, why
 
 
 def fit_tokenizer(
     texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
-) -> Fitted:
-    """Fit a tokeniser on texts.
+) -> tuple[Tokenizer, str, dict[str, str]]:
+    """Fit a tokeniser on UTF-8 texts, which are all training text or a part of its `n_bytes`.
 
-    Args:
-        texts: UTF-8.
-        n_bytes: of all training text, of which these texts are a part; None if they are all.
+    Returns:
+        The tokeniser, one sentence on the choice of its kind, and the tools that fitted it.
     """
     kind, size, why = choose(settings, sum(map(len, texts)) if n_bytes is None else n_bytes)
     reserved = settings.reserved
@@ -168,18 +156,14 @@ def fit_tokenizer(
     else:
         fitted, tools = fit_bpe(texts, size, reserved)
         what = f"byte-level BPE of {size}"
-    return Fitted(fitted, f"{what}: {why}", tools)
+    return fitted, f"{what}: {why}", tools
 
 
 def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
     """Learn byte-level byte-pair encoding by the faster trainer that learns the merges of `tokenizers`.
 
-    Args:
-        texts: UTF-8.
-        vocab_size: ids in all, the reserved ones too.
-
     Returns:
-        The tokeniser, and the trainer with the reason for it.
+        The tokeniser of `vocab_size` ids, the reserved ones among them, and the trainer with the reason for it.
     """
     n_bytes = sum(map(len, texts))
     units = [unit for text in texts for unit in cut_text(text, UNIT_BYTES)]
@@ -238,11 +222,7 @@ def _byte_level_engine(*model: Any) -> Any:
 
 
 def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
-    """Return the JSON of `tokenizers` with gigatoken's merges.
-
-    Raises:
-        EngineError: if it fails.
-    """
+    """Return the JSON of `tokenizers` with gigatoken's merges, or raise EngineError."""
     with engine_errors("it failed"), _silence():
         from gigatoken import train_bpe
 
@@ -281,7 +261,11 @@ def tokenizer(
 ) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":
-        choice = _take(work, settings, file)
+        path = None if file is None else work.folder(file) / TOKENIZER_FILE
+        if path is None or digest_of_tokenizer_file(path) != settings.file:
+            raise UserError("the file of the tokeniser changed while this run began: run again")
+        found = read_tokenizer_file(path, settings.reserved)
+        choice = _save(found, f"the file {path.name}: asked for", work.out)
     else:
         chosen, n_bytes = _choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.in_subprocess(
@@ -301,17 +285,9 @@ def tokenizer(
     return sha256_file(work.out / TOKENIZER_FILE)
 
 
-def _take(work: Work, settings: FitSettings, file: ArtifactRef | None) -> dict[str, Any]:
-    """Take an existing tokeniser."""
-    path = None if file is None else work.folder(file) / TOKENIZER_FILE
-    if path is None or digest_of_tokenizer_file(path) != settings.file:
-        raise UserError("the file of the tokeniser changed while this run began: run again")
-    found = read_tokenizer_file(path, settings.reserved)
-    found.save(work.out / TOKENIZER_FILE)
-    return _record(found, f"the file {path.name}: asked for")
-
-
-def _record(tokenizer: Tokenizer, why: str) -> dict[str, Any]:
+def _save(tokenizer: Tokenizer, why: str, out: Path) -> dict[str, Any]:
+    """Write a tokeniser and return the record of its choice."""
+    tokenizer.save(out / TOKENIZER_FILE)
     return {
         "kind": tokenizer.kind,
         "why": why,
@@ -329,9 +305,6 @@ def _choose_documents(
     Returns:
         For each folder that is read, the row of each document, its turn and how many bytes of it; and the bytes of all
         training documents.
-
-    Raises:
-        UserError: if there is none.
     """
     with Corpus() as corpus:
         corpus.want_kept(work.folder(curated), "train")
@@ -368,14 +341,7 @@ def fit_documents(
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Fit a tokeniser on documents and write it.
-
-    Args:
-        chosen, n_bytes: see `_choose_documents`.
-
-    Returns:
-        The record of the choice, the tools that did it, and how many documents and bytes were read.
-    """
+    """Fit a tokeniser on what `_choose_documents` returned, write it, and return what is noted of it."""
     texts: dict[int, bytes] = {}
     for folder, rows in chosen.items():
         found = read_places(Path(folder) / DOCUMENTS_FILE, "text", [row for row, *_ in rows])
@@ -383,10 +349,9 @@ def fit_documents(
         progress(len(texts), sum(map(len, chosen.values())))
     # without a character that the limit cuts
     ordered = [texts.pop(turn).decode(errors="ignore").encode() for turn in sorted(texts)]
-    fitted = fit_tokenizer(ordered, settings, n_bytes)
-    fitted.tokenizer.save(out / TOKENIZER_FILE)
-    choice = _record(fitted.tokenizer, fitted.why)
-    return {"choice": choice, "tools": fitted.tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
+    fitted, why, tools = fit_tokenizer(ordered, settings, n_bytes)
+    choice = _save(fitted, why, out)
+    return {"choice": choice, "tools": tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
 
 
 def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:

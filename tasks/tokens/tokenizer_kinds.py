@@ -15,13 +15,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .hf_spec import (
+    LARGEST_VOCAB,
     LEFT_OUT,
     PIECE_BYTES,
     cut_text,
@@ -36,8 +37,8 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 N_SPECIAL = 4
 SPECIAL_TOKENS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
 MIN_BPE_VOCAB = 256 + N_SPECIAL
+SPECIAL_IDS = ("pad_id", "unk_id", "bos_id", "eos_id")
 TOKENIZER_FILE = "tokenizer.json"
-LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
 CODE_POINTS = 0x110000
 _WORD_OR_SPACES = re.compile(r"\S+|\s+")
 
@@ -49,18 +50,16 @@ class TokenizerError(ValueError):
 class Tokenizer(ABC):
     """Text to ids and back.
 
-    Args:
-        reserved: ids that are kept free at the end of the vocabulary.
-
     Attributes:
+        reserved: ids that are kept free at the end of the vocabulary.
         used_ids: number of ids, special ones included, reserved ones not.
-        pad_id: Id that fills up short sequences; None if there is none (as for the next three).
-        unk_id: Id of what has no id.
-        bos_id: Id that begins a document.
-        eos_id: Id that ends a document.
+        pad_id, unk_id, bos_id, eos_id: ids that fill up short sequences, stand for what has no id, begin and end a
+            document; None where there is none.
+        parts: names of what is saved, which are arguments of the class and attributes alike.
     """
 
     kind: str
+    parts: tuple[str, ...] = ()
     used_ids: int
     pad_id: int | None = PAD
     unk_id: int | None = UNK
@@ -89,9 +88,9 @@ class Tokenizer(ABC):
         """Return the text that ids add to the text of the ids before them."""
         return self.decode(ids)
 
-    @abstractmethod
     def record(self) -> dict[str, Any]:
         """Return the JSON to be saved, without reserved ids."""
+        return {"kind": self.kind, **{name: getattr(self, name) for name in self.parts}}
 
     @property
     def start_id(self) -> int | None:
@@ -160,6 +159,7 @@ class CharTokenizer(Tokenizer):
     """
 
     kind = "char"
+    parts: tuple[str, ...] = ("alphabet",)
     may_lose = True
 
     def __init__(self, alphabet: str, reserved: int = 0) -> None:
@@ -173,21 +173,15 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
-        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them.
-
-        Raises:
-            ValueError: if the limit leaves no room for a character.
-        """
-        room = vocab_size - N_SPECIAL - reserved
-        if vocab_size and room < 1:
+        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
+        room = vocab_size - N_SPECIAL - reserved if vocab_size else None
+        if room is not None and room < 1:
             raise ValueError(
                 f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
                 f"{N_SPECIAL + reserved + 1} are needed"
             )
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(text)
-        return cls("".join(most_frequent(counts, room if vocab_size else None)), reserved)
+        counts = Counter(chain.from_iterable(texts))
+        return cls("".join(most_frequent(counts, room)), reserved)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._table[_code_points(text)].astype(np.int64) for text in texts]
@@ -198,9 +192,6 @@ class CharTokenizer(Tokenizer):
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
         return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
-
-    def record(self) -> dict[str, Any]:
-        return {"kind": self.kind, "alphabet": self.alphabet}
 
 
 def _code_points(text: str) -> np.ndarray:
@@ -214,12 +205,10 @@ class AsciiTokenizer(CharTokenizer):
     """
 
     kind = "ascii"
+    parts = ()
 
     def __init__(self, reserved: int = 0) -> None:
         super().__init__("".join(map(chr, range(N_SPECIAL, 128))), reserved)
-
-    def record(self) -> dict[str, Any]:
-        return {"kind": self.kind}
 
 
 class ByteTokenizer(Tokenizer):
@@ -236,9 +225,6 @@ class ByteTokenizer(Tokenizer):
         data = bytes(index - N_SPECIAL for index in map(int, ids) if N_SPECIAL <= index < self.used_ids)
         return data.decode(errors="replace")
 
-    def record(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
 
 class WordTokenizer(Tokenizer):
     """One id per word, for toys: a word is what stands between white space, and other words become unk.
@@ -251,6 +237,7 @@ class WordTokenizer(Tokenizer):
     """
 
     kind = "word"
+    parts = ("vocabulary",)
     may_lose = True
 
     def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
@@ -269,9 +256,7 @@ class WordTokenizer(Tokenizer):
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> WordTokenizer:
         """Take the most frequent words, in their order."""
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(_words(text))
+        counts = Counter(chain.from_iterable(map(_words, texts)))
         chosen = most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))
         return cls({word: index for index, word in enumerate(chosen, N_SPECIAL)}, reserved)
 
@@ -291,14 +276,10 @@ class WordTokenizer(Tokenizer):
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        unknown = (word for word, index in zip(_words(text), ids, strict=True) if index == UNK)
-        return sum(len(word.encode()) for word in unknown) if np.any(ids == UNK) else 0
+        return sum(len(word.encode()) for word, index in zip(_words(text), ids, strict=True) if index == UNK)
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         return iter([data])
-
-    def record(self) -> dict[str, Any]:
-        return {"kind": self.kind, "vocabulary": self.vocabulary}
 
 
 def _words(text: str) -> Iterator[str]:
@@ -317,6 +298,8 @@ class LibraryTokenizer(Tokenizer):
     Raises:
         ValueError: the library cannot read the spec.
     """
+
+    parts: tuple[str, ...] = ("spec",)
 
     def __init__(self, spec: str, reserved: int = 0) -> None:
         super().__init__(reserved)
@@ -359,14 +342,14 @@ class LibraryTokenizer(Tokenizer):
     def _no_text(self) -> frozenset[int]:
         return frozenset(self.special_ids)
 
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "spec": json.loads(self.spec)}
+
 
 class BpeTokenizer(LibraryTokenizer):
     """Byte-level byte-pair encoding; no text is ever lost."""
 
     kind = "bpe"
-
-    def record(self) -> dict[str, Any]:
-        return {"kind": self.kind, "spec": json.loads(self.spec)}
 
 
 class HfTokenizer(LibraryTokenizer):
@@ -383,6 +366,7 @@ class HfTokenizer(LibraryTokenizer):
     """
 
     kind = "hf"
+    parts = ("spec", *SPECIAL_IDS)
 
     def __init__(
         self,
@@ -400,15 +384,17 @@ class HfTokenizer(LibraryTokenizer):
             raise ValueError("its vocabulary is empty, so it can encode nothing; choose another tokeniser")
         if largest >= LARGEST_VOCAB:
             raise ValueError(f"its largest id is {largest:,}, expected less than {LARGEST_VOCAB:,}")
-        self._named = {"pad_id": pad_id, "unk_id": unk_id, "bos_id": bos_id, "eos_id": eos_id}
-        for name, value in self._named.items():
-            if value is not None and not (is_id(value) and value <= largest):
-                raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {largest}")
-        self.pad_id, self.unk_id, self.bos_id, self.eos_id = pad_id, unk_id, bos_id, eos_id
         self.used_ids = largest + 1
         added = self._tokenizer.get_added_tokens_decoder()
-        special = {index for index, token in added.items() if token.special}
-        self._special = special | {index for index in self._named.values() if index is not None}
+        self._special = {index for index, token in added.items() if token.special}
+        self.pad_id, self.unk_id, self.bos_id, self.eos_id = pad_id, unk_id, bos_id, eos_id
+        for name in SPECIAL_IDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not (is_id(value) and value <= largest):
+                raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {largest}")
+            self._special.add(value)
 
     def vocabulary(self) -> dict[str, int]:
         """Return the id of every token as the library spells it."""
@@ -456,9 +442,6 @@ class HfTokenizer(LibraryTokenizer):
             lost[first:last] = b"\1" * (last - first)
         return len("".join(compress(text, lost)).encode())
 
-    def record(self) -> dict[str, Any]:
-        return {"kind": self.kind, "spec": json.loads(self.spec), **self._named}
-
 
 def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
     """Read what `Tokenizer.save` wrote.
@@ -490,19 +473,11 @@ def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
 
 
 def _tokenizer_of(record: dict[str, Any]) -> Tokenizer:
-    reserved = record.get("reserved", 0)
-    match kind := record.get("kind"):
-        case CharTokenizer.kind:
-            return CharTokenizer(record["alphabet"], reserved)
-        case AsciiTokenizer.kind:
-            return AsciiTokenizer(reserved)
-        case ByteTokenizer.kind:
-            return ByteTokenizer(reserved)
-        case WordTokenizer.kind:
-            return WordTokenizer(record["vocabulary"], reserved)
-        case BpeTokenizer.kind:
-            return BpeTokenizer(json.dumps(record["spec"], ensure_ascii=False), reserved)
-        case HfTokenizer.kind:
-            named = {name: record[name] for name in ("pad_id", "unk_id", "bos_id", "eos_id")}
-            return HfTokenizer(json.dumps(record["spec"], ensure_ascii=False), **named, reserved=reserved)
-    raise ValueError(f"tokenizer kind is {kind!r}, expected char, ascii, bytes, word, bpe or hf")
+    kinds = (CharTokenizer, AsciiTokenizer, ByteTokenizer, WordTokenizer, BpeTokenizer, HfTokenizer)
+    for found in kinds:
+        if found.kind == record.get("kind"):
+            saved = {name: record[name] for name in found.parts}
+            if "spec" in saved:
+                saved["spec"] = json.dumps(saved["spec"], ensure_ascii=False)
+            return found(**saved, reserved=record.get("reserved", 0))
+    raise ValueError(f"tokenizer kind is {record.get('kind')!r}, expected char, ascii, bytes, word, bpe or hf")

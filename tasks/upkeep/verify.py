@@ -27,8 +27,8 @@ from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
 from tasks.curate.corpus import Corpus, kept_documents, parquet, tables_of
 from tasks.text.minhash import gram_hashes
-from tasks.text.overlap import containment
-from tasks.text.words import Hashes
+from tasks.text.overlap import judged_share, shared_grams
+from tasks.text.words import I64, Hashes
 from tasks.tokens.dataset import TokenDocuments, kept_tokens
 from tasks.tokens.index import load_index, read_record
 from tasks.tokens.packing import Pieces, account, is_isolated
@@ -125,17 +125,22 @@ def _containment_problems(store: Store, state: State, frozen: dict[str, str]) ->
             if row["doc_id"] in gone:
                 gone[row["doc_id"]] = row["text"]
     held_out |= gone
+    own = gram_hashes(list(held_out.values()))
     trained: list[str] = []
+    sizes: list[I64] = []
 
     def blocks() -> Iterator[Hashes]:
         documents = _texts(store, state, "train")
         while block := list(islice(documents, DOCUMENTS_AT_ONCE)):
             trained.extend(doc_id for doc_id, _ in block)
-            yield gram_hashes([text for _, text in block])
+            grams = gram_hashes([text for _, text in block])
+            sizes.append(grams.counts)
+            yield grams
 
-    shares, trained_shares = containment(gram_hashes(list(held_out.values())), blocks())
+    shared, trained_shared = shared_grams(own, blocks())
+    trained_shares = list(map(judged_share, trained_shared, sizes))
     sides = (
-        ("held out", "training", list(held_out), shares),
+        ("held out", "training", list(held_out), judged_share(shared, own.counts)),
         ("trained on", "held-out", trained, np.concatenate([np.zeros(0), *trained_shares])),
     )
     for role, other, names, found in sides:

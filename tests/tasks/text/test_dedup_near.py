@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from dedup_samples import all_pairs, edited, plain_words, planted, prose
 
-from tasks.text.minhash import Block, read_minima, signatures
+from tasks.text.minhash import U32, read_minima, signatures
 from tasks.text.near import NearPairs, Pairs, clusters, keep_best, near_pairs
-from tasks.text.words import I64
+from tasks.text.words import I64, U64
 
 SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
@@ -31,7 +30,7 @@ class Reader:
 
 
 def find(texts: list[str], threshold: float = 0.8, **options: object) -> NearPairs:
-    return near_pairs(signatures(texts), Reader(texts), threshold, **options)  # type: ignore[arg-type]
+    return near_pairs(len(texts), signatures(texts).minhashes_of, Reader(texts), threshold, **options)  # type: ignore[arg-type]
 
 
 class Tied:
@@ -45,13 +44,8 @@ class Tied:
             own.mkdir(parents=True)
             signatures(texts[part * at_once : (part + 1) * at_once]).save(own)
 
-    def blocks(self) -> Iterator[Block]:
-        for numbers in np.array_split(np.arange(len(self.tie)), 3):
-            minima, n_shingles = read_minima(self.folders, self.part[numbers], self.place[numbers])
-            yield Block(numbers, minima, n_shingles, self.tie[numbers])
-
-    def minima_of(self, numbers: I64) -> npt.NDArray[np.uint32]:
-        return read_minima(self.folders, self.part[numbers], self.place[numbers])[0]
+    def __call__(self, numbers: I64) -> tuple[U32, I64, U64]:
+        return *read_minima(self.folders, self.part[numbers], self.place[numbers]), self.tie[numbers]
 
 
 def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
@@ -95,9 +89,9 @@ def test_the_order_of_documents_changes_nothing(corpus: list[str], max_bucket: i
 def test_the_order_of_documents_of_the_same_words_changes_nothing_if_a_number_tells_them_apart(tmp_path: Path) -> None:
     texts = ["The same words in all of these", "the same words in all of these", "THE SAME WORDS IN ALL OF THESE!"] * 30
     shuffled = np.random.default_rng(1).permutation(90)
-    before = as_dict(near_pairs(Tied(texts, np.arange(90), tmp_path / "1"), Reader(texts), max_bucket=3).pairs)
+    before = as_dict(near_pairs(90, Tied(texts, np.arange(90), tmp_path / "1"), Reader(texts), max_bucket=3).pairs)
     mixed = [texts[place] for place in shuffled]
-    after = as_dict(near_pairs(Tied(mixed, shuffled, tmp_path / "2"), Reader(mixed), max_bucket=3).pairs)
+    after = as_dict(near_pairs(90, Tied(mixed, shuffled, tmp_path / "2"), Reader(mixed), max_bucket=3).pairs)
     assert {tuple(sorted((shuffled[a], shuffled[b]))): value for (a, b), value in after.items()} == before
 
 
@@ -126,9 +120,12 @@ def test_masses_of_one_page_are_compared_with_few(masses: list[str]) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
-def test_signatures_in_several_folders_give_the_same_pairs(corpus: list[str], threshold: float, tmp_path: Path) -> None:
+def test_signatures_in_several_folders_give_the_same_pairs(
+    corpus: list[str], threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.text.near._AT_ONCE", 100)
     filed = Tied(corpus, np.arange(len(corpus)), tmp_path)
-    found = near_pairs(filed, Reader(corpus), threshold)
+    found = near_pairs(len(corpus), filed, Reader(corpus), threshold)
     assert as_dict(found.verified) == as_dict(find(corpus, threshold).verified)
 
 
@@ -143,7 +140,7 @@ def test_growth_reads_only_what_has_new_candidates(corpus: list[str]) -> None:
     family = range(15 * (1 + len(SHARES)), 16 * (1 + len(SHARES)))
     grown = [*corpus, edited(corpus[family[0]], 0.01, seed=9)]
     reader = Reader(grown)
-    found = near_pairs(signatures(grown), reader, known=old.verified)
+    found = near_pairs(len(grown), signatures(grown).minhashes_of, reader, known=old.verified)
     assert as_dict(found.verified) == as_dict(find(grown).verified)
     read = {document for documents in reader.asked for document in documents}
     assert len(grown) - 1 in read

@@ -9,7 +9,7 @@ import pytest
 from dedup_samples import edited, peak_memory, plain_runs, prose
 
 from tasks.text.minhash import GRAM_WORDS, gram_hashes
-from tasks.text.overlap import containment, overlapping_spans
+from tasks.text.overlap import judged_share, overlapping_spans, shared_grams
 from tasks.text.words import BATCH_CHARS, word_pieces
 
 PAGE = prose(120, seed=1)
@@ -26,17 +26,20 @@ def share(text: str, others: list[str]) -> float:
 def test_shares_are_those_of_sets() -> None:
     validation = [PAGE, edited(PAGE, 0.05, seed=1), prose(80, seed=9), "few words here", "", PAGE + PAGE]
     training = [MANUAL, edited(PAGE, 0.02, seed=2), prose(500, seed=8), "few words here", "", PAGE]
+    grams = gram_hashes(validation)
     blocks = [gram_hashes(training[:2]), gram_hashes([]), gram_hashes(training[2:])]
-    own, others = containment(gram_hashes(validation), blocks)
-    assert own.tolist() == [share(text, training) for text in validation]
+    shared, shared_of = shared_grams(grams, blocks)
+    others = [judged_share(hits, block.counts) for hits, block in zip(shared_of, blocks, strict=True)]
+    assert judged_share(shared, grams.counts).tolist() == [share(text, training) for text in validation]
     assert np.concatenate(others).tolist() == [share(text, validation) for text in training]
     assert [len(block) for block in others] == [2, 0, 4]
 
 
 def test_short_documents_are_not_judged() -> None:
     short, enough = prose(24, seed=1), prose(25, seed=1)
-    own, _ = containment(gram_hashes([short, enough]), [gram_hashes([MANUAL, short, enough])])
-    assert own.tolist() == [0.0, 1.0]
+    grams = gram_hashes([short, enough])
+    shared, _ = shared_grams(grams, [gram_hashes([MANUAL, short, enough])])
+    assert judged_share(shared, grams.counts).tolist() == [0.0, 1.0]
 
 
 def test_spans_give_the_text_back() -> None:

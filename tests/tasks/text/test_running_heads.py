@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from tasks.text.cleaning import NormaliseSettings, document_text
-from tasks.text.running_heads import strip_running_heads
+from tasks.text.cleaning import NormaliseSettings, document_text, strip_running_heads
 
 WORDS = ["sheep", "fold", "gate", "wool", "field", "stone", "river", "cloud", "grass", "shepherd", "winter", "lamb"]
 

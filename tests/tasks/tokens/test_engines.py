@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import decoders, models, pre_tokenizers
 
-from tasks.tokens import engines as module
-from tasks.tokens.engines import WORTH_AN_ENGINE, Engine, EngineError, Engines, GigatokenEngine
+from tasks.tokens import tokenise as module
+from tasks.tokens.tokenise import WORTH_AN_ENGINE, Engine, EngineError, GigatokenEngine, choose_engine
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
     SPECIAL_TOKENS,
@@ -82,7 +82,8 @@ def test_a_cache_that_is_full_is_dropped_and_changes_no_id(monkeypatch: pytest.M
 
 
 def big(items: list[str], tokenizer: Tokenizer, wanted: str = "auto") -> tuple[str, str]:
-    engine, reason = Engines(tokenizer).choose(texts(items), WORTH_AN_ENGINE, wanted)
+    module._gigatoken.cache_clear()
+    engine, reason = choose_engine(tokenizer, texts(items), WORTH_AN_ENGINE, wanted)
     return engine.name.partition(" ")[0], reason
 
 
@@ -138,7 +139,7 @@ def test_an_interruption_is_no_failure_of_the_engine() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Engines(BPE).compare(Interrupted(BPE), texts(["a"]))
+        Interrupted(BPE).check(texts(["a"]))
 
 
 def foreign(**parts: Any) -> HfTokenizer:
@@ -163,7 +164,7 @@ def foreign(**parts: Any) -> HfTokenizer:
 def test_a_tokeniser_from_elsewhere_gets_the_reference_s_ids_by_whatever_engine(parts: dict[str, Any]) -> None:
     tokenizer = foreign(**parts)
     items = [prose(1), *HARD, "e\u0301 sheep and sheep and wool"]
-    engine, _ = Engines(tokenizer).choose(texts(items), WORTH_AN_ENGINE)
+    engine, _ = choose_engine(tokenizer, texts(items), WORTH_AN_ENGINE)
     assert_equal(engine, items)
 
 
@@ -179,7 +180,7 @@ def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
     engine.pre_tokenizer = pre_tokenizers.Whitespace()
     engine.decoder = decoders.WordPiece()
     tokenizer = HfTokenizer(engine.to_str(), unk_id=0)
-    engine, reason = Engines(tokenizer).choose(texts(["the fold", "the"]), WORTH_AN_ENGINE)
+    engine, reason = choose_engine(tokenizer, texts(["the fold", "the"]), WORTH_AN_ENGINE)
     assert engine.name.startswith("tokenizers ")
     assert "gigatoken: it cannot be set up" in reason
     assert_equal(engine, ["the fold", "the"])
@@ -187,4 +188,4 @@ def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
 
 def test_an_id_that_is_lost_is_an_error_of_the_engine() -> None:
     with pytest.raises(EngineError, match="other ids than the reference's"):
-        Engines(BPE).compare(Wrong(BPE), texts(["a", "the sheep"]))
+        Wrong(BPE).check(texts(["a", "the sheep"]))

@@ -14,11 +14,17 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
 from tasks.report.vocabulary import special_names
-from tasks.tokens.engines import ADDED_CHARS, ALL_ADDED_CHARS, WORTH_AN_ENGINE, Engines, GigatokenEngine
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
 from tasks.tokens.hf_spec import WORD_PATTERNS, cut_text
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenise import TokeniseSettings
+from tasks.tokens.tokenise import (
+    ADDED_CHARS,
+    ALL_ADDED_CHARS,
+    WORTH_AN_ENGINE,
+    GigatokenEngine,
+    TokeniseSettings,
+    choose_engine,
+)
 from tasks.tokens.tokenizer import FitSettings, learn_merges
 from tasks.tokens.tokenizer_kinds import (
     HfTokenizer,
@@ -306,7 +312,7 @@ def test_other_patterns_and_added_tokens_around_spaces_keep_a_text_whole() -> No
 def test_long_added_tokens_are_left_to_the_reference(tokens: list[str]) -> None:
     tokenizer = HfTokenizer(json.dumps(with_added(byte_level(), *tokens)))
     text = f"the {tokens[0]} the"
-    engine, reason = Engines(tokenizer).choose([text.encode()], WORTH_AN_ENGINE)
+    engine, reason = choose_engine(tokenizer, [text.encode()], WORTH_AN_ENGINE)
     assert engine.name.startswith("tokenizers ")
     assert f"gigatoken: its added tokens are of up to {len(tokens[0]):,} characters" in reason
     assert tokenizer.vocabulary()[tokens[0]] in engine.encode([text.encode()])[0]
@@ -314,7 +320,7 @@ def test_long_added_tokens_are_left_to_the_reference(tokens: list[str]) -> None:
 
 def test_a_token_of_a_million_characters_is_no_hang() -> None:
     tokenizer = HfTokenizer(json.dumps(with_added(byte_level(), "x" * 10**6)))
-    _, reason = Engines(tokenizer).choose([b"the"], WORTH_AN_ENGINE)
+    _, reason = choose_engine(tokenizer, [b"the"], WORTH_AN_ENGINE)
     assert "of up to 1,000,000 characters, 1,000,000 in all; 1,024 and 262,144 can be" in reason
 
 

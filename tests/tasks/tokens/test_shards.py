@@ -23,7 +23,6 @@ from storage.lineage import manifest_of
 from storage.manifest import Manifest
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
-from tasks.tokens import engines
 from tasks.tokens import tokenise as module
 from tasks.tokens.hf_spec import PIECE_BYTES
 from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
@@ -118,7 +117,7 @@ def test_engine_and_row_groups_leave_no_trace_in_the_ids(kind: str, options: dic
 
 
 def test_a_fast_engine_writes_what_the_reference_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(module, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(module, "COMPARE_BYTES", 1)
     made = encode(tmp_path / "a", BPE, DOCUMENTS)
     assert made["engine"].startswith("gigatoken ")
@@ -152,7 +151,7 @@ def test_a_long_document_in_pieces_lies_there_as_one(kind: str, tmp_path: Path) 
     assert row["digest"] == hashlib.sha256(sequence.astype(shard.dtype).tobytes()).hexdigest()
 
 
-class Broken(engines.GigatokenEngine):
+class Broken(module.GigatokenEngine):
     """Right in the first row group, where it is chosen, and wrong later."""
 
     def _encode(self, data: bytes) -> np.ndarray:
@@ -190,10 +189,10 @@ def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
 ) -> None:
     texts = [prose(1), prose(2), "late " * 50]
     encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
-    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(module, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(module, "COMPARE_BYTES", compare_bytes)
-    monkeypatch.setattr(engines, "GigatokenEngine", engine)
-    module._engines.cache_clear()
+    monkeypatch.setattr(module, "GigatokenEngine", engine)
+    module._gigatoken.cache_clear()
     made = encode(tmp_path / "b", BPE, texts, rows_per_group=1)
     assert made["engine"].startswith("tokenizers ")
     assert told in made["engine_reason"]
@@ -230,11 +229,11 @@ def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("worth", [0, engines.WORTH_AN_ENGINE])
+@pytest.mark.parametrize("worth", [0, module.WORTH_AN_ENGINE])
 def test_a_tokeniser_that_cannot_encode_is_told_to_the_user(
     worth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "WORTH_AN_ENGINE", worth)
+    monkeypatch.setattr(module, "WORTH_AN_ENGINE", worth)
     engine = HfEngine(models.WordLevel({"the": 0, "fold": 1}))
     engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = HfTokenizer(engine.to_str())
@@ -314,7 +313,7 @@ def test_engines_agree_on_all_text_of_the_sample_corpus(tmp_path: Path) -> None:
         texts.append(data.decode("utf-8", errors="replace") if b"\x00" not in data else data[:50_000].decode("latin-1"))
     learned = learn_merges((text[:20_000] for text in texts), 4096)
     pieces = [piece for text in texts for piece in learned.pieces(text.encode())]
-    engines.Engines(learned).compare(engines.GigatokenEngine(learned), pieces)
+    module.GigatokenEngine(learned).check(pieces)
 
 
 # -- what a process takes ------------------------------------------------------------------------------------------

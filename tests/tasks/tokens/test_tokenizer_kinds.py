@@ -74,7 +74,7 @@ def char() -> CharTokenizer:
 
 
 def fitted(texts: list[str], **asked: Any) -> Tokenizer:
-    return fit_tokenizer([text.encode() for text in texts], TokenizerSettings(**asked)).tokenizer
+    return fit_tokenizer([text.encode() for text in texts], TokenizerSettings(**asked))[0]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -244,7 +244,7 @@ def test_fits_repeat_to_the_byte_in_processes_with_other_hash_seeds(tmp_path: Pa
         "from tasks.tokens.settings import TokenizerSettings; from tasks.tokens.tokenizer import fit_tokenizer;"
         "text = pathlib.Path(sys.argv[1]).read_text(encoding='utf-8');"
         "texts = [text.encode(), text[::-1].encode()];"
-        "[fit_tokenizer(texts, TokenizerSettings(kind=kind)).tokenizer.save(pathlib.Path(sys.argv[2], kind))"
+        "[fit_tokenizer(texts, TokenizerSettings(kind=kind))[0].save(pathlib.Path(sys.argv[2], kind))"
         " for kind in ('char', 'word', 'bpe')]"
     )
     source = tmp_path / "text.txt"
@@ -297,15 +297,15 @@ def test_a_bpe_vocabulary_grows_with_the_text_up_to_its_limit() -> None:
 
 
 def test_the_sentence_on_the_choice_names_kind_and_size() -> None:
-    found = fit_tokenizer([prose().encode()], TokenizerSettings(kind="bpe", vocab_size=300))
-    assert isinstance(found.tokenizer, BpeTokenizer)
-    assert found.why == "byte-level BPE of 300: asked for"
+    found, why, _ = fit_tokenizer([prose().encode()], TokenizerSettings(kind="bpe", vocab_size=300))
+    assert isinstance(found, BpeTokenizer)
+    assert why == "byte-level BPE of 300: asked for"
 
 
 def test_the_size_of_all_training_text_decides_not_that_of_what_is_read() -> None:
-    found = fit_tokenizer([prose().encode()], TokenizerSettings(), n_bytes=10**9)
-    assert isinstance(found.tokenizer, BpeTokenizer)
-    assert "byte-level BPE of 8192: 1,000,000,000 bytes of training text are not less" in found.why
+    found, why, _ = fit_tokenizer([prose().encode()], TokenizerSettings(), n_bytes=10**9)
+    assert isinstance(found, BpeTokenizer)
+    assert "byte-level BPE of 8192: 1,000,000,000 bytes of training text are not less" in why
 
 
 def test_a_byte_and_four_is_its_id() -> None:
