@@ -17,13 +17,14 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from storage.schemas import HISTORY, SHARD_FILE, TOKENS_FILE
 from storage.tables import read_columns, stream_rows, write_columns
@@ -33,7 +34,7 @@ from tasks.training.throughput import Speedometer, flops_per_token, limit_of, me
 if TYPE_CHECKING:
     from model.architecture import ModelConfig
     from storage.tracking import Tracking
-    from tasks.core.progress import StageProgress
+    from tasks.core.stage import Work
     from tasks.tokens.index import Index
     from tasks.tokens.tokenizer_kinds import Tokenizer
 
@@ -231,14 +232,7 @@ class Journal:
 def read_notes(folder: Path) -> Notes:
     """Return starts, events and samples of a training's artefact; none if it was made without a journal."""
     path = folder / JOURNAL_FILE
-    if not path.is_file():
-        return Notes()
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return Notes(
-        [Start(**entry) for entry in record["starts"]],
-        [Event(**entry) for entry in record["events"]],
-        [Sample(**entry) for entry in record["samples"]],
-    )
+    return TypeAdapter(Notes).validate_json(path.read_bytes()) if path.is_file() else Notes()
 
 
 # ---- samples
@@ -325,20 +319,13 @@ class Sampler:
             step: optimiser steps done.
             last: draw in any case, because the training is over.
         """
+        from model.config import GenerationConfig
+        from model.generation import generate
+
         started = self._clock()
         allowed = SHARE_OF_TIME * (started - self._began)
         if not self._prompts or (self._spent + self._longest > allowed and not last):
             return []
-        found = self._continued(model, step)
-        took = self._clock() - started
-        self._spent += took
-        self._longest = max(self._longest, took)
-        return found
-
-    def _continued(self, model: Any, step: int) -> list[Sample]:
-        from model.config import GenerationConfig
-        from model.generation import generate
-
         config = GenerationConfig(
             max_new_tokens=NEW_TOKENS,
             temperature=TEMPERATURE,
@@ -347,10 +334,14 @@ class Sampler:
             suppress=self._never,
         )
         made = generate(model, self._prompts, config)
-        return [
+        found = [
             Sample(step, self._tokenizer.decode(prompt), self._tokenizer.decode_continuation(prompt, item.ids))
             for prompt, item in zip(self._prompts, made, strict=True)
         ]
+        took = self._clock() - started
+        self._spent += took
+        self._longest = max(self._longest, took)
+        return found
 
 
 # ---- the curve
@@ -372,18 +363,16 @@ class ClockSteps:
 
 
 class Watch:
-    """Telemetry of one training, as a context: after an error the run is FAILED, or KILLED if it is to be resumed.
+    """Telemetry of one training: what the trainer's callbacks report.
 
     Args:
-        scratch: a folder that survives a kill.
+        work: the training's stage; its scratch folder survives a kill.
         tracking: the MLflow of the curve.
         run_id: the training's run.
-        progress: the progress bar.
         network: shape of the network.
-        device: `cpu` or `cuda`.
         precision: precision of the training.
-        sampler: draws samples; None draws none.
         processes: number of processes that train together.
+        sampler: draws samples; None draws none.
 
     Attributes:
         journal: has to be flushed before a checkpoint becomes visible, and written into the artefact. MLflow's curve
@@ -392,41 +381,37 @@ class Watch:
 
     def __init__(
         self,
-        scratch: Path,
+        work: Work,
         tracking: Tracking,
         run_id: str,
-        progress: StageProgress,
         network: ModelConfig,
-        *,
-        device: str = "cpu",
-        precision: str = "fp32",
-        sampler: Sampler | None = None,
-        processes: int = 1,
+        precision: str,
+        processes: int,
+        sampler: Sampler | None,
     ) -> None:
         self._tracking = tracking
         self._run_id = run_id
-        self._progress = progress
-        self._device = device
+        self._progress = work.progress
+        self._device = work.machine.device
         self._sampler = sampler
         self._points = PointBuffer(tracking, run_id, CURVE_SECONDS)
         self._clock_steps = ClockSteps()
-        self.journal = Journal(scratch / LINES_FILE)
-        cost, limit = flops_per_token(network), limit_of(device, precision)
-        self._speed = Speedometer(cost / processes, limit.flops)
-        self.journal.start(cost / processes, limit.flops, limit.source)
+        self.journal = Journal(work.scratch / LINES_FILE)
+        cost, limit = flops_per_token(network) / processes, limit_of(self._device, precision)
+        self._speed = Speedometer(cost, limit.flops)
+        self.journal.start(cost, limit.flops, limit.source)
         self._validation = ""
         self._told = False
-        self._open = ExitStack()
-        self._open.callback(self.journal.close)
-        self._open.enter_context(tracking.system_metrics(run_id))
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._open:
-            if error is not None:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Measure the system; after an error the run is FAILED, or KILLED if it is to be resumed."""
+        with closing(self.journal), self._tracking.system_metrics(self._run_id):
+            try:
+                yield
+            except BaseException as error:
                 self._points.end("FAILED" if isinstance(error, Exception) else "KILLED")
+                raise
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step, under the names of the curve."""
