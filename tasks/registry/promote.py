@@ -228,7 +228,10 @@ def move_aliases(
         wins, reason = decide(verdicts, own, rival, same, old.tags.get(WITHDRAWN_TAG, ""))
         if not same:
             tags = old.tags or _search_tags(store, registry.tracking, run_id, item)
-            item = replace(item, tags={**tags, **_verdict_tags(verdicts), VERDICT_TAG: reason})
+            held = ", ".join(verdict.gate for verdict in failed(verdicts))
+            judged = {f"sheepfold.gate.{verdict.gate}": verdict.words() for verdict in verdicts}
+            judged |= {"sheepfold.gates": f"failed: {held}" if held else "passed", VERDICT_TAG: reason}
+            item = replace(item, tags={**tags, **judged})
         aliases = {**known.aliases, CHAMPION if wins else CHALLENGER: digest}
         if wins and aliases.get(CHALLENGER) == digest:
             del aliases[CHALLENGER]
@@ -261,7 +264,10 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
     with store.lock(LOCK):
         known = read_models(store, corpus)
         former = registry.recorded(known.aliases[CHAMPION], CHAMPION).checkpoint.digest
-        target = _rollback_target(known, to)
+        numbers = {item.version: digest for digest, item in known.models.items() if item.version}
+        if to and to not in numbers:
+            raise UserError(f"there is no version {to} to go back to; there are {', '.join(numbers)}")
+        target = numbers[to] if to else known.aliases.get(PREVIOUS)
         if (target or former) not in known.models:
             raise UserError(
                 f"the version to go back to ({(target or former)[:12]}) was promoted from another store: name one by "
@@ -289,16 +295,6 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
             f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
         )
     return Rollback(champion.version, "", False, "")
-
-
-def _rollback_target(known: Models, to: str) -> str | None:
-    """Return the digest of the previous champion, or of the version that is named."""
-    if not to:
-        return known.aliases.get(PREVIOUS)
-    numbers = {item.version: digest for digest, item in known.models.items() if item.version}
-    if to not in numbers:
-        raise UserError(f"there is no version {to} to go back to; there are {', '.join(numbers)}")
-    return numbers[to]
 
 
 def rebuild(home: Home, store: Store) -> Rebuilt:
@@ -392,12 +388,6 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
     step, location = manifest_of(store, item.checkpoint).counts["rows"], location_of(store, evalset)
     tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
     return version
-
-
-def _verdict_tags(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    held = failed(verdicts)
-    summary = "failed: " + ", ".join(item.gate for item in held) if held else "passed"
-    return {"sheepfold.gates": summary, **{f"sheepfold.gate.{item.gate}": item.words() for item in verdicts}}
 
 
 def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered) -> dict[str, str]:
