@@ -22,14 +22,7 @@ from storage.schemas import COUNTS_FILE, DOCUMENTS_FILE
 from storage.tables import read_columns
 from tasks.core.stage import Work, stage
 from tasks.evaluation.ngram import KneserNey
-from tasks.evaluation.tables import (
-    BASELINES,
-    DIMENSIONS,
-    TABLES,
-    Evaluated,
-    Evaluation,
-    write_evaluation,
-)
+from tasks.evaluation.tables import BASELINES, DIMENSIONS, TABLES, Evaluated, write_evaluation
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenise import TokeniseSettings, encode_document
 from tasks.training.bundle import Bundle
@@ -96,7 +89,7 @@ def evaluate(
     metrics = figures(documents)
     if ngram_model is not None:
         metrics |= {"val/ngram_order": float(len(ngram_model.orders)), "val/ngram_tokens": float(ngram_model.tokens)}
-    write_evaluation(work.out, Evaluation(metrics, documents.slices()), documents)
+    write_evaluation(work.out, metrics, documents)
     work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
     nll = documents.sums["nll_nats"].tolist()
     return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
