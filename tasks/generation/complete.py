@@ -119,9 +119,8 @@ def complete_shard(
     return {"counts": counts, "digest": hashlib.sha256(b"".join(map(digested, rows))).hexdigest()}
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # the next shard's model is the same
 def _bundle(folder: Path, digest: str, device: str) -> Bundle:
-    """Load the model, or return it if it is that of the shard before."""
     return Bundle(folder, device)
 
 

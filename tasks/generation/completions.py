@@ -6,8 +6,9 @@ import difflib
 import hashlib
 import json
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from storage.errors import UserError
@@ -157,51 +158,29 @@ def complete_prompts(
     Raises:
         ValueError: if the settings do not go with the model.
     """
-    found_faults = iter(bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings))
-    faults = [row["error"] or _named(next(found_faults)) for row in asked]
+    told = bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings)
+    own_faults = (f"the prompt {fault}" if fault else "" for fault in told)
+    faults = [row["error"] or next(own_faults) for row in asked]
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
+    found: Sequence[TextCompletion] = ()
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
-        found = [_streamed(bundle, good[0], settings, on_text)]
+        for piece in bundle.stream(good[0]["prompt"], key=noise_key(good[0]["id"]), **settings):
+            if isinstance(piece, str):
+                on_text(piece)
+            else:
+                found = [piece]
     else:
         texts, keys = [row["prompt"] for row in good], [noise_key(row["id"]) for row in good]
         found = bundle.complete(texts, keys=keys, batch_size=batch_size, on_step=progress, **settings)
-    same = {"model": digest, "settings": json.dumps(settings, sort_keys=True), "seed": settings["seed"]}
-    return [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
-
-
-def noise_key(name: str) -> int:
-    """Return the number that names the noise of the prompt with this id."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-
-
-def _named(fault: str) -> str:
-    return f"the prompt {fault}" if fault else ""
-
-
-def _streamed(
-    bundle: Bundle, row: dict[str, Any], settings: dict[str, Any], on_text: Callable[[str], None]
-) -> TextCompletion:
-    whole: TextCompletion | None = None
-    for piece in bundle.stream(row["prompt"], key=noise_key(row["id"]), **settings):
-        if isinstance(piece, str):
-            on_text(piece)
-        else:
-            whole = piece
-    assert whole is not None
-    return whole
-
-
-def _rows(
-    asked: Sequence[dict[str, Any]], faults: Sequence[str], found: Sequence[TextCompletion], n_samples: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the table without the columns that all share: the samples of each prompt, or its error."""
     completions = iter(found)
+    rows = []
     for row, fault in zip(asked, faults, strict=True):
-        carried = {"id": row["id"], "prompt": row["prompt"], "fields": row["fields"]}
-        made = [TextCompletion("", "error", 0, [])] if fault else [next(completions) for _ in range(n_samples)]
-        for item in made:
-            yield {
-                **carried,
+        failed = [TextCompletion("", "error", 0, [])]
+        rows += [
+            {
+                "id": row["id"],
+                "prompt": row["prompt"],
+                "fields": row["fields"],
                 "sample": item.sample,
                 "text": item.text,
                 "finish_reason": item.finish_reason,
@@ -211,4 +190,15 @@ def _rows(
                 "top_ids": [[token for token, _ in best] for best in item.top_logprobs],
                 "top_logprobs": [[value for _, value in best] for best in item.top_logprobs],
                 "error": fault or None,
+                "model": digest,
+                "settings": json.dumps(settings, sort_keys=True),
+                "seed": settings["seed"],
             }
+            for item in (failed if fault else islice(completions, settings["n_samples"]))
+        ]
+    return rows
+
+
+def noise_key(name: str) -> int:
+    """Return the number that names the noise of the prompt with this id."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

@@ -438,20 +438,11 @@ class Watch:
             level = logging.INFO if kind in _QUIET else logging.WARNING
             logger.log(level, "train: step %d: %s: %s", step, kind, message)
 
-    def sample(self, step: int, model: Any) -> None:
-        """Draw samples, if there is time for them."""
-        if self._sampler is not None:
-            self._keep(self._sampler.draw(model, step))
-
-    def finish(self, model: Any, step: int) -> None:
-        """Draw the samples of the last step and write the rest of the curve to MLflow."""
-        if self._sampler is not None and not any(sample.step == step for sample in self.journal.notes.samples):
-            self._keep(self._sampler.draw(model, step, last=True))
-        self._points.flush()
-
-    def _keep(self, found: Sequence[Sample]) -> None:
+    def sample(self, step: int, model: Any, last: bool = False) -> None:
+        """Draw samples, if there is time for them or it is the last step."""
         from mlflow.exceptions import MlflowException
 
+        found = [] if self._sampler is None else self._sampler.draw(model, step, last)
         if not found:
             return
         self.journal.sample(found)
@@ -464,6 +455,12 @@ class Watch:
             if not self._told:
                 logger.warning("MLflow does not take the samples (%s); they are completed later", error)
             self._told = True
+
+    def finish(self, model: Any, step: int) -> None:
+        """Draw the samples of the last step and write the rest of the curve to MLflow."""
+        if not any(sample.step == step for sample in self.journal.notes.samples):
+            self.sample(step, model, last=True)
+        self._points.flush()
 
 
 def sync_journal(tracking: Tracking, run_id: str, folder: Path) -> list[tuple[str, int, float]]:
