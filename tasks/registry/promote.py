@@ -87,20 +87,6 @@ class Promotion:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """The champion that a challenger is compared with.
-
-    Attributes:
-        version: its number.
-        evaluation: its metrics on the challenger's evaluation set; None if it was trained on documents of that set.
-    """
-
-    version: str
-    checkpoint: ArtifactRef
-    evaluation: ArtifactRef | None
-
-
-@dataclass(frozen=True)
 class Rollback:
     """Result of a rollback.
 
@@ -148,13 +134,13 @@ def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> b
 
 
 def decide(
-    verdicts: Sequence[Verdict], own: float, rival: Rival | None, same_model: bool, withdrawn: str = ""
+    verdicts: Sequence[Verdict], own: float, has_champion: bool, same_model: bool, withdrawn: str = ""
 ) -> tuple[bool, str]:
     """Return whether the challenger becomes (or stays) champion, and why.
 
     Args:
         own: bits per byte of the challenger.
-        rival: the champion; None when there is none.
+        has_champion: True if there is one.
         same_model: True if the challenger is the champion.
         withdrawn: reason for which the challenger was taken back before; empty if it was not.
     """
@@ -165,7 +151,7 @@ def decide(
     held = failed(verdicts)
     if held:
         return False, "; ".join(item.sentence for item in held)
-    if rival is None:
+    if not has_champion:
         return True, f"there was no champion ({own:.4f} bits per byte)"
     return True, next(item.sentence for item in verdicts if item.gate == "bits_per_byte")
 
@@ -196,7 +182,7 @@ def move_aliases(
     checkpoint: ArtifactRef,
     evaluation: ArtifactRef,
     gates: ArtifactRef,
-    rival: Rival | None,
+    compared: str | None,
     traced: bool = True,
 ) -> Promotion:
     """Register a model, move the aliases by the verdicts of the gates, and log the metrics.
@@ -204,8 +190,8 @@ def move_aliases(
     Args:
         run_id: MLflow run of the training.
         evaluation: metrics of the model.
-        gates: verdicts on the model, compared with the rival.
-        rival: the champion as it was evaluated; None when there was none.
+        gates: verdicts on the model, compared with the champion.
+        compared: version of that champion; None when there was none.
         traced: True if the training text may be searched when the model is evaluated again.
 
     Raises:
@@ -215,17 +201,15 @@ def move_aliases(
     verdicts, digest = read_verdicts(store.folder(gates)), checkpoint.digest
     with store.lock(LOCK):
         champion = champion_of(store, registry)
-        evaluated = None if rival is None else rival.version
-        if champion is not None and champion.version != evaluated:
-            found = "none" if evaluated is None else f"version {evaluated}"
+        if champion is not None and champion.version != compared:
+            found = "none" if compared is None else f"version {compared}"
             raise ChampionChanged(f"version {champion.version} is champion, but {found} was evaluated")
         known = _record(store, registry)
         old = known.models.get(digest, Registered(checkpoint, evaluation, gates))
         item = replace(old, checkpoint=checkpoint, evaluation=evaluation, gates=gates, traced=traced)
         same = champion is not None and champion.checkpoint.digest == digest
         own = read_metrics(store, evaluation)[DECIDES]
-        rival = rival if champion is not None else None
-        wins, reason = decide(verdicts, own, rival, same, old.tags.get(WITHDRAWN_TAG, ""))
+        wins, reason = decide(verdicts, own, champion is not None, same, old.tags.get(WITHDRAWN_TAG, ""))
         if not same:
             tags = old.tags or _search_tags(store, registry.tracking, run_id, item)
             held = ", ".join(verdict.gate for verdict in failed(verdicts))
