@@ -178,21 +178,13 @@ def figures(documents: Evaluated) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Evaluation documents in a model's ids.
+    """Evaluation documents in a model's ids."""
 
-    Attributes:
-        ids: one flat array, documents one after the other (bos, ids, eos, as far as training had them).
-        lengths: (n,) ids of each document.
-        n_bytes: (n,) UTF-8 bytes of each text.
-        lost_bytes: (n,) bytes that the tokeniser cannot give back.
-        given: (n,) bool, True for documents whose first id is text: nothing predicts it.
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    n_bytes: np.ndarray
-    lost_bytes: np.ndarray
-    given: np.ndarray
+    ids: np.ndarray  # (N,) documents one after the other (bos, ids, eos, as far as training had them)
+    lengths: np.ndarray  # (n,) ids of each document
+    n_bytes: np.ndarray  # (n,) UTF-8 bytes of each text
+    lost_bytes: np.ndarray  # (n,) bytes that the tokeniser cannot give back
+    given: np.ndarray  # (n,) True for documents whose first id is text: nothing predicts it
 
     @property
     def starts(self) -> np.ndarray:

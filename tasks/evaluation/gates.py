@@ -142,45 +142,27 @@ def read_verdicts(folder: Path) -> list[Verdict]:
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """The corpus that a model was trained on.
+    """The corpus that a model was trained on."""
 
-    Attributes:
-        files: files that were read; not those that rules pass over (ignored, of no known kind).
-        rejected: files among them that were refused or failed.
-        documents: files with a document, duplicates included.
-        repeated: files among these with the same bytes or nearly the same text as another one.
-        ocr_pages: pages of documents in use that were read by OCR.
-        ocr_confidence: mean confidence on them, 0 to 1; None if there are none, or if their table is gone.
-    """
-
-    files: int
-    rejected: int
-    documents: int
-    repeated: int
-    ocr_pages: float = 0.0
-    ocr_confidence: float | None = None
+    files: int  # that were read; not those that rules pass over (ignored, of no known kind)
+    rejected: int  # files among them that were refused or failed
+    documents: int  # files with a document, duplicates included
+    repeated: int  # files among these with the same bytes or nearly the same text as another one
+    ocr_pages: float = 0.0  # of documents in use
+    ocr_confidence: float | None = None  # mean on them, 0 to 1; None if there are none, or if their table is gone
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the gates judge by.
-
-    Attributes:
-        leaks: documents that are both in the training text and in the evaluation set; None if nobody looked.
-        bits_per_byte: figure of the model on the evaluation set.
-        comparison: comparison of the model with the champion; None if there is none to compare with.
-        size: bytes of the weights.
-        tokens_per_second: speed of the evaluation; None if it took no measurable time.
-        champion_knew: there is a champion, and it was trained on documents of the evaluation set.
-    """
+    """Everything that the gates judge by."""
 
     corpus: CorpusFacts
-    leaks: int | None
-    bits_per_byte: float
-    comparison: Comparison | None
-    size: int
-    tokens_per_second: float | None
-    champion_knew: bool = False
+    leaks: int | None  # documents both in the training text and in the evaluation set; None if nobody looked
+    bits_per_byte: float  # of the model on the evaluation set
+    comparison: Comparison | None  # with the champion; None if there is none to compare with
+    size: int  # bytes of the weights
+    tokens_per_second: float | None  # of the evaluation; None if it took no measurable time
+    champion_knew: bool = False  # there is a champion, and it was trained on documents of the evaluation set
 
 
 def collect_facts(
@@ -191,14 +173,7 @@ def collect_facts(
     leaks: ArtifactRef | None = None,
     champion_knew: bool = False,
 ) -> Facts:
-    """Read what gates judge a model by.
-
-    Args:
-        evaluation: of the model.
-        champion: the champion's evaluation on the same documents.
-        leaks: what was found of the evaluation set in the training text, see `known_leaks`.
-        champion_knew: the champion was trained on documents of the evaluation set, and has no evaluation on it.
-    """
+    """Read what gates judge a model by, from the artefacts that `gates` takes."""
     trained, measured = manifest_of(store, checkpoint), manifest_of(store, evaluation)
     curated = curated_of(store, checkpoint)
     (evalset,) = measured.input_refs("evalset")

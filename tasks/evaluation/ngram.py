@@ -79,15 +79,7 @@ def dataset_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
 def fit_ngrams(
     dataset: Path, shards: dict[str, Path], out: Path, settings: NgramSettings, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Write the model of a dataset's training documents.
-
-    Args:
-        dataset: its folder.
-        shards: where each token shard lies, by key.
-
-    Returns:
-        Counts and a digest.
-    """
+    """Write the model of a dataset's training documents; returns counts and a digest."""
     ids, lengths = training_documents(dataset, shards, settings.max_tokens)
     vocab_size = pq.read_metadata(dataset / COUNTS_FILE).num_rows
     model = KneserNey.fit(ids, lengths, vocab_size, settings.order)
@@ -135,18 +127,11 @@ def training_documents(dataset: Path, shards: dict[str, Path], max_tokens: int) 
 
 @dataclass(frozen=True)
 class Order:
-    """The n-grams of one order.
+    """The n-grams of one order."""
 
-    Attributes:
-        keys: (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token.
-        counts: (u,) integers, how often each occurs; in all orders but the highest, after how many different tokens.
-        contexts: n-grams of the order below, 1 below the lowest.
-        vocab_size: number of tokens.
-    """
-
-    keys: np.ndarray
-    counts: np.ndarray
-    contexts: int
+    keys: np.ndarray  # (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token
+    counts: np.ndarray  # (u,) how often each occurs; in all orders but the highest, after how many different tokens
+    contexts: int  # n-grams of the order below, 1 below the lowest
     vocab_size: int
 
     @cached_property

@@ -89,7 +89,6 @@ def complete_shard(
     Nothing is seeded: the noise is named by prompt, and on a CPU generation is repeatable.
 
     Args:
-        checkpoint: folder of the model.
         digest: digest of the model; its folder may hold another one after a refresh.
         settings: as for `Bundle.sampling_config`.
         threads: threads of torch, in a process of its own; 0 leaves them.

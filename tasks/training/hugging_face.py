@@ -166,8 +166,6 @@ def write_hf_tokenizer(
     listed as added tokens, or a bare `tokenizers.Tokenizer` would find them in texts.
 
     Args:
-        tokenizer: of any kind.
-        folder: where to.
         context: longest sequence of the network, in tokens.
         framing: `bos` and `eos`, True if the network was trained with these around documents; for `import_folder`.
     """

@@ -68,19 +68,12 @@ _TRIES = 200  # pieces that are searched for beginnings of documents
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened besides a step.
-
-    Attributes:
-        step: the step it belongs to.
-        kind: one word, such as `resumed` or `spike`.
-        message: what it was, in a sentence.
-        at: seconds since 1970.
-    """
+    """Something that happened besides a step."""
 
     step: int
-    kind: str
-    message: str
-    at: float
+    kind: str  # one word, such as `resumed` or `spike`
+    message: str  # a sentence
+    at: float  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -94,19 +87,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the training; there are several where it was interrupted.
+    """A start of the training; there are several where it was interrupted."""
 
-    Attributes:
-        at: seconds since 1970.
-        flops_per_token: what a token of training costs.
-        limit: FLOP/s of the machine.
-        limit_source: where that number comes from.
-    """
-
-    at: float
+    at: float  # seconds since 1970
     flops_per_token: float
-    limit: float
-    limit_source: str
+    limit: float  # FLOP/s of the machine
+    limit_source: str  # where that number comes from
 
 
 @dataclass
@@ -247,9 +233,6 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
         index: sequences of the training split.
         folders: folders of the token shards, by key.
         context: longest input of the network; a prompt takes half of it at most.
-
-    Returns:
-        Ids of each prompt, none of them empty; fewer prompts if there are fewer documents.
     """
     from model.order import Permutation
 
@@ -279,10 +262,8 @@ def _cut(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Return the fewest ids whose text is long enough, without the one that ends the document."""
     if len(ids) > 1 and ids[-1] == tokenizer.eos_id:
         ids = ids[:-1]
-    for n in range(1, len(ids)):
-        if len(tokenizer.decode(ids[:n])) >= PROMPT_CHARACTERS:
-            return list(ids[:n])
-    return list(ids)
+    long_enough = (n for n in range(1, len(ids)) if len(tokenizer.decode(ids[:n])) >= PROMPT_CHARACTERS)
+    return list(ids[: next(long_enough, len(ids))])
 
 
 class Sampler:
@@ -367,10 +348,7 @@ class Watch:
 
     Args:
         work: the training's stage; its scratch folder survives a kill.
-        tracking: the MLflow of the curve.
-        run_id: the training's run.
-        network: shape of the network.
-        precision: precision of the training.
+        run_id: the training's run in MLflow.
         processes: number of processes that train together.
         sampler: draws samples; None draws none.
 
