@@ -94,7 +94,7 @@ def fill_template(template: Template, record: Mapping[str, Any], place: str) -> 
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
-    """Return the prompt of a command line.
+    """Return the prompt of a command line, whose bytes that are not UTF-8 arrive as lone surrogates.
 
     Raises:
         PromptsError: if it is not UTF-8.
@@ -102,25 +102,12 @@ def one_prompt(text: str, template: str = "") -> Prompt:
     """
     if template:
         text = fill_template(parse_template(template), {"prompt": text}, "PROMPT")
-    return Prompt("0", encodable("PROMPT", text))
+    if not text.isascii():
+        from tasks.readers.rows import encoding_fault  # loads five modules, which few single prompts need
 
-
-def encodable(place: str, text: str) -> str:
-    """Return the text if UTF-8 can hold it; bytes of a command line that are not UTF-8 arrive as lone surrogates.
-
-    Args:
-        place: names the prompt for people.
-
-    Raises:
-        PromptsError: if it cannot.
-    """
-    if text.isascii():
-        return text
-    from tasks.readers.rows import encoding_fault  # only here: few single prompts need it, and it loads five modules
-
-    if fault := encoding_fault(text):
-        raise PromptsError(f"{place}: the prompt {fault}; give UTF-8 text")
-    return text
+        if fault := encoding_fault(text):
+            raise PromptsError(f"PROMPT: the prompt {fault}; give UTF-8 text")
+    return Prompt("0", text)
 
 
 def given_id(row: Mapping[str, Any]) -> Any:
@@ -158,9 +145,9 @@ def complete_prompts(
     Raises:
         ValueError: if the settings do not go with the model.
     """
-    told = bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings)
-    own_faults = (f"the prompt {fault}" if fault else "" for fault in told)
-    faults = [row["error"] or next(own_faults) for row in asked]
+    model_faults = bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings)
+    remaining = (f"the prompt {fault}" if fault else "" for fault in model_faults)
+    faults = [row["error"] or next(remaining) for row in asked]
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
     found: Sequence[TextCompletion] = ()
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
@@ -175,7 +162,7 @@ def complete_prompts(
     completions = iter(found)
     rows = []
     for row, fault in zip(asked, faults, strict=True):
-        failed = [TextCompletion("", "error", 0, [])]
+        made = [TextCompletion("", "error", 0, [])] if fault else islice(completions, settings["n_samples"])
         rows += [
             {
                 "id": row["id"],
@@ -194,7 +181,7 @@ def complete_prompts(
                 "settings": json.dumps(settings, sort_keys=True),
                 "seed": settings["seed"],
             }
-            for item in (failed if fault else islice(completions, settings["n_samples"]))
+            for item in made
         ]
     return rows
 

@@ -88,13 +88,11 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Result of a rollback.
+    """Result of a rollback, by numbers of versions.
 
     Attributes:
-        champion: number of the version that is champion now.
-        withdrawn: number of the version that was taken back, now or before; empty if none.
+        withdrawn: taken back now or before; empty if none.
         moved: True if an alias moved.
-        reason: why it was taken back.
     """
 
     champion: str

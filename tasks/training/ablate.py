@@ -28,11 +28,7 @@ REASON_CODE, REASON = "ablated", "left out of this training to see what it is wo
 
 @dataclass(frozen=True)
 class AblateSettings:
-    """Documents that are left out.
-
-    Attributes:
-        documents: digest of the documents' ids.
-    """
+    """Documents that are left out, by the digest of their ids."""
 
     documents: str
 
@@ -75,11 +71,7 @@ def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, withou
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The documents of a source.
-
-    Attributes:
-        words: description of them, for people.
-    """
+    """The documents of a source, and a description of them for people."""
 
     words: str
     doc_ids: frozenset[str]

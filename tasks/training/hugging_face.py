@@ -46,15 +46,7 @@ class ExchangeError(UserError):
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Result of an export or import.
-
-    Attributes:
-        folder: the folder that was written.
-        layout: Hugging Face's name of the architecture, `gpt2`, `llama` or `qwen3`.
-        n_parameters: weights of the network.
-        vocab_size: ids of the network.
-        tokenizer: kind of the tokeniser.
-    """
+    """Result of an export or import; `layout` is Hugging Face's name, `gpt2`, `llama` or `qwen3`."""
 
     folder: str
     layout: str

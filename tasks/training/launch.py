@@ -3,16 +3,8 @@
 The ranks know neither Prefect nor MLflow. They inherit torchrun's standard input and output: the first rank reports
 through them, and the end of standard input ends all ranks of this machine, whatever this process died of.
 
-On one machine nothing has to be set but the number of processes. On several that share the store's folder, set on each
-
-    SHEEPFOLD_NODES=2                  how many machines
-    SHEEPFOLD_MASTER=10.0.0.1:29500    address and free port of the one that runs `sheepfold`
-
-and while that one trains, join it on the others by
-
-    python -m tasks.training.launch JOB NODE    JOB: the job file that the log names; NODE: 1 on the second machine
-
-Every machine then runs the same number of processes, and they join anew when a stopped training is started again.
+On one machine nothing has to be set but the number of processes. Several machines that share the store's folder meet
+by SHEEPFOLD_NODES and SHEEPFOLD_MASTER, and the others join by this module's own command: see docs/cluster.md.
 """
 
 from __future__ import annotations

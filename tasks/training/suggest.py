@@ -43,7 +43,7 @@ SLOW_STEP = 0.2  # seconds; the next larger network is timed for fewer steps
 WORTHWHILE_STEPS = 200  # a network that takes fewer has not learnt what it could
 SHORTEST = 64  # context
 LONGEST = {"cpu": 256, "cuda": 1024}
-TOKENS_PER_STEP = {"cpu": 2048, "cuda": 32768}  # on a CPU, with minutes to spend, more steps beat smoother ones
+TOKENS_PER_STEP = {"cpu": 2048, "cuda": 32768}
 TOKENS_PER_PARAMETER = 20  # where steps or tokens are given and no time (Hoffmann et al. 2022)
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
 SHARE_OF_MEMORY = 0.5
@@ -85,6 +85,11 @@ class Candidate:
 def rounded(count: float) -> int:
     """Return the nearest power of two, 1 at least."""
     return 2 ** max(0, round(math.log2(max(1.0, count))))
+
+
+def batch_for(context: int, device: str) -> int:
+    """Return the sequences in a batch: on a CPU, with minutes to spend, more steps beat smoother ones."""
+    return max(1, TOKENS_PER_STEP[_kind(device)] // context)
 
 
 def _kind(device: str) -> str:
@@ -242,7 +247,7 @@ def candidates_of(
     for name, shape in shapes.items():
         suggested: dict[str, Any] = {}
         if model.preset == AUTO:
-            rows = max(1, TOKENS_PER_STEP[_kind(device)] // shape["max_seq_len"])
+            rows = batch_for(shape["max_seq_len"], device)
             suggested = {"batch_size": rows, "optimizer": OPTIMIZER, "patience": PATIENCE}
         plans[name] = train_config(train, shape, 1_000, **suggested)
     return shapes, plans
