@@ -154,12 +154,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Slice:
-    """The documents that have one value in one dimension.
-
-    Attributes:
-        dimension: one of `DIMENSIONS`.
-        value: such as `pdf`, `en`, `letters/old`, `ocr`.
-    """
+    """The documents that have one value, such as `pdf`, `en` or `letters/old`, in one of `DIMENSIONS`."""
 
     dimension: str
     value: str

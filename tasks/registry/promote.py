@@ -68,15 +68,7 @@ _MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 @dataclass(frozen=True)
 class Promotion:
-    """Result of a promotion.
-
-    Attributes:
-        alias: of the version now.
-        moved: True if an alias moved.
-        reason: the decision in one sentence.
-        verdicts: of the gates, in their order.
-        gates: the artefact that holds them.
-    """
+    """Result of a promotion: the alias of the version now, why it has it, and the artefact with the gates' verdicts."""
 
     version: ModelVersion
     alias: str
@@ -88,34 +80,22 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Result of a rollback, by numbers of versions.
-
-    Attributes:
-        withdrawn: taken back now or before; empty if none.
-        moved: True if an alias moved.
-    """
+    """Result of a rollback, by numbers of versions."""
 
     champion: str
-    withdrawn: str
+    withdrawn: str  # taken back now or before; empty if none was
     moved: bool
     reason: str
 
 
 @dataclass
 class Rebuilt:
-    """Contents of MLflow after a rebuild.
+    """Contents of MLflow after a rebuild, and the checkpoints that are neither in the store nor in MLflow."""
 
-    Attributes:
-        runs: number of trainings with a run.
-        versions: model versions, as NAME/NUMBER.
-        aliases: number of the version by NAME@ALIAS.
-        lost: checkpoints, as STAGE/KEY, that are neither in the store nor in MLflow.
-    """
-
-    runs: int = 0
-    versions: list[str] = field(default_factory=list)
-    aliases: dict[str, str] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
+    runs: int = 0  # trainings with a run
+    versions: list[str] = field(default_factory=list)  # NAME/NUMBER
+    aliases: dict[str, str] = field(default_factory=dict)  # number of the version by NAME@ALIAS
+    lost: list[str] = field(default_factory=list)  # STAGE/KEY
 
 
 class ChampionChanged(RuntimeError):

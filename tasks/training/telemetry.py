@@ -240,22 +240,22 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
     if not n:
         return []
     begins: dict[int, np.ndarray] = {}  # of the documents of each shard
-    found: dict[tuple[int, int], list[int]] = {}
+    found: list[list[int]] = []
     for place in Permutation(n, seed=0)(np.arange(min(n, _TRIES))).tolist():
         shard, start = int(index.shard[place]), int(index.start[place])
         folder = folders[index.shards[shard]]
         if shard not in begins:
             begins[shard] = np.array(read_columns(folder / TOKENS_FILE, ["offset"])["offset"], np.int64)
-        if start not in begins[shard] or (shard, start) in found:
+        if start not in begins[shard]:
             continue
         most = min(int(index.length[place]), MOST_PROMPT_IDS, max(1, context // 2))
         ids = np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False)[start : start + most].tolist()
         prompt = _cut(tokenizer, ids)
-        if prompt not in found.values():  # samples are told apart by their prompts
-            found[shard, start] = prompt
+        if prompt not in found:  # samples are told apart by their prompts
+            found.append(prompt)
         if len(found) == N_PROMPTS:
             break
-    return list(found.values())
+    return found
 
 
 def _cut(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:

@@ -55,12 +55,7 @@ VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once,
 
 @dataclass(frozen=True)
 class TrainStageSettings:
-    """Everything that shapes the weights: complete configurations, nothing left to defaults.
-
-    Attributes:
-        model: fields of `model.ModelConfig`.
-        train: fields of `model.TrainConfig`.
-    """
+    """All that shapes the weights: complete fields of `model.ModelConfig` and `model.TrainConfig`."""
 
     model: dict[str, Any]
     train: dict[str, Any]
