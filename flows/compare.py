@@ -17,6 +17,7 @@ from flows.generate import continue_prompts
 from flows.options import AblateOptions, CompareOptions
 from flows.train import latest_training
 from storage.catalog import Catalog, waits_for_run
+from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
@@ -61,7 +62,7 @@ def ablate(options: AblateOptions) -> dict[str, Any]:
         data = manifest_of(run.store, trained.input_refs("dataset")[0])
         selection = ablate_stage(
             run,
-            AblateSettings.of(left_out.doc_ids),
+            AblateSettings(sha256_json(sorted(left_out.doc_ids))),
             curated=data.input_refs("curated")[0],
             without=left_out.doc_ids,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from flows.context import flow, open_run, subflow
 from flows.options import GenerateOptions
 from flows.report import finish
+from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
 from tasks.core.run import Run
@@ -16,8 +17,7 @@ from tasks.core.settings import Settings
 from tasks.core.stage import Call, NoSettings
 from tasks.generation.complete import complete
 from tasks.generation.completions import Prompt
-from tasks.generation.generate import generate as join_completions
-from tasks.generation.generate import joined
+from tasks.generation.generate import join_completions, joined
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of
 
@@ -62,7 +62,7 @@ def continue_prompts(
     asked = settings.generate
     shards = cut_prompts(list(prompts), asked)
     kept = keep_prompts.map(
-        run, [Call(PromptsSettings.of(shard), {"prompts": shard}, len(shard), after) for shard in shards]
+        run, [Call(PromptsSettings(sha256_json(shard)), {"prompts": shard}, len(shard), after) for shard in shards]
     )
     how = {"checkpoint": checkpoint, "batch_size": asked.batch_size, "own_process": workers > 1}
     parts = complete.map(

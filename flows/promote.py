@@ -20,7 +20,7 @@ from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.gates import gates, known_leaks
 from tasks.registry.models import ensure_training_run, version_checkpoint
-from tasks.registry.promote import ChampionChanged, Promotion, Rival, champion_of, move_aliases, trained_on
+from tasks.registry.promote import ChampionChanged, Promotion, champion_of, move_aliases, trained_on
 
 
 @flow(SettingsOptions)
@@ -62,10 +62,11 @@ def promote_model(
     run_id = ensure_training_run(run, checkpoint)
     while True:
         registry = Registry(run.tracking, run.corpus)
-        rival = _measured_champion(run, registry, checkpoint, evaluation, settings)
-        judged = _judged(run, checkpoint, evaluation, rival, settings)
+        compared, beside = _measured_champion(run, registry, checkpoint, evaluation, settings)
+        is_champion = compared is not None and not beside
+        judged = _judged(run, checkpoint, evaluation, beside, settings, is_champion)
         try:
-            move = partial(move_aliases, run.store, registry, run_id, checkpoint, evaluation, judged, rival)
+            move = partial(move_aliases, run.store, registry, run_id, checkpoint, evaluation, judged, compared)
             decide = partial(move, settings.evaluate.trace)
             return act(run, "promote", decide, [checkpoint, evaluation, judged]), run_id
         except ChampionChanged:
@@ -74,37 +75,40 @@ def promote_model(
 
 def _measured_champion(
     run: Run, registry: Registry, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings
-) -> Rival | None:
-    """Return the champion, evaluated on the same set; `evaluation` itself if it is this very checkpoint."""
+) -> tuple[str | None, dict[str, ArtifactRef]]:
+    """Return the champion's version, and it as an input of the gates: its evaluation on the same set, if that compares.
+
+    There is no input where there is no champion, or where the model is the champion itself.
+    """
     champion = champion_of(run.store, registry)
     if champion is None:
-        return None
+        return None, {}
     found = version_checkpoint(run, champion)
     if found == checkpoint:
-        return Rival(champion.version, found, evaluation)
+        return champion.version, {}
     (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
     if trained_on(run.store, found, evalset):
         run.note(
             f"model version {champion.version}, which is champion, was trained on documents of this evaluation set; "
             "its figures on it would say nothing, so the two were not compared and it stays champion"
         )
-        return Rival(champion.version, found, None)
-    return Rival(champion.version, found, evaluate_model(run, found, evalset, settings.evaluate)[0])
+        return champion.version, {"champion_that_knew": found}
+    return champion.version, {"champion": evaluate_model(run, found, evalset, settings.evaluate)[0]}
 
 
 def _judged(
-    run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef, rival: Rival | None, settings: Settings
+    run: Run,
+    checkpoint: ArtifactRef,
+    evaluation: ArtifactRef,
+    beside: dict[str, ArtifactRef],
+    settings: Settings,
+    is_champion: bool,
 ) -> ArtifactRef:
     """Return the gates' verdicts on a model; of the champion itself, those by which it became champion."""
-    inputs = {"checkpoint": checkpoint, "evaluation": evaluation}
-    if rival is not None and rival.evaluation == evaluation:
-        known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
-        if known is not None and run.store.find(known.gates.stage, known.gates.key):
-            return run.reuse(gates, known.gates)
-    elif rival is not None and rival.evaluation is not None:
-        inputs["champion"] = rival.evaluation
-    elif rival is not None:
-        inputs["champion_that_knew"] = rival.checkpoint
+    known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
+    if is_champion and known is not None and run.store.find(known.gates.stage, known.gates.key):
+        return run.reuse(gates, known.gates)
+    inputs = {"checkpoint": checkpoint, "evaluation": evaluation, **beside}
     (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
     leaks = known_leaks(run.store, checkpoint, evalset)
     if leaks is not None:

@@ -118,12 +118,7 @@ class SlicePair:
 
 @dataclass(frozen=True)
 class DocumentPair:
-    """One document under both models.
-
-    Attributes:
-        labels: its slice, by dimension.
-        bits: bits of the whole document under a less those under b: its part of the difference.
-    """
+    """One document under both models; `bits` is its part of the difference, those under a less those under b."""
 
     doc_id: str
     labels: dict[str, str]
@@ -134,19 +129,12 @@ class DocumentPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same documents.
+    """Two models on the same documents."""
 
-    Attributes:
-        metrics: each figure of either, under a and under b; None where one does not have it.
-        difference: of bits per byte, a less b, with its interval.
-        slices: those of each dimension, the largest first.
-        documents: those that changed most, by bits.
-    """
-
-    metrics: dict[str, tuple[float | None, float | None]]
-    difference: Difference
-    slices: list[SlicePair]
-    documents: list[DocumentPair]
+    metrics: dict[str, tuple[float | None, float | None]]  # under a and b; None where one does not have the figure
+    difference: Difference  # of bits per byte, a less b
+    slices: list[SlicePair]  # those of each dimension, the largest first
+    documents: list[DocumentPair]  # those that changed most, by bits
 
 
 def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int = MOST_CHANGED) -> Comparison:
@@ -233,16 +221,11 @@ def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
 
 @dataclass(frozen=True)
 class Drift:
-    """A model on fresh documents and on its own evaluation set.
-
-    Attributes:
-        fresh, own: bits per byte on either.
-        difference: the first less the second, with its interval; `documents` counts the fresh ones.
-    """
+    """Bits per byte of a model on fresh documents and on its own evaluation set, and the first less the second."""
 
     fresh: float
     own: float
-    difference: Difference
+    difference: Difference  # its `documents` are the fresh ones
 
     def sentence(self) -> str:
         """Return the drift in a sentence."""

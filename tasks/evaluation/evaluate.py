@@ -22,14 +22,7 @@ from storage.schemas import COUNTS_FILE, DOCUMENTS_FILE
 from storage.tables import read_columns
 from tasks.core.stage import Work, stage
 from tasks.evaluation.ngram import KneserNey
-from tasks.evaluation.tables import (
-    BASELINES,
-    DIMENSIONS,
-    TABLES,
-    Evaluated,
-    Evaluation,
-    write_evaluation,
-)
+from tasks.evaluation.tables import BASELINES, DIMENSIONS, TABLES, Evaluated, write_evaluation
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenise import TokeniseSettings, encode_document
 from tasks.training.bundle import Bundle
@@ -96,7 +89,7 @@ def evaluate(
     metrics = figures(documents)
     if ngram_model is not None:
         metrics |= {"val/ngram_order": float(len(ngram_model.orders)), "val/ngram_tokens": float(ngram_model.tokens)}
-    write_evaluation(work.out, Evaluation(metrics, documents.slices()), documents)
+    write_evaluation(work.out, metrics, documents)
     work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
     nll = documents.sums["nll_nats"].tolist()
     return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
@@ -185,21 +178,13 @@ def figures(documents: Evaluated) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Evaluation documents in a model's ids.
+    """Evaluation documents in a model's ids."""
 
-    Attributes:
-        ids: one flat array, documents one after the other (bos, ids, eos, as far as training had them).
-        lengths: (n,) ids of each document.
-        n_bytes: (n,) UTF-8 bytes of each text.
-        lost_bytes: (n,) bytes that the tokeniser cannot give back.
-        given: (n,) bool, True for documents whose first id is text: nothing predicts it.
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    n_bytes: np.ndarray
-    lost_bytes: np.ndarray
-    given: np.ndarray
+    ids: np.ndarray  # (N,) documents one after the other (bos, ids, eos, as far as training had them)
+    lengths: np.ndarray  # (n,) ids of each document
+    n_bytes: np.ndarray  # (n,) UTF-8 bytes of each text
+    lost_bytes: np.ndarray  # (n,) bytes that the tokeniser cannot give back
+    given: np.ndarray  # (n,) True for documents whose first id is text: nothing predicts it
 
     @property
     def starts(self) -> np.ndarray:

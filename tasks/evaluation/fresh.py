@@ -39,12 +39,6 @@ def fresh(
         return copy_documents(work, corpus, snapshot, documents, measures)
 
 
-def known_selections(store: Store, checkpoint: ArtifactRef) -> RefSet:
-    """Return the selections of documents that a model, and those that it continues, were trained with."""
-    datasets = (ref for made in trainings_of(store, checkpoint) for ref in made.input_refs("dataset"))
-    return RefSet.of(sorted({ref for dataset in datasets for ref in manifest_of(store, dataset).input_refs("curated")}))
-
-
 def want_new(corpus: Corpus, store: Store, curated: ArtifactRef, known: RefSet) -> None:
     """Want the documents in use that were in no earlier selection and resemble none that was."""
     corpus.want_kept(store.folder(curated))
@@ -66,8 +60,11 @@ def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
         run.note(f"{waits}; nothing is known of this model's drift before it")
         return None
     inputs = split_inputs(read_state(run.store, run.corpus))
-    known = known_selections(run.store, checkpoint)
-    if not known.refs:
+    # with the trainings of the models that this one continues
+    datasets = {ref for made in trainings_of(run.store, checkpoint) for ref in made.input_refs("dataset")}
+    selections = {ref for dataset in datasets for ref in manifest_of(run.store, dataset).input_refs("curated")}
+    known = RefSet.of(sorted(selections))
+    if not selections:
         run.note("it is not known which documents this model read, so nothing is known of its drift")
         return None
     curated = inputs["curated"]

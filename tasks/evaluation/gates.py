@@ -28,7 +28,7 @@ from storage.tables import read_columns, read_rows, write_table
 from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import kept_documents
-from tasks.evaluation.compare import Comparison, Difference, SlicePair, compare_evaluations
+from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
 from tasks.evaluation.tables import read_metrics
 from tasks.training.bundle import WEIGHTS_FILE
 
@@ -142,45 +142,27 @@ def read_verdicts(folder: Path) -> list[Verdict]:
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """The corpus that a model was trained on.
+    """The corpus that a model was trained on."""
 
-    Attributes:
-        files: files that were read; not those that rules pass over (ignored, of no known kind).
-        rejected: files among them that were refused or failed.
-        documents: files with a document, duplicates included.
-        repeated: files among these with the same bytes or nearly the same text as another one.
-        ocr_pages: pages of documents in use that were read by OCR.
-        ocr_confidence: mean confidence on them, 0 to 1; None if there are none, or if their table is gone.
-    """
-
-    files: int
-    rejected: int
-    documents: int
-    repeated: int
-    ocr_pages: float = 0.0
-    ocr_confidence: float | None = None
+    files: int  # that were read; not those that rules pass over (ignored, of no known kind)
+    rejected: int  # files among them that were refused or failed
+    documents: int  # files with a document, duplicates included
+    repeated: int  # files among these with the same bytes or nearly the same text as another one
+    ocr_pages: float = 0.0  # of documents in use
+    ocr_confidence: float | None = None  # mean on them, 0 to 1; None if there are none, or if their table is gone
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the gates judge by.
-
-    Attributes:
-        leaks: documents that are both in the training text and in the evaluation set; None if nobody looked.
-        bits_per_byte: figure of the model on the evaluation set.
-        comparison: comparison of the model with the champion; None if there is none to compare with.
-        size: bytes of the weights.
-        tokens_per_second: speed of the evaluation; None if it took no measurable time.
-        champion_knew: there is a champion, and it was trained on documents of the evaluation set.
-    """
+    """Everything that the gates judge by."""
 
     corpus: CorpusFacts
-    leaks: int | None
-    bits_per_byte: float
-    comparison: Comparison | None
-    size: int
-    tokens_per_second: float | None
-    champion_knew: bool = False
+    leaks: int | None  # documents both in the training text and in the evaluation set; None if nobody looked
+    bits_per_byte: float  # of the model on the evaluation set
+    comparison: Comparison | None  # with the champion; None if there is none to compare with
+    size: int  # bytes of the weights
+    tokens_per_second: float | None  # of the evaluation; None if it took no measurable time
+    champion_knew: bool = False  # there is a champion, and it was trained on documents of the evaluation set
 
 
 def collect_facts(
@@ -191,20 +173,19 @@ def collect_facts(
     leaks: ArtifactRef | None = None,
     champion_knew: bool = False,
 ) -> Facts:
-    """Read what gates judge a model by.
-
-    Args:
-        evaluation: of the model.
-        champion: the champion's evaluation on the same documents.
-        leaks: what was found of the evaluation set in the training text, see `known_leaks`.
-        champion_knew: the champion was trained on documents of the evaluation set, and has no evaluation on it.
-    """
+    """Read what gates judge a model by, from the artefacts that `gates` takes."""
     trained, measured = manifest_of(store, checkpoint), manifest_of(store, evaluation)
     curated = curated_of(store, checkpoint)
     (evalset,) = measured.input_refs("evalset")
+    n_leaks: int | None
+    if leaks is not None:
+        n_leaks = manifest_of(store, leaks).counts["leaks"]
+    else:
+        frozen_from = manifest_of(store, evalset).inputs.get("curated", {}).get("digest")
+        n_leaks = 0 if frozen_from == curated.digest else None  # one selection keeps its sides apart
     return Facts(
         corpus=corpus_facts(store, curated),
-        leaks=_count_leaks(store, curated, evalset, leaks),
+        leaks=n_leaks,
         bits_per_byte=read_metrics(store, evaluation)["val/bits_per_byte"],
         comparison=None if champion is None else compare_evaluations(store, evaluation, champion),
         size=next(entry.size for entry in trained.files if entry.name == WEIGHTS_FILE),
@@ -215,8 +196,8 @@ def collect_facts(
 
 def curated_of(store: Store, checkpoint: ArtifactRef) -> Manifest:
     """Return the selection of documents that a model was trained on, without those of a model that it continues."""
-    (cut,) = manifest_of(store, checkpoint).input_refs("dataset")
-    (curated,) = manifest_of(store, cut).input_refs("curated")
+    (dataset,) = manifest_of(store, checkpoint).input_refs("dataset")
+    (curated,) = manifest_of(store, dataset).input_refs("curated")
     return manifest_of(store, curated)
 
 
@@ -227,13 +208,6 @@ def known_leaks(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> 
         if (found.inputs["curated"]["digest"], found.inputs["evalset"]["digest"]) == (curated, evalset.digest):
             return found.ref
     return None
-
-
-def _count_leaks(store: Store, curated: Manifest, evalset: ArtifactRef, leaks: ArtifactRef | None) -> int | None:
-    if leaks is not None:
-        return manifest_of(store, leaks).counts["leaks"]
-    frozen_from = manifest_of(store, evalset).inputs.get("curated", {}).get("digest")
-    return 0 if frozen_from == curated.digest else None  # one selection keeps its sides apart
 
 
 def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
@@ -270,21 +244,13 @@ def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | Non
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate.
+    """One gate: a number and a sentence about it are measured, and the number is held against a limit, if any."""
 
-    Attributes:
-        name: name of its verdict, also in tags.
-        title: subject of the gate, for people.
-        measure: returns the number to judge and a sentence about it.
-        limit: returns the limit of the number; None sets no limit.
-        passes: compares a number with the limit; False for NaN.
-    """
-
-    name: str
+    name: str  # also in tags
     title: str
     measure: Callable[[Facts, GateSettings], Found]
     limit: Callable[[GateSettings], float | None]
-    passes: Callable[[float, float], bool]
+    passes: Callable[[float, float], bool]  # False for NaN
 
 
 def judge(facts: Facts, settings: GateSettings) -> list[Verdict]:
@@ -343,29 +309,19 @@ def _bits(facts: Facts, settings: GateSettings) -> Found:
         )
     if facts.comparison is None:
         return None, f"there is no champion to compare with ({facts.bits_per_byte:.4f} bits per byte)"
-    found = facts.comparison
-    own, other = found.metrics["val/bits_per_byte"]
-    fewer = "fewer" if found.difference.value < 0 else "not fewer"
-    words = f"{own:.4f} bits per byte are {fewer} than the champion's {other:.4f} ({_reach(found.difference)})"
-    if settings.rule == "clearly_better" and not found.difference.high < 0 and found.difference.value < 0:
-        words += ", but not clearly"
-    return _deciding(found.difference, settings.rule), words
-
-
-def _deciding(difference: Difference, rule: str) -> float:
-    """Return the number that has to be below 0; of one document, whose interval is infinite, the difference."""
-    if rule == "clearly_better":
-        return difference.high
-    if rule == "not_worse" and math.isfinite(difference.low):
-        return difference.low
-    return difference.value
-
-
-def _reach(difference: Difference) -> str:
+    own, other = facts.comparison.metrics["val/bits_per_byte"]
+    difference = facts.comparison.difference
+    fewer = "fewer" if difference.value < 0 else "not fewer"
     n = f"{difference.documents:,} document{'' if difference.documents == 1 else 's'}"
-    if not difference.is_bounded:
-        return f"on {n}, which says nothing of others"
-    return f"{difference.interval} on {n}"
+    reach = f"{difference.interval} on {n}" if difference.is_bounded else f"on {n}, which says nothing of others"
+    words = f"{own:.4f} bits per byte are {fewer} than the champion's {other:.4f} ({reach})"
+    if settings.rule == "clearly_better" and not difference.high < 0 and difference.value < 0:
+        words += ", but not clearly"
+    if settings.rule == "clearly_better":
+        return difference.high, words
+    # of one document, whose interval is infinite, the difference itself decides
+    not_worse = settings.rule == "not_worse" and math.isfinite(difference.low)
+    return difference.low if not_worse else difference.value, words
 
 
 def _slices(facts: Facts, settings: GateSettings) -> Found:

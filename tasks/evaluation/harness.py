@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from model.likelihood import Likelihood
 
 MAX_NEW_TOKENS = 256  # of an answer whose task does not say
-_SAMPLING = ("max_new_tokens", "stop", "temperature", "top_k", "top_p")
 _KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p"}
 
 
@@ -121,11 +120,11 @@ class SheepfoldLM(LM):
         """
         groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
-            groups[_settings(request.args[1])].append(number)
+            groups[tuple(_settings(request.args[1]).items())].append(number)
         found = [""] * len(requests)
-        for values, numbers in groups.items():
+        for settings, numbers in groups.items():
             prompts = [requests[number].args[0] for number in numbers]
-            completions = self.bundle.complete(prompts, **dict(zip(_SAMPLING, values, strict=True)))
+            completions = self.bundle.complete(prompts, **dict(settings))
             for number, completion in zip(numbers, completions, strict=True):
                 found[number] = completion.text
         self._remember("generate_until", requests, found)
@@ -168,18 +167,18 @@ def _moved_space(context: str, continuation: str) -> tuple[str, str]:
     return bare, context[len(bare) :] + continuation
 
 
-def _settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...], float, int, float]:
-    """Return the sampling settings of a task, by the names of `_SAMPLING`."""
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(given.keys() - _KNOWN)
     if unknown:
         raise ValueError(f"generation_kwargs has {unknown[0]}, expected some of {', '.join(sorted(_KNOWN))}")
     most = int(given.get("max_gen_toks") or given.get("max_new_tokens") or MAX_NEW_TOKENS)
     until = given.get("until") or ()
     stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
-    if not given.get("do_sample", bool(given.get("temperature"))):
-        return most, stop, 0.0, 0, 1.0
-    top_k, top_p = int(given.get("top_k") or 0), float(given.get("top_p") or 1.0)
-    return most, stop, float(given.get("temperature", 1.0)), top_k, top_p
+    found: dict[str, Any] = {"max_new_tokens": most, "stop": stop, "temperature": 0.0}
+    if given.get("do_sample", bool(given.get("temperature"))):
+        found["temperature"] = float(given.get("temperature", 1.0))
+        found |= {"top_k": int(given.get("top_k") or 0), "top_p": float(given.get("top_p") or 1.0)}
+    return found
 
 
 if __name__ == "__main__":

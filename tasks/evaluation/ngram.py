@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from storage.schemas import COUNTS_FILE, SHARD_FILE, TOKENS_FILE
+from storage.schemas import COUNTS_FILE, SEQUENCES_FILE, SHARD_FILE
 from storage.store import Store
 from tasks.core.stage import Work, stage
-from tasks.tokens.index import load_index
+from tasks.curate.corpus import Corpus, parquet
 
 BYTES_PER_TOKEN = 8  # of the shards and tables that fitting reads, about
 NO_NAME = -1  # of an n-gram that was never seen, or that would reach over a document's beginning
@@ -79,15 +79,7 @@ def dataset_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
 def fit_ngrams(
     dataset: Path, shards: dict[str, Path], out: Path, settings: NgramSettings, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Write the model of a dataset's training documents.
-
-    Args:
-        dataset: its folder.
-        shards: where each token shard lies, by key.
-
-    Returns:
-        Counts and a digest.
-    """
+    """Write the model of a dataset's training documents; returns counts and a digest."""
     ids, lengths = training_documents(dataset, shards, settings.max_tokens)
     vocab_size = pq.read_metadata(dataset / COUNTS_FILE).num_rows
     model = KneserNey.fit(ids, lengths, vocab_size, settings.order)
@@ -116,49 +108,30 @@ def training_documents(dataset: Path, shards: dict[str, Path], max_tokens: int) 
     Returns:
         (N,) tokens, one document after the other, and (n,) the length of each.
     """
-    index = load_index(dataset, "train")
-    names, spans = [], []
-    for number, key in enumerate(index.shards):
-        rows = np.flatnonzero(index.shard == number)
-        table = pq.read_table(shards[key] / TOKENS_FILE, columns=["doc_id", "offset", "length"])
-        offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
-        held = np.flatnonzero(length)
-        held = held[np.argsort(offset[held], kind="stable")]
-        owner = np.searchsorted(offset[held], index.start[rows], side="right") - 1
-        # the pieces of a document lie one behind the other, or overlap: together they are one span
-        begin, end = np.full(len(held), np.iinfo(np.int64).max), np.zeros(len(held), dtype=np.int64)
-        np.minimum.at(begin, owner, index.start[rows])
-        np.maximum.at(end, owner, index.start[rows] + index.length[rows])
-        doc_ids = table["doc_id"].to_pylist()
-        for row in np.unique(owner).tolist():
-            names.append(doc_ids[held[row]])
-            spans.append((number, int(begin[row]), int(end[row])))
-    opened = [np.load(shards[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
+    opened = {key: np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key, folder in shards.items()}
     parts, left = [], max_tokens
-    for row in sorted(range(len(names)), key=names.__getitem__):
-        number, first, last = spans[row]
-        if left <= 0:
-            break
-        parts.append(np.asarray(opened[number][first : min(last, first + left)]))
-        left -= len(parts[-1])
+    with Corpus() as corpus:
+        # the pieces of a document lie one behind the other, or overlap: together they are one span
+        spans = corpus.rows(
+            "select shard, min(start), max(start + length) "
+            f"from {parquet(dataset / SEQUENCES_FILE)} where split = 'train' group by doc_id, shard order by doc_id"
+        )
+        for shard, first, last in spans:
+            if left <= 0:
+                break
+            parts.append(np.asarray(opened[shard][first : min(last, first + left)]))
+            left -= len(parts[-1])
     ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
     return ids, np.array([len(part) for part in parts], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The n-grams of one order.
+    """The n-grams of one order."""
 
-    Attributes:
-        keys: (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token.
-        counts: (u,) integers, how often each occurs; in all orders but the highest, after how many different tokens.
-        contexts: n-grams of the order below, 1 below the lowest.
-        vocab_size: number of tokens.
-    """
-
-    keys: np.ndarray
-    counts: np.ndarray
-    contexts: int
+    keys: np.ndarray  # (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token
+    counts: np.ndarray  # (u,) how often each occurs; in all orders but the highest, after how many different tokens
+    contexts: int  # n-grams of the order below, 1 below the lowest
     vocab_size: int
 
     @cached_property
@@ -206,18 +179,15 @@ class Order:
         Returns:
             (N,) name of the n-gram that ends with each token.
         """
-        names = self._names(context, ids)
-        known, seen = context >= 0, names >= 0
+        known = context >= 0
         probability[known] *= self.left_over[context[known]]
-        probability[seen] += self.discounted[names[seen]]
-        return names
-
-    def _names(self, context: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Return the names of n-grams from those of their first n - 1 tokens and their last tokens, or `NO_NAME`."""
+        if not len(self.keys):
+            return np.full(len(ids), NO_NAME)
         wanted = context * self.vocab_size + ids
-        place = np.minimum(np.searchsorted(self.keys, wanted), max(0, len(self.keys) - 1))
-        known = (context >= 0) & (self.keys[place] == wanted) if len(self.keys) else np.zeros(len(ids), dtype=bool)
-        return np.where(known, place, NO_NAME)
+        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        seen = known & (self.keys[place] == wanted)
+        probability[seen] += self.discounted[place[seen]]
+        return np.where(seen, place, NO_NAME)
 
 
 @dataclass(frozen=True)

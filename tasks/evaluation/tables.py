@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,11 +55,6 @@ class Sums:
     uniform_nats: float = 0.0
     unigram_nats: float = 0.0
     ngram_nats: float | None = 0.0
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Sums:
-        """Return the sums in a row of a table."""
-        return cls(**{name: row[name] for name in SUMS})
 
     @property
     def loss(self) -> float:
@@ -160,12 +154,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Slice:
-    """The documents that have one value in one dimension.
-
-    Attributes:
-        dimension: one of `DIMENSIONS`.
-        value: such as `pdf`, `en`, `letters/old`, `ocr`.
-    """
+    """The documents that have one value, such as `pdf`, `en` or `letters/old`, in one of `DIMENSIONS`."""
 
     dimension: str
     value: str
@@ -187,11 +176,11 @@ def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:
 
 def read_evaluation(store: Store, ref: ArtifactRef) -> Evaluation:
     """Return an evaluation without its documents."""
-    folder = store.folder(ref)
-    return Evaluation(
-        metrics=read_metrics(store, ref),
-        slices=[Slice(row["dimension"], row["value"], Sums.of(row)) for row in read_rows(folder / SLICES_FILE)],
-    )
+    slices = [
+        Slice(row["dimension"], row["value"], Sums(**{name: row[name] for name in SUMS}))
+        for row in read_rows(store.folder(ref) / SLICES_FILE)
+    ]
+    return Evaluation(read_metrics(store, ref), slices)
 
 
 def read_documents(store: Store, ref: ArtifactRef) -> Evaluated:
@@ -205,18 +194,15 @@ def read_documents(store: Store, ref: ArtifactRef) -> Evaluated:
     )
 
 
-def write_evaluation(folder: Path, found: Evaluation, documents: Evaluated) -> None:
+def write_evaluation(folder: Path, metrics: Mapping[str, float], documents: Evaluated) -> None:
     """Write all tables of an evaluation."""
-    rows = [{"metric": name, "value": float(value)} for name, value in sorted(found.metrics.items())]
+    rows = [{"metric": name, "value": float(value)} for name, value in sorted(metrics.items())]
     write_table(folder / METRICS_FILE, METRICS, rows)
     missing = pa.nulls(len(documents), pa.float64())
     columns = {name: documents.sums.get(name, missing) for name in OF_DOCUMENTS}
     write_columns(folder / DOCUMENTS_FILE, EVALUATED, {"doc_id": documents.doc_id, **documents.labels, **columns})
-    write_table(
-        folder / SLICES_FILE,
-        SLICES,
-        [
-            {"dimension": item.dimension, "value": item.value, **asdict(item.sums), **item.sums.figures()}
-            for item in found.slices
-        ],
-    )
+    slices = [
+        {"dimension": item.dimension, "value": item.value, **asdict(item.sums), **item.sums.figures()}
+        for item in documents.slices()
+    ]
+    write_table(folder / SLICES_FILE, SLICES, slices)

@@ -105,19 +105,14 @@ def _file_text(path: Path, root: Path) -> Text:
         raise TextsError(f"{path} cannot be read: {error.strerror}") from error
     folder = path.relative_to(root).parent.as_posix()
     source = root.name if folder == "." else f"{root.name}/{folder.partition('/')[0]}"
-    return Text(hashlib.sha256(data).hexdigest(), _decoded(data, path), source=source)
-
-
-def _decoded(data: bytes, path: Path) -> str:
-    """Return the text of a file; one with NUL bytes is refused, though it may be UTF-8."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         place, why = error.start, error.reason
     else:
-        place, why = text.find("\0"), "a NUL"
+        place, why = text.find("\0"), "a NUL"  # refused, though it may be UTF-8
         if place < 0:
-            return text
+            return Text(hashlib.sha256(data).hexdigest(), text, source=source)
     raise TextsError(
         f"{path} is no UTF-8 text ({why} at {place:,}): save it as UTF-8, or let `sheepfold ingest` read documents of "
         "other kinds and measure on a split of the corpus"
@@ -163,11 +158,6 @@ class TextsSettings:
 
     digest: str
 
-    @classmethod
-    def of(cls, texts: list[Text]) -> TextsSettings:
-        """Return settings that name these texts."""
-        return cls(sha256_json([asdict(item) for item in texts]))
-
 
 @stage("texts", version=1, unkeyed=("texts",))
 def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str:
@@ -198,7 +188,7 @@ def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> Art
     texts = read_texts(Path(on).expanduser(), refused, column or COLUMN)
     if refused.count:
         run.note(f"of {on} {refused.sentence()}")
-    return keep_texts(run, TextsSettings.of(texts), texts=texts)
+    return keep_texts(run, TextsSettings(sha256_json(texts)), texts=texts)
 
 
 def texts_name(on: str | None) -> str:

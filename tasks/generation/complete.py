@@ -89,7 +89,6 @@ def complete_shard(
     Nothing is seeded: the noise is named by prompt, and on a CPU generation is repeatable.
 
     Args:
-        checkpoint: folder of the model.
         digest: digest of the model; its folder may hold another one after a refresh.
         settings: as for `Bundle.sampling_config`.
         threads: threads of torch, in a process of its own; 0 leaves them.
@@ -119,9 +118,8 @@ def complete_shard(
     return {"counts": counts, "digest": hashlib.sha256(b"".join(map(digested, rows))).hexdigest()}
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # the next shard's model is the same
 def _bundle(folder: Path, digest: str, device: str) -> Bundle:
-    """Load the model, or return it if it is that of the shard before."""
     return Bundle(folder, device)
 
 

@@ -6,8 +6,9 @@ import difflib
 import hashlib
 import json
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from storage.errors import UserError
@@ -93,7 +94,7 @@ def fill_template(template: Template, record: Mapping[str, Any], place: str) -> 
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
-    """Return the prompt of a command line.
+    """Return the prompt of a command line, whose bytes that are not UTF-8 arrive as lone surrogates.
 
     Raises:
         PromptsError: if it is not UTF-8.
@@ -101,25 +102,12 @@ def one_prompt(text: str, template: str = "") -> Prompt:
     """
     if template:
         text = fill_template(parse_template(template), {"prompt": text}, "PROMPT")
-    return Prompt("0", encodable("PROMPT", text))
+    if not text.isascii():
+        from tasks.readers.rows import encoding_fault  # loads five modules, which few single prompts need
 
-
-def encodable(place: str, text: str) -> str:
-    """Return the text if UTF-8 can hold it; bytes of a command line that are not UTF-8 arrive as lone surrogates.
-
-    Args:
-        place: names the prompt for people.
-
-    Raises:
-        PromptsError: if it cannot.
-    """
-    if text.isascii():
-        return text
-    from tasks.readers.rows import encoding_fault  # only here: few single prompts need it, and it loads five modules
-
-    if fault := encoding_fault(text):
-        raise PromptsError(f"{place}: the prompt {fault}; give UTF-8 text")
-    return text
+        if fault := encoding_fault(text):
+            raise PromptsError(f"PROMPT: the prompt {fault}; give UTF-8 text")
+    return Prompt("0", text)
 
 
 def given_id(row: Mapping[str, Any]) -> Any:
@@ -157,51 +145,29 @@ def complete_prompts(
     Raises:
         ValueError: if the settings do not go with the model.
     """
-    found_faults = iter(bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings))
-    faults = [row["error"] or _named(next(found_faults)) for row in asked]
+    model_faults = bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings)
+    remaining = (f"the prompt {fault}" if fault else "" for fault in model_faults)
+    faults = [row["error"] or next(remaining) for row in asked]
     good = [row for row, fault in zip(asked, faults, strict=True) if not fault]
+    found: Sequence[TextCompletion] = ()
     if on_text is not None and len(good) == 1 and settings["n_samples"] == 1:
-        found = [_streamed(bundle, good[0], settings, on_text)]
+        for piece in bundle.stream(good[0]["prompt"], key=noise_key(good[0]["id"]), **settings):
+            if isinstance(piece, str):
+                on_text(piece)
+            else:
+                found = [piece]
     else:
         texts, keys = [row["prompt"] for row in good], [noise_key(row["id"]) for row in good]
         found = bundle.complete(texts, keys=keys, batch_size=batch_size, on_step=progress, **settings)
-    same = {"model": digest, "settings": json.dumps(settings, sort_keys=True), "seed": settings["seed"]}
-    return [{**row, **same} for row in _rows(asked, faults, found, settings["n_samples"])]
-
-
-def noise_key(name: str) -> int:
-    """Return the number that names the noise of the prompt with this id."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-
-
-def _named(fault: str) -> str:
-    return f"the prompt {fault}" if fault else ""
-
-
-def _streamed(
-    bundle: Bundle, row: dict[str, Any], settings: dict[str, Any], on_text: Callable[[str], None]
-) -> TextCompletion:
-    whole: TextCompletion | None = None
-    for piece in bundle.stream(row["prompt"], key=noise_key(row["id"]), **settings):
-        if isinstance(piece, str):
-            on_text(piece)
-        else:
-            whole = piece
-    assert whole is not None
-    return whole
-
-
-def _rows(
-    asked: Sequence[dict[str, Any]], faults: Sequence[str], found: Sequence[TextCompletion], n_samples: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the table without the columns that all share: the samples of each prompt, or its error."""
     completions = iter(found)
+    rows = []
     for row, fault in zip(asked, faults, strict=True):
-        carried = {"id": row["id"], "prompt": row["prompt"], "fields": row["fields"]}
-        made = [TextCompletion("", "error", 0, [])] if fault else [next(completions) for _ in range(n_samples)]
-        for item in made:
-            yield {
-                **carried,
+        made = [TextCompletion("", "error", 0, [])] if fault else islice(completions, settings["n_samples"])
+        rows += [
+            {
+                "id": row["id"],
+                "prompt": row["prompt"],
+                "fields": row["fields"],
                 "sample": item.sample,
                 "text": item.text,
                 "finish_reason": item.finish_reason,
@@ -211,4 +177,15 @@ def _rows(
                 "top_ids": [[token for token, _ in best] for best in item.top_logprobs],
                 "top_logprobs": [[value for _, value in best] for best in item.top_logprobs],
                 "error": fault or None,
+                "model": digest,
+                "settings": json.dumps(settings, sort_keys=True),
+                "seed": settings["seed"],
             }
+            for item in made
+        ]
+    return rows
+
+
+def noise_key(name: str) -> int:
+    """Return the number that names the noise of the prompt with this id."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

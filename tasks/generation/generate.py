@@ -15,7 +15,7 @@ from tasks.generation.complete import digested
 
 
 @stage("generate", version=2, tables={COMPLETIONS_FILE: COMPLETIONS}, keep_with=("parts",))
-def generate(work: Work, settings: NoSettings, *, parts: RefSet) -> str:
+def join_completions(work: Work, settings: NoSettings, *, parts: RefSet) -> str:
     """Join the completions of all shards, in the order of the prompts."""
     digest = hashlib.sha256()
     work.counts.update(rows=0, errors=0, tokens=0)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from storage.digest import sha256_json
 from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_rows as read_table
 from storage.tables import write_table
@@ -61,11 +60,6 @@ class PromptsSettings:
     """Identity of a list of prompts; the list itself is an argument without a key."""
 
     digest: str
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt]) -> PromptsSettings:
-        """Return settings that name these prompts."""
-        return cls(sha256_json(list(prompts)))
 
 
 @stage("prompts", version=2, unkeyed=("prompts",))
@@ -185,7 +179,7 @@ def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prom
 
 def _storable(text: str) -> str:
     """Return the text, with replacement characters for what UTF-8 cannot hold."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _plain(value: Any) -> Any:

@@ -38,20 +38,12 @@ class BaseError(UserError):
 
 @dataclass(frozen=True)
 class Base:
-    """A model to continue from.
+    """A model to continue from; `framing` says which ids stood around its documents, `bos` and `eos`."""
 
-    Attributes:
-        name: As it was asked for.
-        checkpoint: Its artefact.
-        folder: Folder of the artefact.
-        shape: Fields of its `model.ModelConfig`.
-        framing: `bos` and `eos`: ids around its documents.
-    """
-
-    name: str
+    name: str  # as it was asked for
     checkpoint: ArtifactRef
     folder: Path
-    shape: dict[str, Any]
+    shape: dict[str, Any]  # fields of its `model.ModelConfig`
     framing: dict[str, bool]
 
 
@@ -71,19 +63,14 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
     base = Base(name, checkpoint, folder, config["model"], framing)
     with_base(settings, base)
-    _note_forgotten(run, base)
-    return base
-
-
-def _note_forgotten(run: Run, base: Base) -> None:
-    """Note how many of the documents that a base saw were forgotten since: what continues it saw them, too."""
-    trainings = {f"{one.stage}/{one.key}" for one in trainings_of(run.store, base.checkpoint)}
+    trainings = {f"{one.stage}/{one.key}" for one in trainings_of(run.store, checkpoint)}
     tombstones = read_tombstones(run.store).documents.values()
     if n := sum(not trainings.isdisjoint(item.seen_by) for item in tombstones):
         run.note(
-            f"train.base={base.name} saw documents that were forgotten since ({n}), and so did every model that "
+            f"train.base={name} saw documents that were forgotten since ({n}), and so did every model that "
             "continues it; leave the base out to begin from scratch"
         )
+    return base
 
 
 def _checkpoint(run: Run, name: str) -> ArtifactRef:

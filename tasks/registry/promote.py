@@ -68,15 +68,7 @@ _MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 @dataclass(frozen=True)
 class Promotion:
-    """Result of a promotion.
-
-    Attributes:
-        alias: of the version now.
-        moved: True if an alias moved.
-        reason: the decision in one sentence.
-        verdicts: of the gates, in their order.
-        gates: the artefact that holds them.
-    """
+    """Result of a promotion: the alias of the version now, why it has it, and the artefact with the gates' verdicts."""
 
     version: ModelVersion
     alias: str
@@ -87,51 +79,23 @@ class Promotion:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """The champion that a challenger is compared with.
-
-    Attributes:
-        version: its number.
-        evaluation: its metrics on the challenger's evaluation set; None if it was trained on documents of that set.
-    """
-
-    version: str
-    checkpoint: ArtifactRef
-    evaluation: ArtifactRef | None
-
-
-@dataclass(frozen=True)
 class Rollback:
-    """Result of a rollback.
-
-    Attributes:
-        champion: number of the version that is champion now.
-        withdrawn: number of the version that was taken back, now or before; empty if none.
-        moved: True if an alias moved.
-        reason: why it was taken back.
-    """
+    """Result of a rollback, by numbers of versions."""
 
     champion: str
-    withdrawn: str
+    withdrawn: str  # taken back now or before; empty if none was
     moved: bool
     reason: str
 
 
 @dataclass
 class Rebuilt:
-    """Contents of MLflow after a rebuild.
+    """Contents of MLflow after a rebuild, and the checkpoints that are neither in the store nor in MLflow."""
 
-    Attributes:
-        runs: number of trainings with a run.
-        versions: model versions, as NAME/NUMBER.
-        aliases: number of the version by NAME@ALIAS.
-        lost: checkpoints, as STAGE/KEY, that are neither in the store nor in MLflow.
-    """
-
-    runs: int = 0
-    versions: list[str] = field(default_factory=list)
-    aliases: dict[str, str] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
+    runs: int = 0  # trainings with a run
+    versions: list[str] = field(default_factory=list)  # NAME/NUMBER
+    aliases: dict[str, str] = field(default_factory=dict)  # number of the version by NAME@ALIAS
+    lost: list[str] = field(default_factory=list)  # STAGE/KEY
 
 
 class ChampionChanged(RuntimeError):
@@ -148,13 +112,13 @@ def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> b
 
 
 def decide(
-    verdicts: Sequence[Verdict], own: float, rival: Rival | None, same_model: bool, withdrawn: str = ""
+    verdicts: Sequence[Verdict], own: float, has_champion: bool, same_model: bool, withdrawn: str = ""
 ) -> tuple[bool, str]:
     """Return whether the challenger becomes (or stays) champion, and why.
 
     Args:
         own: bits per byte of the challenger.
-        rival: the champion; None when there is none.
+        has_champion: True if there is one.
         same_model: True if the challenger is the champion.
         withdrawn: reason for which the challenger was taken back before; empty if it was not.
     """
@@ -165,7 +129,7 @@ def decide(
     held = failed(verdicts)
     if held:
         return False, "; ".join(item.sentence for item in held)
-    if rival is None:
+    if not has_champion:
         return True, f"there was no champion ({own:.4f} bits per byte)"
     return True, next(item.sentence for item in verdicts if item.gate == "bits_per_byte")
 
@@ -196,7 +160,7 @@ def move_aliases(
     checkpoint: ArtifactRef,
     evaluation: ArtifactRef,
     gates: ArtifactRef,
-    rival: Rival | None,
+    compared: str | None,
     traced: bool = True,
 ) -> Promotion:
     """Register a model, move the aliases by the verdicts of the gates, and log the metrics.
@@ -204,8 +168,8 @@ def move_aliases(
     Args:
         run_id: MLflow run of the training.
         evaluation: metrics of the model.
-        gates: verdicts on the model, compared with the rival.
-        rival: the champion as it was evaluated; None when there was none.
+        gates: verdicts on the model, compared with the champion.
+        compared: version of that champion; None when there was none.
         traced: True if the training text may be searched when the model is evaluated again.
 
     Raises:
@@ -215,20 +179,21 @@ def move_aliases(
     verdicts, digest = read_verdicts(store.folder(gates)), checkpoint.digest
     with store.lock(LOCK):
         champion = champion_of(store, registry)
-        evaluated = None if rival is None else rival.version
-        if champion is not None and champion.version != evaluated:
-            found = "none" if evaluated is None else f"version {evaluated}"
+        if champion is not None and champion.version != compared:
+            found = "none" if compared is None else f"version {compared}"
             raise ChampionChanged(f"version {champion.version} is champion, but {found} was evaluated")
         known = _record(store, registry)
         old = known.models.get(digest, Registered(checkpoint, evaluation, gates))
         item = replace(old, checkpoint=checkpoint, evaluation=evaluation, gates=gates, traced=traced)
         same = champion is not None and champion.checkpoint.digest == digest
         own = read_metrics(store, evaluation)[DECIDES]
-        rival = rival if champion is not None else None
-        wins, reason = decide(verdicts, own, rival, same, old.tags.get(WITHDRAWN_TAG, ""))
+        wins, reason = decide(verdicts, own, champion is not None, same, old.tags.get(WITHDRAWN_TAG, ""))
         if not same:
             tags = old.tags or _search_tags(store, registry.tracking, run_id, item)
-            item = replace(item, tags={**tags, **_verdict_tags(verdicts), VERDICT_TAG: reason})
+            held = ", ".join(verdict.gate for verdict in failed(verdicts))
+            judged = {f"sheepfold.gate.{verdict.gate}": verdict.words() for verdict in verdicts}
+            judged |= {"sheepfold.gates": f"failed: {held}" if held else "passed", VERDICT_TAG: reason}
+            item = replace(item, tags={**tags, **judged})
         aliases = {**known.aliases, CHAMPION if wins else CHALLENGER: digest}
         if wins and aliases.get(CHALLENGER) == digest:
             del aliases[CHALLENGER]
@@ -261,7 +226,10 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
     with store.lock(LOCK):
         known = read_models(store, corpus)
         former = registry.recorded(known.aliases[CHAMPION], CHAMPION).checkpoint.digest
-        target = _rollback_target(known, to)
+        numbers = {item.version: digest for digest, item in known.models.items() if item.version}
+        if to and to not in numbers:
+            raise UserError(f"there is no version {to} to go back to; there are {', '.join(numbers)}")
+        target = numbers[to] if to else known.aliases.get(PREVIOUS)
         if (target or former) not in known.models:
             raise UserError(
                 f"the version to go back to ({(target or former)[:12]}) was promoted from another store: name one by "
@@ -289,16 +257,6 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
             f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
         )
     return Rollback(champion.version, "", False, "")
-
-
-def _rollback_target(known: Models, to: str) -> str | None:
-    """Return the digest of the previous champion, or of the version that is named."""
-    if not to:
-        return known.aliases.get(PREVIOUS)
-    numbers = {item.version: digest for digest, item in known.models.items() if item.version}
-    if to not in numbers:
-        raise UserError(f"there is no version {to} to go back to; there are {', '.join(numbers)}")
-    return numbers[to]
 
 
 def rebuild(home: Home, store: Store) -> Rebuilt:
@@ -392,12 +350,6 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
     step, location = manifest_of(store, item.checkpoint).counts["rows"], location_of(store, evalset)
     tracking.log_figures(run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)
     return version
-
-
-def _verdict_tags(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    held = failed(verdicts)
-    summary = "failed: " + ", ".join(item.gate for item in held) if held else "passed"
-    return {"sheepfold.gates": summary, **{f"sheepfold.gate.{item.gate}": item.words() for item in verdicts}}
 
 
 def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered) -> dict[str, str]:

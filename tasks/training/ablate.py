@@ -8,37 +8,29 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+import pyarrow as pa
 
 from storage.catalog import Catalog, QueryError, quoted
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import CUTS, CUTS_FILE, DROPPED, DROPPED_FILE, SELECTION, SELECTION_FILE
-from storage.tables import read_rows, stream_rows, write_table
+from storage.tables import stream_rows, write_table
 from tasks.core.stage import Work, stage
+from tasks.curate.corpus import Corpus, parquet
 from tasks.lineage.documents import file_condition
 
-REASON_CODE = "ablated"
+REASON_CODE, REASON = "ablated", "left out of this training to see what it is worth"
 
 
 @dataclass(frozen=True)
 class AblateSettings:
-    """Documents that are left out.
-
-    Attributes:
-        documents: digest of the documents' ids.
-    """
+    """Documents that are left out, by the digest of their ids."""
 
     documents: str
-
-    @classmethod
-    def of(cls, doc_ids: Collection[str]) -> AblateSettings:
-        """Return the settings for some documents."""
-        return cls(sha256_json(sorted(doc_ids)))
 
 
 @stage(
@@ -50,52 +42,36 @@ class AblateSettings:
 def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, without: Collection[str]) -> str:
     """Leave documents out of the training side of a selection."""
     folder = work.folder(curated)
-    removed: list[str] = []
-    clusters: dict[str, bool] = {}  # of what was left out -> whether something of it is kept still
-    sides = {"train": 0, "validation": 0}
-
-    def selected() -> Iterator[dict[str, Any]]:
-        for row in stream_rows(folder / SELECTION_FILE):
-            if row["kept"] and row["split"] == "train" and row["doc_id"] in without:
-                removed.append(row["doc_id"])
-                clusters.setdefault(row["cluster"], False)
-                row["kept"] = False
-            elif row["kept"]:
-                sides[row["split"]] += 1
-                clusters[row["cluster"]] = True
-            yield row
-
-    work.counts["rows"] = write_table(work.out / SELECTION_FILE, SELECTION, selected())
-    reason = {"reason_code": REASON_CODE, "reason": "left out of this training to see what it is worth"}
-    dropped = [*read_rows(folder / DROPPED_FILE), *({"doc_id": doc_id, **reason} for doc_id in removed)]
-    dropped.sort(key=lambda row: str(row["doc_id"]))
-    work.counts["dropped"] = write_table(work.out / DROPPED_FILE, DROPPED, dropped)
+    selection, dropped = parquet(folder / SELECTION_FILE), parquet(folder / DROPPED_FILE)
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.insert("without", pa.table({"doc_id": pa.array(sorted(without), pa.string())}))
+        corpus.sql(
+            "create table chosen as select *, kept and split = 'train' and doc_id in (from without) as removed "
+            f"from {selection}"
+        )
+        now = "select * exclude removed replace (kept and not removed as kept) from chosen order by doc_id"
+        work.counts["rows"] = corpus.write(work.out / SELECTION_FILE, SELECTION, now)
+        more = f"select doc_id, {quoted(REASON_CODE)}, {quoted(REASON)} from chosen where removed"
+        reasons = f"select doc_id, reason_code, reason from {dropped} union all {more} order by doc_id"
+        work.counts["dropped"] = corpus.write(work.out / DROPPED_FILE, DROPPED, reasons)
+        ((train, validation, removed),) = corpus.rows(
+            "select count(*) filter (split = 'train' and not removed), count(*) filter (split = 'validation'), "
+            "coalesce(list(doc_id order by doc_id) filter (removed), []) from chosen where kept"
+        )
+        # dropped in favour of a document that is left out: nothing of their cluster is kept any more
+        ((copies,),) = corpus.rows(
+            f"select count(*) from chosen semi join {dropped} as gone on gone.doc_id = chosen.doc_id "
+            "and gone.reason_code in ('duplicate_text', 'near_duplicate') where not removed and cluster in "
+            "(select cluster from chosen where kept group by cluster having bool_and(removed))"
+        )
     work.counts["cuts"] = write_table(work.out / CUTS_FILE, CUTS, stream_rows(folder / CUTS_FILE))
-    empty = {cluster for cluster, kept in clusters.items() if not kept}
-    work.counts.update(sides, removed=len(removed), copies=_copies(folder, empty, set(removed)))
+    work.counts.update(train=train, validation=validation, removed=len(removed), copies=copies)
     return sha256_json([curated.digest, removed])
-
-
-def _copies(folder: Path, clusters: set[str], removed: set[str]) -> int:
-    """Count the documents that were dropped in favour of those that are left out."""
-    refused = {
-        row["doc_id"]
-        for row in stream_rows(folder / DROPPED_FILE)
-        if row["reason_code"] in ("duplicate_text", "near_duplicate")
-    }
-    return sum(
-        row["cluster"] in clusters and row["doc_id"] in refused and row["doc_id"] not in removed
-        for row in stream_rows(folder / SELECTION_FILE)
-    )
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The documents of a source.
-
-    Attributes:
-        words: description of them, for people.
-    """
+    """The documents of a source, and a description of them for people."""
 
     words: str
     doc_ids: frozenset[str]
@@ -116,9 +92,12 @@ def documents_of(catalog: Catalog, source: str) -> LeftOut:
     kinds = {row["kind"] for row in catalog.query("select distinct kind from documents")}
     if asked in kinds:
         return _of_condition(catalog, f"kind = {quoted(asked)}", f"of kind {asked}")
-    found = _of_paths(catalog, asked)
-    if found:
-        return LeftOut(f"in {asked}", found)
+    in_paths = catalog.query(
+        "select doc_id from files where doc_id is not null and status in ('ok', 'duplicate') "
+        f"group by doc_id having bool_and({file_condition(asked, below=True, patterns=True)})"
+    )
+    if in_paths:
+        return LeftOut(f"in {asked}", frozenset(row["doc_id"] for row in in_paths))
     try:
         return _of_condition(catalog, asked, f"where {asked}")
     except QueryError as error:
@@ -134,12 +113,3 @@ def _of_condition(catalog: Catalog, condition: str, words: str) -> LeftOut:
     if not rows:
         raise UserError(f"no document of the corpus is {words}")
     return LeftOut(words, frozenset(row["doc_id"] for row in rows))
-
-
-def _of_paths(catalog: Catalog, asked: str) -> frozenset[str]:
-    """Return the documents whose every path matches."""
-    rows = catalog.query(
-        "select doc_id from files where doc_id is not null and status in ('ok', 'duplicate') "
-        f"group by doc_id having bool_and({file_condition(asked, below=True, patterns=True)})"
-    )
-    return frozenset(row["doc_id"] for row in rows)

@@ -26,7 +26,6 @@ from tasks.tokens.foreign import (
 )
 from tasks.tokens.hf_spec import byte_spellings
 from tasks.tokens.tokenizer_kinds import (
-    N_SPECIAL,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     BpeTokenizer,
@@ -47,15 +46,7 @@ class ExchangeError(UserError):
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Result of an export or import.
-
-    Attributes:
-        folder: the folder that was written.
-        layout: Hugging Face's name of the architecture, `gpt2`, `llama` or `qwen3`.
-        n_parameters: weights of the network.
-        vocab_size: ids of the network.
-        tokenizer: kind of the tokeniser.
-    """
+    """Result of an export or import; `layout` is Hugging Face's name, `gpt2`, `llama` or `qwen3`."""
 
     folder: str
     layout: str
@@ -167,8 +158,6 @@ def write_hf_tokenizer(
     listed as added tokens, or a bare `tokenizers.Tokenizer` would find them in texts.
 
     Args:
-        tokenizer: of any kind.
-        folder: where to.
         context: longest sequence of the network, in tokens.
         framing: `bos` and `eos`, True if the network was trained with these around documents; for `import_folder`.
     """
@@ -193,40 +182,27 @@ def write_hf_tokenizer(
 
 def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of a tokenizer.json that gives the same ids and texts as the tokeniser."""
-    if isinstance(tokenizer, CharTokenizer):
-        return _character_spec({char: index for index, char in enumerate(tokenizer.alphabet, N_SPECIAL)})
-    if isinstance(tokenizer, ByteTokenizer):
-        return _byte_spec()
-    if isinstance(tokenizer, BpeTokenizer | HfTokenizer):
-        spec: dict[str, Any] = tokenizer.record()["spec"]
-        if isinstance(tokenizer, HfTokenizer):
-            return {**spec, "truncation": None, "padding": None, "post_processor": None}
-        return {**spec, "added_tokens": [], "post_processor": None}
-    raise ExchangeError(
-        f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bytes, bpe or hf"
-    )
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Engine
 
-
-def _character_spec(characters: dict[str, int]) -> dict[str, Any]:
-    """Return a vocabulary of single characters, which cuts a text between all code points."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    special = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
-    engine = Tokenizer(models.WordLevel({**special, **characters}, unk_token=SPECIAL_TOKENS[1]))
-    engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    engine.decoder = decoders.Fuse()
-    spec: dict[str, Any] = json.loads(engine.to_str())
-    return spec
-
-
-def _byte_spec() -> dict[str, Any]:
-    """Return a vocabulary of bytes, as byte-pair encoding without merges."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    words = [*SPECIAL_TOKENS, *byte_spellings()]
-    engine = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    engine.decoder = decoders.ByteLevel()
+    if isinstance(tokenizer, HfTokenizer):
+        return {**tokenizer.record()["spec"], "truncation": None, "padding": None, "post_processor": None}
+    if isinstance(tokenizer, BpeTokenizer):
+        return {**tokenizer.record()["spec"], "added_tokens": [], "post_processor": None}
+    if isinstance(tokenizer, CharTokenizer):  # words of one character: a text is cut between all code points
+        words = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *tokenizer.alphabet])}
+        engine = Engine(models.WordLevel(words, unk_token=SPECIAL_TOKENS[1]))
+        engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+        engine.decoder = decoders.Fuse()
+    elif isinstance(tokenizer, ByteTokenizer):  # byte-pair encoding without merges
+        words = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *byte_spellings()])}
+        engine = Engine(models.BPE(words, []))
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        engine.decoder = decoders.ByteLevel()
+    else:
+        raise ExchangeError(
+            f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bytes, bpe or hf"
+        )
     spec: dict[str, Any] = json.loads(engine.to_str())
     return spec
 

@@ -3,16 +3,8 @@
 The ranks know neither Prefect nor MLflow. They inherit torchrun's standard input and output: the first rank reports
 through them, and the end of standard input ends all ranks of this machine, whatever this process died of.
 
-On one machine nothing has to be set but the number of processes. On several that share the store's folder, set on each
-
-    SHEEPFOLD_NODES=2                  how many machines
-    SHEEPFOLD_MASTER=10.0.0.1:29500    address and free port of the one that runs `sheepfold`
-
-and while that one trains, join it on the others by
-
-    python -m tasks.training.launch JOB NODE    JOB: the job file that the log names; NODE: 1 on the second machine
-
-Every machine then runs the same number of processes, and they join anew when a stopped training is started again.
+On one machine nothing has to be set but the number of processes. Several machines that share the store's folder meet
+by SHEEPFOLD_NODES and SHEEPFOLD_MASTER, and the others join by this module's own command: see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -55,52 +47,30 @@ _CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broke
 
 @dataclass(frozen=True)
 class Job:
-    """Parameters of a training, which its ranks read from a file.
+    """Parameters of a training, which its ranks read from a file; those from `dataset` on are only for training."""
 
-    Attributes:
-        model: fields of `model.ModelConfig`.
-        train: fields of `model.TrainConfig`.
-        execution: fields of `model.execution.Execution`.
-        device: kind of the ranks' devices, `cpu` or `cuda`.
-        threads: of each rank.
-        deterministic: ask torch for deterministic kernels.
-        measure: number of steps to time instead of training; 0 trains. The fields below are only for training.
-        dataset: folder of the dataset.
-        shards: folders of its token shards, by key.
-        validation_sample: most validation sequences.
-        checkpoints: folder of checkpoints.
-        checkpoint_seconds: as `model.Trainer` takes it.
-        identity: as `model.Trainer` takes it.
-        initial_weights: a safetensors file to start from.
-    """
-
-    model: dict[str, Any]
-    train: dict[str, Any]
-    execution: dict[str, Any]
-    device: str = "cpu"
-    threads: int = 1
-    deterministic: bool = False
-    measure: int = 0
-    dataset: str = ""
-    shards: dict[str, str] = field(default_factory=dict)
-    validation_sample: int | None = None
-    checkpoints: str = ""
-    checkpoint_seconds: float = 15.0
-    identity: dict[str, str] = field(default_factory=dict)
-    initial_weights: str = ""
+    model: dict[str, Any]  # fields of `model.ModelConfig`
+    train: dict[str, Any]  # fields of `model.TrainConfig`
+    execution: dict[str, Any]  # fields of `model.execution.Execution`
+    device: str = "cpu"  # kind of the ranks' devices, `cpu` or `cuda`
+    threads: int = 1  # of each rank
+    deterministic: bool = False  # ask torch for deterministic kernels
+    measure: int = 0  # number of steps to time instead of training; 0 trains
+    dataset: str = ""  # its folder
+    shards: dict[str, str] = field(default_factory=dict)  # folders of its token shards, by key
+    validation_sample: int | None = None  # most validation sequences
+    checkpoints: str = ""  # folder of checkpoints
+    checkpoint_seconds: float = 15.0  # as `model.Trainer` takes it
+    identity: dict[str, str] = field(default_factory=dict)  # as `model.Trainer` takes it
+    initial_weights: str = ""  # a safetensors file to start from
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The machines that train together.
-
-    Attributes:
-        count: number of machines.
-        master: address and port of the first one; empty on one machine.
-    """
+    """The machines that train together."""
 
     count: int = 1
-    master: str = ""
+    master: str = ""  # address and port of the first one; empty on one machine
 
     @classmethod
     def from_environment(cls) -> Nodes:
@@ -126,12 +96,8 @@ class Nodes:
 class Callbacks:
     """Callbacks for the reports of the ranks; each is called in the thread that launched them.
 
-    Attributes:
-        metrics: (step, metrics) after each step.
-        checkpoint: (step) before a checkpoint becomes visible; the ranks wait until it returns.
-        progress: (step, max_steps, metrics) after each step.
-        event: (step, kind, message).
-        stop_asked: returns True when the training is to stop and save a checkpoint.
+    They are those of `model.Trainer`; the ranks wait until `checkpoint` returns. The training stops and saves a
+    checkpoint when `stop_asked` returns True.
     """
 
     metrics: Callable[[int, dict[str, Any]], None] = lambda step, metrics: None
@@ -143,21 +109,13 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class Launched:
-    """Result of a finished training.
+    """Result of a finished training; history, steps and resumed_from are those of `model.trainer.TrainResult`."""
 
-    Attributes:
-        weights: file of the trained weights, in the folder that was given to `launch`.
-        history: rows as in `model.trainer.TrainResult`.
-        steps: optimiser steps done over all starts.
-        resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
-        step_seconds: time of a step, if only that was asked for.
-    """
-
-    weights: Path
+    weights: Path  # file in the folder that was given to `launch`
     history: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     resumed_from: int = 0
-    step_seconds: float = 0.0
+    step_seconds: float = 0.0  # if only the time of a step was asked for
 
 
 class RankError(RuntimeError):
@@ -170,11 +128,9 @@ def launch(
     """Train in several processes on each machine.
 
     Args:
-        job: what to train.
         processes: number of processes on each machine; with `cuda`, one GPU for each.
         place: folder for the job, the processes' log and the result, emptied at the beginning. The ranks of other
             machines read it too.
-        callbacks: called with the reports of the ranks.
         nodes: the machines that take part; those of the environment if it is None.
 
     Raises:
@@ -429,13 +385,10 @@ def time_step(job: Job, **more: Any) -> float:
 
 
 def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **more: Any) -> Launched:
-    """Train as a job says, alone or as one of several processes.
+    """Train as a job says, alone or as one of several processes; the first one calls back and writes the weights.
 
     Args:
-        job: what to train.
-        place: folder for the weights, which the first process writes.
-        callbacks: called in the first process.
-        stop: a request to stop.
+        place: folder for the weights.
         more: further arguments of `model.Trainer`.
     """
     from model import ModelConfig, TrainConfig, Trainer

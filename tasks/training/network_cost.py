@@ -50,10 +50,7 @@ def network_cost(
         UserError: an unknown preset or field, a shape that is not possible, or a target too small for any layer.
     """
     config = _config(preset, vocab_size, context, assignments)
-    solved: dict[str, Any] = {}
-    if target:
-        config, found = _solve(config, target)
-        solved = {"solved": found}
+    config, solved = _solve(config, target) if target else (config, {})
     counts = count_parameters(config)
     return {
         "preset": preset,
@@ -121,13 +118,14 @@ def _solve(config: ModelConfig, target: float) -> tuple[ModelConfig, dict[str, A
         found = dataclasses.replace(config, n_layer=solve_n_layer(config, target))
     except ValueError as error:
         raise UserError(str(error)) from error
-    return found, {
+    solved = {
         "target": round(target),
         "parameters_outside_layers": outside,
         "parameters_per_layer": per_layer,
         "layers": layers,
         "n_layer": found.n_layer,
     }
+    return found, {"solved": solved}
 
 
 def _hint(name: str, known: list[str]) -> str:

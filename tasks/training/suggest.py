@@ -57,46 +57,29 @@ _HALF_LIFE = 15.4  # repetitions after which reading again is worth little (Muen
 class SuggestSettings:
     """A request. Counts are rounded to powers of two, so that a corpus may grow a little and the answer stays.
 
-    Attributes:
-        minutes: to be spent; 0 where steps or tokens are given.
-        tokens: of the training text; 0 where the shape is given, for which they do not matter.
-        document_tokens: of a typical document; likewise.
-        read_tokens: that the training will read, where that is given instead of minutes; else 0.
-        shapes: the networks to choose from, as fields of `model.ModelConfig` by name.
-        train: for each of them, fields of `model.TrainConfig`.
-        device: kind of device, threads, torch version, and how steps are computed where that is not the plain way;
-            another machine is asked anew.
+    Another machine is asked anew.
     """
 
-    minutes: float
-    tokens: int
-    document_tokens: int
-    read_tokens: int
-    shapes: dict[str, dict[str, Any]]
-    train: dict[str, dict[str, Any]]
-    device: str
+    minutes: float  # to be spent; 0 where steps or tokens are given
+    tokens: int  # of the training text; 0 where the shape is given, for which they do not matter
+    document_tokens: int  # of a typical document; likewise
+    read_tokens: int  # that the training will read, where that is given instead of minutes; else 0
+    shapes: dict[str, dict[str, Any]]  # the networks to choose from, as fields of `model.ModelConfig` by name
+    train: dict[str, dict[str, Any]]  # for each of them, fields of `model.TrainConfig`
+    device: str  # its kind, threads, torch version, and how steps are computed where that is not the plain way
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One shape and what it promises.
-
-    Attributes:
-        parameters: of the network.
-        step_seconds: of one optimiser step, measured; None where it was not tried.
-        steps: that the time has room for.
-        passes: over the training text.
-        loss: promised; to be compared with that of other candidates only.
-        note: why it was not tried, or not taken.
-    """
+    """One shape and what it promises."""
 
     name: str
     parameters: int
-    step_seconds: float | None = None
-    steps: int = 0
-    passes: float = 0.0
-    loss: float = math.inf
-    note: str = ""
+    step_seconds: float | None = None  # of one optimiser step, measured; None where it was not tried
+    steps: int = 0  # that the time has room for
+    passes: float = 0.0  # over the training text
+    loss: float = math.inf  # promised; to be compared with that of other candidates only
+    note: str = ""  # why it was not tried, or not taken
 
 
 def rounded(count: float) -> int:
@@ -260,13 +243,13 @@ def candidates_of(
     except ValueError as error:
         raise UserError(str(error)) from error
     shapes = {name: network.to_dict() for name, network in networks.items()}
-    plans: dict[str, dict[str, Any]] = {}
+    plans = {}
     for name, shape in shapes.items():
+        suggested: dict[str, Any] = {}
         if model.preset == AUTO:
             rows = batch_for(shape["max_seq_len"], device)
-            plans[name] = train_config(train, shape, 1_000, batch_size=rows, optimizer=OPTIMIZER, patience=PATIENCE)
-        else:
-            plans[name] = train_config(train, shape, 1_000)
+            suggested = {"batch_size": rows, "optimizer": OPTIMIZER, "patience": PATIENCE}
+        plans[name] = train_config(train, shape, 1_000, **suggested)
     return shapes, plans
 
 

@@ -17,13 +17,14 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from storage.schemas import HISTORY, SHARD_FILE, TOKENS_FILE
 from storage.tables import read_columns, stream_rows, write_columns
@@ -33,7 +34,7 @@ from tasks.training.throughput import Speedometer, flops_per_token, limit_of, me
 if TYPE_CHECKING:
     from model.architecture import ModelConfig
     from storage.tracking import Tracking
-    from tasks.core.progress import StageProgress
+    from tasks.core.stage import Work
     from tasks.tokens.index import Index
     from tasks.tokens.tokenizer_kinds import Tokenizer
 
@@ -67,19 +68,12 @@ _TRIES = 200  # pieces that are searched for beginnings of documents
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened besides a step.
-
-    Attributes:
-        step: the step it belongs to.
-        kind: one word, such as `resumed` or `spike`.
-        message: what it was, in a sentence.
-        at: seconds since 1970.
-    """
+    """Something that happened besides a step."""
 
     step: int
-    kind: str
-    message: str
-    at: float
+    kind: str  # one word, such as `resumed` or `spike`
+    message: str  # a sentence
+    at: float  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -93,19 +87,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the training; there are several where it was interrupted.
+    """A start of the training; there are several where it was interrupted."""
 
-    Attributes:
-        at: seconds since 1970.
-        flops_per_token: what a token of training costs.
-        limit: FLOP/s of the machine.
-        limit_source: where that number comes from.
-    """
-
-    at: float
+    at: float  # seconds since 1970
     flops_per_token: float
-    limit: float
-    limit_source: str
+    limit: float  # FLOP/s of the machine
+    limit_source: str  # where that number comes from
 
 
 @dataclass
@@ -231,14 +218,7 @@ class Journal:
 def read_notes(folder: Path) -> Notes:
     """Return starts, events and samples of a training's artefact; none if it was made without a journal."""
     path = folder / JOURNAL_FILE
-    if not path.is_file():
-        return Notes()
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return Notes(
-        [Start(**entry) for entry in record["starts"]],
-        [Event(**entry) for entry in record["events"]],
-        [Sample(**entry) for entry in record["samples"]],
-    )
+    return TypeAdapter(Notes).validate_json(path.read_bytes()) if path.is_file() else Notes()
 
 
 # ---- samples
@@ -253,9 +233,6 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
         index: sequences of the training split.
         folders: folders of the token shards, by key.
         context: longest input of the network; a prompt takes half of it at most.
-
-    Returns:
-        Ids of each prompt, none of them empty; fewer prompts if there are fewer documents.
     """
     from model.order import Permutation
 
@@ -263,32 +240,30 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
     if not n:
         return []
     begins: dict[int, np.ndarray] = {}  # of the documents of each shard
-    found: dict[tuple[int, int], list[int]] = {}
+    found: list[list[int]] = []
     for place in Permutation(n, seed=0)(np.arange(min(n, _TRIES))).tolist():
         shard, start = int(index.shard[place]), int(index.start[place])
         folder = folders[index.shards[shard]]
         if shard not in begins:
             begins[shard] = np.array(read_columns(folder / TOKENS_FILE, ["offset"])["offset"], np.int64)
-        if start not in begins[shard] or (shard, start) in found:
+        if start not in begins[shard]:
             continue
         most = min(int(index.length[place]), MOST_PROMPT_IDS, max(1, context // 2))
         ids = np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False)[start : start + most].tolist()
         prompt = _cut(tokenizer, ids)
-        if prompt not in found.values():  # samples are told apart by their prompts
-            found[shard, start] = prompt
+        if prompt not in found:  # samples are told apart by their prompts
+            found.append(prompt)
         if len(found) == N_PROMPTS:
             break
-    return list(found.values())
+    return found
 
 
 def _cut(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Return the fewest ids whose text is long enough, without the one that ends the document."""
     if len(ids) > 1 and ids[-1] == tokenizer.eos_id:
         ids = ids[:-1]
-    for n in range(1, len(ids)):
-        if len(tokenizer.decode(ids[:n])) >= PROMPT_CHARACTERS:
-            return list(ids[:n])
-    return list(ids)
+    long_enough = (n for n in range(1, len(ids)) if len(tokenizer.decode(ids[:n])) >= PROMPT_CHARACTERS)
+    return list(ids[: next(long_enough, len(ids))])
 
 
 class Sampler:
@@ -325,20 +300,13 @@ class Sampler:
             step: optimiser steps done.
             last: draw in any case, because the training is over.
         """
+        from model.config import GenerationConfig
+        from model.generation import generate
+
         started = self._clock()
         allowed = SHARE_OF_TIME * (started - self._began)
         if not self._prompts or (self._spent + self._longest > allowed and not last):
             return []
-        found = self._continued(model, step)
-        took = self._clock() - started
-        self._spent += took
-        self._longest = max(self._longest, took)
-        return found
-
-    def _continued(self, model: Any, step: int) -> list[Sample]:
-        from model.config import GenerationConfig
-        from model.generation import generate
-
         config = GenerationConfig(
             max_new_tokens=NEW_TOKENS,
             temperature=TEMPERATURE,
@@ -347,10 +315,14 @@ class Sampler:
             suppress=self._never,
         )
         made = generate(model, self._prompts, config)
-        return [
+        found = [
             Sample(step, self._tokenizer.decode(prompt), self._tokenizer.decode_continuation(prompt, item.ids))
             for prompt, item in zip(self._prompts, made, strict=True)
         ]
+        took = self._clock() - started
+        self._spent += took
+        self._longest = max(self._longest, took)
+        return found
 
 
 # ---- the curve
@@ -372,18 +344,13 @@ class ClockSteps:
 
 
 class Watch:
-    """Telemetry of one training, as a context: after an error the run is FAILED, or KILLED if it is to be resumed.
+    """Telemetry of one training: what the trainer's callbacks report.
 
     Args:
-        scratch: a folder that survives a kill.
-        tracking: the MLflow of the curve.
-        run_id: the training's run.
-        progress: the progress bar.
-        network: shape of the network.
-        device: `cpu` or `cuda`.
-        precision: precision of the training.
-        sampler: draws samples; None draws none.
+        work: the training's stage; its scratch folder survives a kill.
+        run_id: the training's run in MLflow.
         processes: number of processes that train together.
+        sampler: draws samples; None draws none.
 
     Attributes:
         journal: has to be flushed before a checkpoint becomes visible, and written into the artefact. MLflow's curve
@@ -392,41 +359,37 @@ class Watch:
 
     def __init__(
         self,
-        scratch: Path,
+        work: Work,
         tracking: Tracking,
         run_id: str,
-        progress: StageProgress,
         network: ModelConfig,
-        *,
-        device: str = "cpu",
-        precision: str = "fp32",
-        sampler: Sampler | None = None,
-        processes: int = 1,
+        precision: str,
+        processes: int,
+        sampler: Sampler | None,
     ) -> None:
         self._tracking = tracking
         self._run_id = run_id
-        self._progress = progress
-        self._device = device
+        self._progress = work.progress
+        self._device = work.machine.device
         self._sampler = sampler
         self._points = PointBuffer(tracking, run_id, CURVE_SECONDS)
         self._clock_steps = ClockSteps()
-        self.journal = Journal(scratch / LINES_FILE)
-        cost, limit = flops_per_token(network), limit_of(device, precision)
-        self._speed = Speedometer(cost / processes, limit.flops)
-        self.journal.start(cost / processes, limit.flops, limit.source)
+        self.journal = Journal(work.scratch / LINES_FILE)
+        cost, limit = flops_per_token(network) / processes, limit_of(self._device, precision)
+        self._speed = Speedometer(cost, limit.flops)
+        self.journal.start(cost, limit.flops, limit.source)
         self._validation = ""
         self._told = False
-        self._open = ExitStack()
-        self._open.callback(self.journal.close)
-        self._open.enter_context(tracking.system_metrics(run_id))
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._open:
-            if error is not None:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Measure the system; after an error the run is FAILED, or KILLED if it is to be resumed."""
+        with closing(self.journal), self._tracking.system_metrics(self._run_id):
+            try:
+                yield
+            except BaseException as error:
                 self._points.end("FAILED" if isinstance(error, Exception) else "KILLED")
+                raise
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step, under the names of the curve."""
@@ -453,20 +416,11 @@ class Watch:
             level = logging.INFO if kind in _QUIET else logging.WARNING
             logger.log(level, "train: step %d: %s: %s", step, kind, message)
 
-    def sample(self, step: int, model: Any) -> None:
-        """Draw samples, if there is time for them."""
-        if self._sampler is not None:
-            self._keep(self._sampler.draw(model, step))
-
-    def finish(self, model: Any, step: int) -> None:
-        """Draw the samples of the last step and write the rest of the curve to MLflow."""
-        if self._sampler is not None and not any(sample.step == step for sample in self.journal.notes.samples):
-            self._keep(self._sampler.draw(model, step, last=True))
-        self._points.flush()
-
-    def _keep(self, found: Sequence[Sample]) -> None:
+    def sample(self, step: int, model: Any, last: bool = False) -> None:
+        """Draw samples, if there is time for them or it is the last step."""
         from mlflow.exceptions import MlflowException
 
+        found = [] if self._sampler is None else self._sampler.draw(model, step, last)
         if not found:
             return
         self.journal.sample(found)
@@ -479,6 +433,12 @@ class Watch:
             if not self._told:
                 logger.warning("MLflow does not take the samples (%s); they are completed later", error)
             self._told = True
+
+    def finish(self, model: Any, step: int) -> None:
+        """Draw the samples of the last step and write the rest of the curve to MLflow."""
+        if not any(sample.step == step for sample in self.journal.notes.samples):
+            self.sample(step, model, last=True)
+        self._points.flush()
 
 
 def sync_journal(tracking: Tracking, run_id: str, folder: Path) -> list[tuple[str, int, float]]:

@@ -37,15 +37,10 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class Limit:
-    """Peak throughput of a machine.
+    """Peak throughput of a machine."""
 
-    Attributes:
-        flops: floating-point operations per second; a multiply-add is two.
-        source: origin of the number, in a few words.
-    """
-
-    flops: float
-    source: str
+    flops: float  # floating-point operations per second; a multiply-add is two
+    source: str  # origin of the number, in a few words
 
 
 class Speedometer:

@@ -11,8 +11,8 @@ import logging
 import math
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,12 +55,7 @@ VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once,
 
 @dataclass(frozen=True)
 class TrainStageSettings:
-    """Everything that shapes the weights: complete configurations, nothing left to defaults.
-
-    Attributes:
-        model: fields of `model.ModelConfig`.
-        train: fields of `model.TrainConfig`.
-    """
+    """All that shapes the weights: complete fields of `model.ModelConfig` and `model.TrainConfig`."""
 
     model: dict[str, Any]
     train: dict[str, Any]
@@ -172,29 +167,6 @@ def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
 
 
-def history_points(history: list[dict[str, Any]]) -> Iterator[tuple[str, int, float]]:
-    """Yield the curve as points (metric, step, value)."""
-    for row in history:
-        for name, value in curve_names(row).items():
-            if name != "step":
-                yield name, int(row["step"]), float(value)
-
-
-def _flat(settings: TrainStageSettings) -> dict[str, Any]:
-    return {
-        **{f"model.{name}": value for name, value in settings.model.items()},
-        **{f"train.{name}": value for name, value in settings.train.items()},
-    }
-
-
-def attempt_of(scratch: Path) -> str:
-    """Return the id of the training attempt in a scratch folder; it is kept there, so that a resume has the same."""
-    path = scratch / ATTEMPT_FILE
-    if not path.exists():
-        write_file(path, uuid.uuid4().hex.encode())
-    return path.read_text()
-
-
 def run_name(settings: TrainStageSettings, corpus: str) -> str:
     """Return the name of a training's MLflow run: corpus, preset or number of parameters, steps.
 
@@ -211,16 +183,29 @@ def run_name(settings: TrainStageSettings, corpus: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def _ensure_run(
+    tracking: Tracking,
+    store: Store,
+    key: str,
+    settings: TrainStageSettings,
+    tags: Mapping[str, str],
+    attempt: str,
+    dataset: ArtifactRef,
+) -> str:
+    params = {f"{part}.{name}": value for part, values in asdict(settings).items() for name, value in values.items()}
+    run_id = tracking.ensure_run(key, run_name(settings, tags.get(CORPUS_TAG, "")), params, tags, attempt)
+    tracking.log_dataset(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
+    return run_id
+
+
 def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[str, str]) -> str:
     """Complete the MLflow run of a finished training from its artefact and mark it as finished; returns the run's id.
 
     Nothing is written where nothing is missing.
     """
     settings, folder = TrainStageSettings(**manifest.settings), store.folder(manifest.ref)
-    name, attempt = run_name(settings, tags.get(CORPUS_TAG, "")), manifest.modes.get(ATTEMPT_MODE, "")
-    run_id = tracking.ensure_run(manifest.key, name, _flat(settings), tags, attempt)
     (dataset,) = manifest.input_refs("dataset")
-    tracking.log_dataset(run_id, "dataset", dataset.digest, location_of(store, dataset), "training")
+    run_id = _ensure_run(tracking, store, manifest.key, settings, tags, manifest.modes.get(ATTEMPT_MODE, ""), dataset)
     points = [(row["metric"], row["step"], row["value"]) for row in read_rows(folder / HISTORY_FILE)]
     tracking.log_missing(run_id, [*points, *sync_journal(tracking, run_id, folder)])
     tracking.finish(run_id)
@@ -274,22 +259,13 @@ def train(
     work.seed(settings.train["seed"])
     execution, tags = execution or ExecutionSettings(), dict(tags or {})
     tracking = Tracking(work.home)
-    attempt = attempt_of(work.scratch)
-    name = run_name(settings, tags.get(CORPUS_TAG, ""))
-    run_id = tracking.ensure_run(work.key, name, _flat(settings), tags, attempt)
-    work.modes[ATTEMPT_MODE] = attempt
-    tracking.log_dataset(run_id, "dataset", dataset.digest, location_of(work.store, dataset), "training")
-    watching = Watch(
-        work.scratch,
-        tracking,
-        run_id,
-        work.progress,
-        network,
-        device=work.machine.device,
-        precision=settings.train["precision"],
-        sampler=sampler_of(work, dataset, tokenizer, network),
-        processes=execution.processes,
-    )
+    attempt_file = work.scratch / ATTEMPT_FILE  # kept there, so that a resume belongs to the same attempt
+    if not attempt_file.exists():
+        write_file(attempt_file, uuid.uuid4().hex.encode())
+    work.modes[ATTEMPT_MODE] = attempt_file.read_text()
+    run_id = _ensure_run(tracking, work.store, work.key, settings, tags, work.modes[ATTEMPT_MODE], dataset)
+    sampler = sampler_of(work, dataset, tokenizer, network)
+    watch = Watch(work, tracking, run_id, network, settings.train["precision"], execution.processes, sampler)
     identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
     job = Job(
         settings.model,
@@ -307,7 +283,7 @@ def train(
         initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
     )
     stop = StopRequest()
-    with watching as watch:
+    with watch.watching():
         callbacks = Callbacks(
             metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
             checkpoint=lambda step: watch.journal.flush(),
@@ -340,7 +316,12 @@ def train(
     (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
     shutil.copyfile(work.folder(tokenizer) / TOKENIZER_FILE, work.out / TOKENIZER_FILE)
     shutil.copyfile(work.folder(dataset) / COUNTS_FILE, work.out / COUNTS_FILE)
-    rows = [{"step": step, "metric": metric, "value": value} for metric, step, value in history_points(result.history)]
+    rows = [
+        {"step": row["step"], "metric": name, "value": value}
+        for row in result.history
+        for name, value in curve_names(row).items()
+        if name != "step"
+    ]
     write_table(work.out / HISTORY_FILE, HISTORY, rows)
     work.counts["rows"] = result.steps
     work.counts["resumed_from"] = result.resumed_from

@@ -12,7 +12,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
 from tasks.evaluation.compare import champion_figures, compare_evaluations, paired_bootstrap
-from tasks.evaluation.tables import Evaluated, Evaluation, write_evaluation
+from tasks.evaluation.tables import Evaluated, write_evaluation
 
 BIT = math.log(2)
 
@@ -79,7 +79,7 @@ def evaluation(store: Store, key: str, nll: dict[str, float], on: str = "set", s
     metrics = {"val/bits_per_byte": documents.total().bits_per_byte, f"val/only_{key}": 1.0}
     inputs = {"evalset": {"digest": on, "refs": []}}
     with store.workspace("evaluate", key) as workspace:
-        write_evaluation(workspace.out, Evaluation(metrics, documents.slices()), documents)
+        write_evaluation(workspace.out, metrics, documents)
         made = Manifest("evaluate", 3, key, key, inputs=inputs, settings={"stride": stride}, files=[])
         return store.commit(workspace, made).ref
 

@@ -23,7 +23,7 @@ from storage.schemas import COMPLETIONS
 from storage.tables import read_rows
 from tasks.core.run import Run
 from tasks.core.settings import GenerateSettings, Settings
-from tasks.generation.completions import Prompt, PromptsError, encodable, given_id
+from tasks.generation.completions import Prompt, PromptsError, given_id, one_prompt
 from tasks.generation.prompts import cut_prompts, read_prompts
 from tasks.registry.models import checkpoint_of
 from tasks.tokens.tokenizer import learn_merges
@@ -147,9 +147,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_prompt_with_a_lone_surrogate_is_refused_and_any_other_given_back() -> None:
-    assert encodable("the PROMPT", "caf\u00e9 \U0001f600") == "caf\u00e9 \U0001f600"
-    with pytest.raises(PromptsError, match=r"the PROMPT: .* lone surrogate .* give UTF-8 text"):
-        encodable("the PROMPT", os.fsdecode(b"caf\xe9"))
+    assert one_prompt("caf\u00e9 \U0001f600").prompt == "caf\u00e9 \U0001f600"
+    with pytest.raises(PromptsError, match=r"^PROMPT: .* lone surrogate .* give UTF-8 text"):
+        one_prompt(os.fsdecode(b"caf\xe9"))
 
 
 @pytest.mark.parametrize(

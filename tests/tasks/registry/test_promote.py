@@ -10,12 +10,11 @@ import pytest
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.promote import promote_model
-from storage.manifest import ArtifactRef
 from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
 from tasks.core.run import Run
 from tasks.evaluation.gates import Outcome, Verdict
-from tasks.registry.promote import DECIDES, Promotion, Rival, decide, prepare_bundle, requirements
+from tasks.registry.promote import DECIDES, Promotion, decide, prepare_bundle, requirements
 from tasks.report.gates import model_card
 from tasks.report.wording import plain
 
@@ -24,26 +23,23 @@ def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdic
     return [Verdict("bits_per_byte", bits, 0.0, 0.0, "bits"), Verdict("worst_slice", other, 0.0, 0.0, "a slice")]
 
 
-RIVAL = Rival("1", ArtifactRef("train", "k", "d"), ArtifactRef("evaluate", "k", "d"))
-
-
 @pytest.mark.parametrize(
-    ("judged", "rival", "same", "withdrawn", "wins", "reason"),
+    ("judged", "has_champion", "same", "withdrawn", "wins", "reason"),
     [
-        (verdicts("skipped", "skipped"), None, False, "", True, "there was no champion (2.0000 bits per byte)"),
-        (verdicts("skipped", "failed"), None, False, "", False, "a slice"),
-        (verdicts(), RIVAL, False, "", True, "bits"),
-        (verdicts("failed"), RIVAL, False, "", False, "bits"),
-        (verdicts("failed", "failed"), RIVAL, False, "", False, "bits; a slice"),
-        (verdicts("failed"), RIVAL, True, "", True, "it is the champion already (2.0000 bits per byte)"),
-        (verdicts(), RIVAL, False, "it swears", False, "it was taken back: it swears"),
+        (verdicts("skipped", "skipped"), False, False, "", True, "there was no champion (2.0000 bits per byte)"),
+        (verdicts("skipped", "failed"), False, False, "", False, "a slice"),
+        (verdicts(), True, False, "", True, "bits"),
+        (verdicts("failed"), True, False, "", False, "bits"),
+        (verdicts("failed", "failed"), True, False, "", False, "bits; a slice"),
+        (verdicts("failed"), True, True, "", True, "it is the champion already (2.0000 bits per byte)"),
+        (verdicts(), True, False, "it swears", False, "it was taken back: it swears"),
     ],
     ids=["no-champion", "no-champion-bad-corpus", "better", "worse", "worse-twice", "the-champion", "taken-back"],
 )
 def test_gates_decide(
-    judged: list[Verdict], rival: Rival | None, same: bool, withdrawn: str, wins: bool, reason: str
+    judged: list[Verdict], has_champion: bool, same: bool, withdrawn: str, wins: bool, reason: str
 ) -> None:
-    assert decide(judged, 2.0, rival, same, withdrawn) == (wins, reason)
+    assert decide(judged, 2.0, has_champion, same, withdrawn) == (wins, reason)
 
 
 @dataclass
