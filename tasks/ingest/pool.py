@@ -258,11 +258,13 @@ class _Document:
 
     def _finish(self) -> Extraction:
         first = self._parts[0]
+        if first.final_verdict is not None and len(self._parts) == 1 and not self._losses:
+            return finish_document(first.file, self.job.out, first.final_verdict)  # as nearly all documents end
         verdicts = [part.verdict for part in self._parts if part.verdict is not None]
         # That of a part holds for the document's type, but not for its status.
         verdicts.sort(key=lambda verdict: (verdict is not first.final_verdict, verdict.status != "ok"))
         outcome = replace(verdicts[0] if verdicts else first.detected)
-        if not first.n_members and (self._losses or first.final_verdict is None or len(self._parts) > 1):
+        if not first.n_members:
             failure = self._failure()
             pages = self._pages(failure)
             judge_pages(outcome, pages, self.job.options.ocr)
