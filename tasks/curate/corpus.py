@@ -138,11 +138,14 @@ class Corpus:
             return f'(select 0 as part, 0 as place, * from "no {name}")'
         paths = [Path(folder) / name for folder in folders]
         source = ", ".join(quoted(literal_path(path)) for path in dict.fromkeys(paths))
-        numbered = ", ".join(f"({part}, {quoted(str(path))})" for part, path in enumerate(paths))
+        # a table, of which the optimiser knows more than of a list of values: that ran out of memory
+        numbered = pa.table([range(len(paths)), list(map(str, paths))], ["part", "path"])
+        self.sql(f'drop table if exists "parts of {name}"')
+        self.insert(f'"parts of {name}"', numbered)
         rows = (
             "(select part, file_row_number as place, found.* exclude (filename, file_row_number) "
             f"from read_parquet([{source}], filename = true, file_row_number = true) as found "
-            f"join (values {numbered}) as parts(part, path) on parts.path = found.filename)"
+            f'join "parts of {name}" as parts on parts.path = found.filename)'
         )
         if live is None:
             return rows
