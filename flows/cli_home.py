@@ -122,7 +122,7 @@ def status(
         **team_status(place),
     }
     if sizes:
-        from tasks.upkeep.status import sizes_of
+        from tasks.upkeep.garbage import sizes_of
 
         document["sizes"] = sizes_of(store)
     answer(document, as_json, lambda found: print_document(status_at_a_glance(found)))
@@ -218,7 +218,7 @@ def gc(
 ) -> None:
     """Remove artefacts that no corpus, registered model, run or unfinished work needs."""
     from flows.stages import stage_facts
-    from tasks.upkeep.status import collect_garbage
+    from tasks.upkeep.garbage import collect_garbage
 
     answer(collect_garbage(*open_home(home), stage_facts(), grace_days, dry_run), as_json)
 

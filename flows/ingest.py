@@ -61,7 +61,7 @@ class Ingested(Documents):
     Attributes:
         measured, refined: Artefacts of each segment.
         curated: Selection: kept, dropped and held-out documents.
-        all_measures, all_texts: Measures and refined texts of all segments, each as one table.
+        all_measures, all_refined: Measures and refined texts of all segments, each as one table.
     """
 
     measured: list[ArtifactRef]
@@ -69,7 +69,7 @@ class Ingested(Documents):
     curated: ArtifactRef
     refined: list[ArtifactRef]
     all_measures: RefSet
-    all_texts: RefSet
+    all_refined: RefSet
 
 
 @flow(WatchOptions)
@@ -124,7 +124,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     cuts = cuts_of(run, curated, segments.live)
     own = [RefineStageSettings.of(settings.refine.kinds, cut) for cut in cuts]
     refined = segments.map(run, refine, own, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
-    all_texts = segments.union(run, refined, DOCUMENTS_FILE)
+    all_refined = segments.union(run, refined, DOCUMENTS_FILE)
     run.remember(measure=measured, score=scored, dedup=duplicates, curate=curated, refine=refined)
     return Ingested(
         **vars(read),
@@ -133,7 +133,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
         curated=curated,
         refined=refined,
         all_measures=all_measures,
-        all_texts=all_texts,
+        all_refined=all_refined,
     )
 
 

@@ -63,7 +63,7 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
         EmptyCorpus: if there is nothing to train on, or nothing to measure on.
     """
     settings = with_base(settings, base)
-    segments, curated, texts = ingested.segments, ingested.curated, ingested.all_texts
+    segments, curated, texts = ingested.segments, ingested.curated, ingested.all_refined
     check_split(run, curated, ingested.snapshot)
     evalset = _evalset(run, settings, ingested)
     tokenizer = corpus_tokenizer(run, settings.tokenizer, curated, texts)
@@ -117,7 +117,7 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
         NoSettings(),
         snapshot=ingested.snapshot,
         curated=ingested.curated,
-        documents=ingested.all_texts,
+        documents=ingested.all_refined,
         measures=ingested.all_measures,
     )
     _overlaps(run, ingested, frozen)  # now, so that later runs look at new documents alone

@@ -15,7 +15,7 @@ from flows.stages import stage_facts
 from tasks.core.machine import detect_device
 from tasks.report.wording import table
 from tasks.upkeep.compact import compact_home
-from tasks.upkeep.status import collect_garbage
+from tasks.upkeep.garbage import collect_garbage
 
 
 @flow(CleanupOptions)

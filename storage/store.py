@@ -3,7 +3,7 @@
     <store>/<stage>/<key>/     data files and manifest.json; complete, or absent
     <store>/.work/             unfinished work: `out` becomes the artefact, `scratch` survives a kill
     <store>/.locks/            owners of unfinished work
-    <store>/.refs/<name>.json  movable names: corpus/<name>, tokenizer/<name>, evalset/<name>
+    <store>/.refs/<name>.json  movable names: corpora, pinned tokenisers and evaluation sets, models, tombstones
     <store>/.removed/          manifests of removed artefacts, for the lineage of artefacts that stay
 
 `Store` keeps it in a folder; `storage.s3.S3Store` keeps it on S3, with such a folder as its cache.

@@ -2,7 +2,8 @@
 
 A document is identified by its id and by its bytes, so the same bytes in another folder or archive are the same
 forgotten document. One ref holds all tombstones and the artefacts that are still to be removed: both change in one
-step, so the removal is resumed after a kill.
+step, so the removal is resumed after a kill. Tombstones hold when files are listed, extracted and imported, and when a
+run publishes (`tasks.upkeep.forget.refuse_forgotten`).
 """
 
 from __future__ import annotations

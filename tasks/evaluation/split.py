@@ -1,6 +1,7 @@
 """The stage `split`: one side of a corpus, copied as a set of documents to measure models on.
 
-It has the layout of an evaluation set, so that everything that reads one reads this, too.
+It has the layout of an evaluation set, so that everything that reads one reads this, too. Which side a document is on
+is decided by `tasks.curate.curate.hold_out`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _extract_contents(work: Work, settings: SegmentSettings, files: SourceFiles,
             job = ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
             pool.submit(job).add_done_callback(finished.put)
             running += 1
-        finished.get().result()
+        finished.get().result()  # raises what failed; what was read is in the journal
         running -= 1
         work.progress.update(len(settings.contents) - len(missing) - running, len(settings.contents), "files")
 

@@ -74,7 +74,7 @@ class Segments:
 
         Args:
             settings: Settings of the stage; a list has those of each segment.
-            inputs: Inputs of the stage; a list has that of each segment.
+            inputs: Inputs of the stage and its arguments without a key; a list has that of each segment.
         """
 
         def of(value: Any, place: int) -> Any:

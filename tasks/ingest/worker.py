@@ -91,7 +91,9 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         settled, pages = job["settled"], job["pages"]
         if settled and pages is None:  # numbers after the last page do no harm
             pages = range(settled + 1, options.max_pages + 2)
-        items = yield_document(data, job["suffix"], options, job["passwords"], settled, pages, job["ocr_pages"])
+        items = yield_document(
+            data, job["suffix"], options, job["passwords"], skip=settled, pages=pages, ocr_pages=job["ocr_pages"]
+        )
         while True:
             try:
                 item = next(items)

@@ -109,7 +109,7 @@ def list_sources(
         if isinstance(digest, OSError):
             status, reason = "failed", f"cannot be read: {digest}"
         elif digest in forgotten:
-            status, reason = "skipped", FORGOTTEN_REASON
+            status, reason = "skipped", FORGOTTEN_REASON  # by which the snapshot knows it
         elif digest is not None:
             sha256 = digest
             if file.pending_digest:

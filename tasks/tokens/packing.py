@@ -1,4 +1,4 @@
-"""Pack documents into training sequences: pure functions of their lengths; no id is read or moved.
+"""Pack documents into training sequences, for the stage `dataset`: pure functions of lengths; no id is read or moved.
 
 Lengths of documents in ids become pieces: spans of documents, and which sequence each belongs to. A sequence has T
 input places; a piece may bring one id more, its look-ahead, which is only the label of the sequence's last place. Three

@@ -139,6 +139,7 @@ class Bundle:
         config = self.sampling_config(**{**sampling, "n_samples": 1})
         ids = self._window(self.encode_prompts([prompt])[0], config.overflow)
         shown, place, item = "", 0, None
+        # `model.generation.stream`
         for item in self.network.stream(self.model, ids, config, key=key, decode=self.tokenizer.decode_continuation):
             before = [*ids[-_CONTEXT:], *item.ids[max(0, place - _CONTEXT) : place]][-_CONTEXT:]
             piece = self.tokenizer.decode_continuation(before, item.ids[place:])

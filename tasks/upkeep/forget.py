@@ -1,6 +1,6 @@
 """Forget documents: find them and the models that saw them, write tombstones, and take them out of the store.
 
-    segments            rewritten, because reading files takes the most time of all
+    extracted segments  rewritten, because reading files takes the most time of all
     evaluation sets     rewritten, and pinned where the old ones were
     selections          trimmed: they say what a model was trained on
     lists of files      trimmed: by them people name what is to be forgotten next
@@ -190,6 +190,7 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
     quoting, samples = find_quotes(store, texts, forgotten)
     spoken = descendants(store, [manifest.ref for manifest in quoting])
+    # the old copies of what is rewritten go, too
     going = [*segments, *evalsets, *(found for found in made if found.stage not in (*KEPT, *TRIMMED))]
     going += [*quoting, *spoken]
     shown_by = set(samples)

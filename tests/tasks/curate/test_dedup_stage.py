@@ -199,7 +199,7 @@ def test_in_a_process_of_its_own_the_stage_finds_the_same(
 ) -> None:
     monkeypatch.setattr("tasks.core.subprocesses.WORTH_A_PROCESS", 0)
     apart = ingest(home, write(tmp_path / "in", files))
-    assert apart.ingested.all_texts == whole.ingested.all_texts
+    assert apart.ingested.all_refined == whole.ingested.all_refined
     assert digest(apart) == digest(whole)
     assert apart.ingested.curated.digest == whole.ingested.curated.digest
 

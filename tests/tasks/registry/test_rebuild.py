@@ -19,7 +19,7 @@ from storage.tracking import Tracking
 from tasks.registry import promote as module
 from tasks.registry.models import checkpoint_of, ensure_training_run, version_of
 from tasks.registry.promote import rebuild, roll_back
-from tasks.upkeep.status import collect_garbage
+from tasks.upkeep.garbage import collect_garbage
 
 LACKS = "lacks the champion .* of corpus default, .* `sheepfold rebuild-tracking`"
 

@@ -16,7 +16,8 @@ from storage.store import open_store
 from tasks.core.run import Run
 from tasks.registry.models import checkpoint_of
 from tasks.registry.promote import Promotion, rebuild
-from tasks.upkeep.status import collect_garbage, status_of
+from tasks.upkeep.garbage import collect_garbage
+from tasks.upkeep.status import status_of
 
 OTHER = "letters 1.0"
 

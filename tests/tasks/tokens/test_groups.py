@@ -67,7 +67,7 @@ def group(home: Home, corpus: Ingestion, by: str) -> Grouped:
         snapshot=corpus.ingested.snapshot,
         curated=corpus.ingested.curated,
         measures=corpus.ingested.all_measures,
-        texts=corpus.ingested.all_texts,
+        texts=corpus.ingested.all_refined,
     )
     paths = corpus.path_of()
     rows = [row for ref in found.refs for row in read_rows(run.store.folder(ref) / GROUPS_FILE)]
@@ -180,7 +180,7 @@ def test_too_many_groups_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_document_in_several_segments_has_one_row(home: Home, corpus: Ingestion) -> None:
-    texts, measures = corpus.ingested.all_texts, corpus.ingested.all_measures
+    texts, measures = corpus.ingested.all_refined, corpus.ingested.all_measures
     assert texts.live is not None
     doubled = [
         RefSet(item.refs * 2, "doubled", item.segments * 2, (*texts.live, *(set() for _ in texts.live)))

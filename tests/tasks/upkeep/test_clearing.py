@@ -12,7 +12,7 @@ from flows.stages import stage_facts
 from storage.home import Home
 from storage.store import open_store
 from storage.tracking import Tracking
-from tasks.upkeep.status import collect_garbage, sizes_of
+from tasks.upkeep.garbage import collect_garbage, sizes_of
 from tasks.upkeep.verify import verify_home
 
 

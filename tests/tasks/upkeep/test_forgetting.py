@@ -40,7 +40,7 @@ from tasks.tokens.tokenizer_kinds import AsciiTokenizer, CharTokenizer, Tokenize
 from tasks.training.telemetry import read_notes
 from tasks.upkeep import forget as sweep
 from tasks.upkeep.forget import finish_forgetting, forget, refuse_forgotten
-from tasks.upkeep.status import collect_garbage
+from tasks.upkeep.garbage import collect_garbage
 from tasks.upkeep.verify import verify_home
 
 
