@@ -8,7 +8,6 @@ import json
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from storage.errors import UserError
@@ -162,7 +161,8 @@ def complete_prompts(
     completions = iter(found)
     rows = []
     for row, fault in zip(asked, faults, strict=True):
-        made = [TextCompletion("", "error", 0, [])] if fault else islice(completions, settings["n_samples"])
+        failed = [TextCompletion("", "error", 0, [])]
+        made = failed if fault else [next(completions) for _ in range(settings["n_samples"])]
         rows += [
             {
                 "id": row["id"],

@@ -59,7 +59,7 @@ def _frames(
     image: Image.Image, options: ExtractOptions, pages: Sequence[int] | None, ocr_pages: int | None
 ) -> Generator[PageText, None, None]:
     wanted = range(1, options.max_pages + 2) if pages is None else frozenset(pages)
-    last = max(wanted, default=0)
+    last = options.max_pages + 1 if pages is None else max(pages, default=0)
     n_read_by_ocr = 0
     page = 0
     while page < last and (page == 0 or image.format == "TIFF"):

@@ -70,7 +70,10 @@ def extract_pdf(
     if document is None or n_pages == 0:
         # PDFium's message is left out: it sets no error code in some cases, and the message then tells of the
         # document before this one.
-        first_opinion = "PDFium: cannot open it" if document is None else "PDFium: no page found"
+        first_opinion = "PDFium: cannot open it"
+        if document is not None:
+            first_opinion = "PDFium: no page found"
+            document.close()
         reader, n_pages, title = _open_with_pypdf(data, first_opinion, passwords)
         for index in _wanted_pages(n_pages, options, pages):
             yield _read_page_with_pypdf(reader, index)

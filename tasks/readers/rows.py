@@ -223,7 +223,8 @@ def _read_parquet(table: Table, choose: Choose | None) -> Iterator[Row]:
         raise _corrupt(f"the Parquet file is damaged: {_first_line(error)}") from error
     with file:
         chosen = list(columns) if choose is None else list(dict.fromkeys(choose(columns)))
-        twice = [name for name in chosen if file.schema_arrow.names.count(name) > 1]
+        names = file.schema_arrow.names
+        twice = [name for name in chosen if names.count(name) > 1]
         if twice:
             raise ExtractionProblem("rejected", "no_column", f"several columns are called {twice[0]!r}: rename them")
         first = table.first

@@ -412,7 +412,7 @@ def settings_without(store: Store, data: Manifest, selection: ArtifactRef) -> Da
     emptied = set()
     with Corpus() as corpus:
         corpus.want_kept(store.folder(selection), "train")
-        for ref in data.input_refs("groups"):
+        for ref in data.input_refs("groups"):  # one at most
             left = (
                 f'select "group" from {parquet(store.folder(ref) / GROUPS_FILE)} left join wanted using (doc_id) '
                 'group by "group" having count(split) = 0'
