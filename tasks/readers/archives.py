@@ -224,7 +224,7 @@ def _suffix_of(name: str) -> str:
 
 
 def _unsafe_name(name: str) -> str:
-    """What would lead out of the folder that the archive is unpacked in; empty if nothing does."""
+    """Return the reason why a name would be written outside of the folder it is unpacked in; empty for a safe name."""
     if _DRIVE.match(name):
         return "its name begins with a drive letter"
     parts = _SEPARATORS.split(name)

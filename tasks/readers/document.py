@@ -272,7 +272,7 @@ class _Members:
 
 
 def _as_problem(error: Exception) -> ExtractionProblem:
-    """What a parser raised as the problem of what it was reading.
+    """Convert an exception of a parser to the reason of the file or member that it was reading.
 
     Parsers of hostile bytes raise whatever the bytes provoke: LookupError, TypeError, ArithmeticError,
     AttributeError, AssertionError, RecursionError, struct.error and the classes of each library. No list of them is

@@ -234,7 +234,7 @@ def _missing(folder: Path, names: list[str]) -> list[str]:
 
 
 def _explain_missing(languages: str) -> str:
-    """What is missing, of data that no folder has, and how to install it."""
+    """Return a message that names the missing language data and says how to install it."""
     prefix = os.environ.get("TESSDATA_PREFIX")
     folders = _folders(prefix)
     if not any(any(folder.glob(f"*{_SUFFIX}")) for folder in folders):
