@@ -17,7 +17,7 @@ _CHOICES = {
     "norm": ("layernorm", "rmsnorm"),
     "norm_order": ("pre", "post"),
     "act": ("gelu", "gelu_tanh", "relu", "relu2", "swiglu"),
-    "init": ("normal", "xavier"),
+    "init": ("normal", "xavier", "inverse_cdf"),
 }
 
 
@@ -65,8 +65,10 @@ class ModelConfig(Settings):
         drop_embed: dropout of the embedding with its position.
         drop_attn: dropout of the attention weights.
         drop_ffn: dropout behind the feed-forward activation.
-        drop_resid: dropout of both branches before they join the residual stream.
-        init: initial weights, "normal" or "xavier" (Glorot and Bengio 2010; embeddings stay normal).
+        drop_resid: dropout of the attention branch before it joins the residual stream, and of the feed-forward branch.
+        drop_resid_mlp: dropout of the feed-forward branch, where it differs; None means drop_resid.
+        init: initial weights, "normal", "xavier" (Glorot and Bengio 2010; embeddings stay normal) or "inverse_cdf"
+            (normal, by the inverse of the cumulative distribution at uniform numbers).
         init_std: standard deviation of normal initial weights.
         init_residual_scaling: divide the two projections that write to the residual stream by sqrt(2 * n_layer).
     """
@@ -104,6 +106,7 @@ class ModelConfig(Settings):
     drop_attn: float = 0.0
     drop_ffn: float = 0.0
     drop_resid: float = 0.0
+    drop_resid_mlp: float | None = None
     init: str = "normal"
     init_std: float = 0.02
     init_residual_scaling: bool = True
@@ -114,8 +117,9 @@ class ModelConfig(Settings):
         check_int("max_seq_len", self.max_seq_len, 2)
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
-        for name in ("drop_embed", "drop_attn", "drop_ffn", "drop_resid"):
-            check_number(name, getattr(self, name), 0.0, 1.0, open_high=True)
+        for name in ("drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp"):
+            if name != "drop_resid_mlp" or self.drop_resid_mlp is not None:
+                check_number(name, getattr(self, name), 0.0, 1.0, open_high=True)
         for name in (
             "final_norm",
             "qk_norm",

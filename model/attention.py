@@ -1,149 +1,134 @@
-"""Causal self-attention with any number of key-value heads, rotary positions, QK-norm, a window and documents.
+"""Who looks at whom, and what is gathered there.
 
-Attention goes through torch's scaled_dot_product_attention, with is_causal and no explicit mask wherever that says the
-same, because only then the fast kernels are chosen on every device.
+Attention goes through torch's scaled_dot_product_attention, with is_causal and no mask wherever that says the same,
+because only then the fast kernels are chosen on every device; masks of documents go through flex_attention on a GPU,
+which skips the blocks that are hidden. Where somebody looks on, the formula is written out.
 
-Shapes in comments: B rows, T tokens, D d_model, H query heads, K key-value heads, E head_dim, S key slots.
+Shapes in comments: B rows, T tokens, H query heads, K key-value heads, E head_dim, S key slots.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from .architecture import ModelConfig
-from .cache import CacheStep, KVCache
-from .kernels import Linear, is_plain
-from .norms import RMSNorm
-from .positions import Rotation, rotate
-from .short_attention import causal_attention, suits
+from . import kernels
+
+AttentionMask = Tensor | BlockMask
 
 
-def attention_mask(
-    queries: Tensor, keys: Tensor, window: int | None = None, documents: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
-    """Who may look at whom: a token at itself and before, not beyond the window, and only in its own document.
+def causal_mask(queries: Tensor, keys: Tensor, window: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What is added to the scores: 0 where a token may look (at itself and before, within the window), -inf elsewhere.
 
     Args:
         queries: (..., T) places of the queries in their sequence.
         keys: (..., S) places of the keys.
         window: how many tokens a query sees, itself included; None means all.
-        documents: numbers (..., T) and (..., S) of the documents they belong to.
+        dtype: of the mask.
 
     Returns:
-        (..., T, S) bool, True where a query may look.
+        (..., T, S).
     """
     distance = queries[..., :, None] - keys[..., None, :]
-    seen = distance >= 0
-    if window is not None:
-        seen &= distance < window
-    if documents is not None:
-        seen = seen & (documents[0][..., :, None] == documents[1][..., None, :])  # not in place: this one has rows
-    return seen
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
-def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T / sqrt(E): how well each query fits each key, before any mask.
+def document_mask(numbers: Tensor, window: int | None, dtype: torch.dtype, *, dense: bool = False) -> AttentionMask:
+    """A causal mask in which every token sees its own document alone.
 
     Args:
-        q: (..., H, T, E).
-        k: (..., K, S, E); K divides H.
+        numbers: (B, T) number of each token's document in its row.
+        window: as for causal_mask.
+        dtype: of the mask.
+        dense: no mask of blocks, which does not go with dropout of the weights.
 
     Returns:
-        (..., H, T, S).
+        (B, 1, T, T), or on a GPU a mask of blocks.
     """
-    shared = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
-    return q @ shared.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if numbers.device.type == "cuda" and not dense:
+        return block_mask(numbers, window)
+    places = torch.arange(numbers.shape[1], device=numbers.device)
+    mask = causal_mask(places, places, window, dtype)
+    return mask.masked_fill(numbers[:, :, None] != numbers[:, None, :], -torch.inf)[:, None]
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(E)), forbidden scores at -inf before the softmax; rows add to one.
+def block_mask(numbers: Tensor, window: int | None) -> BlockMask:
+    """`document_mask` for flex_attention."""
 
-    The fast path never holds these weights; this is the formula, for looking inside and for checking.
+    def seen(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        allowed = (query >= key) & (numbers[row, query] == numbers[row, key])
+        return allowed if window is None else allowed & (query - key < window)
+
+    n_rows, n_tokens = numbers.shape
+    return create_block_mask(seen, n_rows, None, n_tokens, n_tokens, device=numbers.device)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask | None = None,
+    is_causal: bool = True,
+    dropout: float = 0.0,
+    see: Callable[[str, Tensor], None] | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(E) + mask) v.
 
     Args:
-        q: (..., H, T, E).
-        k: (..., K, S, E); K divides H.
-        mask: broadcastable to (..., H, T, S), True where a query may look; None means causal.
+        q: (B, H, T, E).
+        k, v: (B, K, S, E); K divides H, and each key-value head serves H / K query heads.
+        mask: broadcastable to (B, H, T, S), added to the scores, or a mask of blocks.
+        is_causal: without a mask, whether a query sees only the keys at its own place and before.
+        dropout: probability to leave out a weight.
+        see: told each sub-step by name, in which case the formula is computed step by step.
+
+    Returns:
+        (B, H, T, E).
     """
-    scores = scaled_scores(q, k)
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    if see is not None:
+        return _written_out(q, k, v, mask, is_causal, see)
+    if isinstance(mask, BlockMask):
+        mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        return mixed
+    if mask is None and is_causal and not dropout and kernels.suits_short_attention(q, k):
+        return kernels.short_attention(q, k, v)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What all layers of one forward pass have in common.
-
-    Attributes:
-        rotation: (T, rope_dim / 2, 2) or (B, T, ...) cosines and sines; None without rotary positions.
-        mask: broadcastable to (B, H, T, S), True where a query may look; None if plain causal attention says the same.
-        cache: keys and values read before, with the places of the new ones.
-    """
-
-    rotation: Tensor | None = None
-    mask: Tensor | None = None
-    cache: tuple[KVCache, CacheStep] | None = None
+@cache
+def _flex() -> Callable[..., Any]:
+    """flex_attention is a kernel only where it is compiled; within a compiled network it is compiled with it."""
+    return torch.compile(flex_attention, dynamic=False)
 
 
-class Attention(nn.Module):
-    """Causal multi-head self-attention: (B, T, D) -> (B, T, D)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.heads = (config.n_head, config.n_kv_head, config.n_kv_head)
-        self.head_dim = config.head_dim
-        self.rope_layout = config.rope_layout
-        self.dropout = config.drop_attn
-        # One matrix for queries, keys and values, in this order: one large product is faster than three.
-        self.qkv = Linear(config.d_model, sum(self.heads) * config.head_dim, bias=config.attn_bias)
-        self.proj = Linear(config.n_head * config.head_dim, config.d_model, bias=config.attn_bias)
-        self.norm_q = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-
-    def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, E), keys and values (B, K, T, E), normalised and rotated as configured."""
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (B, T, H + 2K, E)
-        if self.norm_q is None and rotation is not None:
-            # queries and keys side by side take one rotation instead of two
-            qk, v = heads.split((sum(self.heads[:2]), self.heads[2]), dim=2)
-            q, k = self._rotate(qk, rotation).split(self.heads[:2], dim=2)
-        else:
-            q, k, v = heads.split(self.heads, dim=2)
-            if self.norm_q is not None and self.norm_k is not None:
-                q, k = self.norm_q(q), self.norm_k(k)
-            if rotation is not None:
-                q, k = (self._rotate(part, rotation) for part in (q, k))
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-    def _rotate(self, x: Tensor, rotation: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled() and is_plain(x):
-            turned: Tensor = Rotation.apply(x, rotation, self.rope_layout)
-            return turned
-        return rotate(x, rotation, self.rope_layout)
-
-    def forward(self, x: Tensor, layer: int, reading: Reading) -> Tensor:
-        q, k, v = self.project(x, reading.rotation)
-        if reading.cache is not None:
-            cache, step = reading.cache
-            k, v = cache.write(layer, step, k, v)
-        dropout = self.dropout if self.training else 0.0
-        if self.training and reading.mask is None and not dropout and suits(q, k):
-            mixed = causal_attention(q, k, v)
-        else:
-            mixed = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=reading.mask,
-                dropout_p=dropout,
-                is_causal=reading.mask is None,
-                enable_gqa=self.heads[0] != self.heads[1],
-            )
-        output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
-        return output
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None, is_causal: bool, see: Callable[[str, Tensor], None]
+) -> Tensor:
+    if isinstance(mask, BlockMask):
+        raise ValueError("a mask of blocks cannot be looked into; look at one document by itself")
+    shared_k, shared_v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
+    products = q @ shared_k.transpose(-2, -1)  # (B, H, T, S)
+    scores = products / math.sqrt(q.shape[-1])
+    if mask is None and is_causal:
+        places = torch.arange(q.shape[2], device=q.device)
+        mask = causal_mask(places, places, None, q.dtype)
+    masked = scores if mask is None else scores + mask
+    exponentials = (masked - masked.amax(-1, keepdim=True)).exp()
+    sums = exponentials.sum(-1)
+    weights = exponentials / sums[..., None]
+    mixed = weights @ shared_v
+    named = {"products": products, "scores": scores, "masked_scores": masked, "exponentials": exponentials}
+    for name, value in {**named, "sums": sums, "weights": weights, "mixed": mixed}.items():
+        see(name, value)
+    return mixed

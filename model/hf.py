@@ -74,15 +74,14 @@ def _gpt2_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Te
     }
     parts = {
         "ln_1": "norm_attention",
-        "attn.c_attn": "attention.qkv",
         "attn.c_proj": "attention.proj",
         "ln_2": "norm_mlp",
         "mlp.c_fc": "mlp.up",
         "mlp.c_proj": "mlp.down",
     }
     for layer in range(config.n_layer):
-        for theirs, part in parts.items():
-            for kind in ("weight", "bias"):
+        for kind in ("weight", "bias"):
+            for theirs, part in parts.items():
                 # its Conv1D multiplies from the other side: (in, out)
                 views[f"h.{layer}.{theirs}.{kind}"] = ours[f"blocks.{layer}.{part}.{kind}"].t()
     return views

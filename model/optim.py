@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import Attention
 from .config import TrainConfig
 from .muon import Muon
 from .transformer import Block
@@ -56,19 +55,9 @@ def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[st
 
 def _block_matrices(model: nn.Module) -> list[tuple[Tensor, list[int]]]:
     """The trainable matrices inside the blocks, each with the numbers of rows of the parts that it holds."""
-    modules = list(model.modules())
-    several = {
-        id(module.qkv.weight): [heads * module.head_dim for heads in module.heads]
-        for module in modules
-        if isinstance(module, Attention)
-    }
-    return [
-        (parameter, several.get(id(parameter), [len(parameter)]))
-        for module in modules
-        if isinstance(module, Block)
-        for parameter in module.parameters()
-        if parameter.dim() == 2 and parameter.requires_grad
-    ]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    parameters = [parameter for block in blocks for parameter in block.parameters()]
+    return [(one, [len(one)]) for one in parameters if one.dim() == 2 and one.requires_grad]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

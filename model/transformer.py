@@ -1,15 +1,18 @@
 """A decoder-only Transformer: token ids in, logits of the next token out.
 
 One network for every architecture: the switches of ModelConfig choose positions, norms, attention, activation, head and
-initial weights. The named parts (embed, blocks, norm, head) are the operators whose composition is the model.
+initial weights. And one forward pass for every purpose: training, scoring, reading a prompt, decoding and tracing are
+`Transformer.read` with another `Pass`.
 
-Shapes in comments: B rows, T tokens, D d_model, V padded vocabulary.
+Shapes in comments: B rows, T tokens, D d_model, H query heads, K key-value heads, E head_dim, S key slots, V padded
+vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,14 +20,94 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from . import kernels
 from .architecture import ModelConfig
-from .attention import Attention, Reading, attention_mask
-from .cache import KVCache
+from .attention import AttentionMask, attend, causal_mask, document_mask
 from .data import IGNORE
 from .kernels import Linear
-from .loss import linear_nll
-from .norms import build_norm
-from .positions import rotary_table, sinusoidal_table
+from .kv_cache import CacheSlots, KVCache
+from .positions import rotary_table, rotate, sinusoidal_table
+
+Record = Callable[[int | None, str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What all layers of one forward pass have in common.
+
+    Attributes:
+        positions: index of the position tables: a slice of them, or (B, T) numbers.
+        rotation: (T, rope_dim / 2, 2) or (B, T, ...) cosines and sines; None without rotary positions.
+        mask: what is added to the scores, broadcastable to (B, H, T, S), or a mask of blocks; None is plain causal
+            attention, or with a cache, that all its slots are seen.
+        slots: where the new keys and values go, and which are read; None without a cache.
+        record: told (layer, name, value) of each intermediate value, without which nothing is kept.
+    """
+
+    positions: Tensor | slice
+    rotation: Tensor | None = None
+    mask: AttentionMask | None = None
+    slots: CacheSlots | None = None
+    record: Record | None = None
+
+    def see(self, layer: int | None, name: str, value: Tensor) -> None:
+        """Hand a value to whoever looks on."""
+        if self.record is not None:
+            self.record(layer, name, value)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * gain over the last axis (Zhang and Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+
+def build_norm(config: ModelConfig) -> nn.Module:
+    """The norm over the residual stream that the configuration asks for."""
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.d_model, config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention: (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim, self.rope_layout = config.head_dim, config.rope_layout
+        self.dropout = config.drop_attn
+        width, kv_width = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+        self.q = Linear(config.d_model, width, bias=config.attn_bias)
+        self.k = Linear(config.d_model, kv_width, bias=config.attn_bias)
+        self.v = Linear(config.d_model, kv_width, bias=config.attn_bias)
+        self.proj = Linear(width, config.d_model, bias=config.attn_bias)
+        self.norm_q = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
+        q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.q, self.k, self.v))  # (B, T, ., E)
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
+        if now.rotation is not None:
+            now.see(layer, "q_unrotated", q.transpose(1, 2))
+            now.see(layer, "k_unrotated", k.transpose(1, 2))
+            q, k = (rotate(part, now.rotation, self.rope_layout) for part in (q, k))
+        if now.slots is not None:
+            k, v = now.slots.write(layer, k, v)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        for name, part in (("q", q), ("k", k), ("v", v)):
+            now.see(layer, name, part)
+        is_causal = now.mask is None and (now.slots is None or now.slots.is_prompt)
+        seen = None if now.record is None else lambda name, value: now.see(layer, name, value)
+        mixed = attend(q, k, v, now.mask, is_causal, self.dropout if self.training else 0.0, seen)
+        output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 def activate(x: Tensor, act: str) -> Tensor:
@@ -51,8 +134,18 @@ class FeedForward(nn.Module):
         self.down = Linear(config.d_ff, config.d_model, bias=config.ffn_bias)
         self.dropout = nn.Dropout(config.drop_ffn)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = activate(self.up(x), self.act) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
+        up: Tensor = self.up(x)
+        now.see(layer, "up", up)
+        if self.gate is None:
+            hidden = activate(up, self.act)
+        else:
+            gate = self.gate(x)
+            opened = F.silu(gate)
+            now.see(layer, "gate", gate)
+            now.see(layer, "silu_gate", opened)
+            hidden = opened * up
+        now.see(layer, "hidden", hidden)
         output: Tensor = self.down(self.dropout(hidden))
         return output
 
@@ -69,15 +162,29 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.norm_mlp = build_norm(config)
         self.mlp = FeedForward(config)
-        self.dropout = nn.Dropout(config.drop_resid)
+        of_mlp = config.drop_resid if config.drop_resid_mlp is None else config.drop_resid_mlp
+        self.drop_attention, self.drop_mlp = nn.Dropout(config.drop_resid), nn.Dropout(of_mlp)
         self.post_norm = config.norm_order == "post"
 
-    def forward(self, x: Tensor, layer: int, reading: Reading) -> Tensor:
+    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
+        x = self._joined(x, "attention", self.norm_attention, self.attention, self.drop_attention, layer, now)
+        return self._joined(x, "mlp", self.norm_mlp, self.mlp, self.drop_mlp, layer, now)
+
+    def _joined(
+        self, x: Tensor, name: str, norm: nn.Module, branch: nn.Module, dropout: nn.Module, layer: int, now: Pass
+    ) -> Tensor:
+        """The stream with one branch added."""
+        read = x if self.post_norm else norm(x)
+        if not self.post_norm:
+            now.see(layer, f"norm_{name}", read)
+        added = branch(read, layer, now)
+        now.see(layer, name, added)
+        x = x + dropout(added)
+        now.see(layer, f"sum_{name}", x)
         if self.post_norm:
-            x = self.norm_attention(x + self.dropout(self.attention(x, layer, reading)))
-            return self.norm_mlp(x + self.dropout(self.mlp(x)))
-        x = x + self.dropout(self.attention(self.norm_attention(x), layer, reading))
-        return x + self.dropout(self.mlp(self.norm_mlp(x)))
+            x = norm(x)
+            now.see(layer, f"norm_{name}", x)
+        return x
 
 
 class Transformer(nn.Module):
@@ -105,9 +212,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = build_norm(config) if config.final_norm else nn.Identity()
         # A tied head is no module of its own, so that the shared matrix is stored once.
-        self.untied_head = None
-        if not config.tie_weights:
-            self.untied_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False)
+        self.untied_head = None if config.tie_weights else Linear(config.d_model, config.padded_vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.head_bias else None
         self._initialise()
 
@@ -132,14 +237,14 @@ class Transformer(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-                continue
-            if config.init == "normal" or name in ("token_embedding.weight", "position_table"):
-                parameter.normal_(0.0, config.init_std)
+            elif config.init == "xavier" and name not in ("token_embedding.weight", "position_table"):
+                nn.init.xavier_normal_(parameter)
+            elif config.init == "inverse_cdf":
+                # u = 0 would be at minus infinity, and float32 has no number between the largest u and 1
+                drawn = torch.rand(parameter.shape, dtype=torch.float64).clamp_(min=2**-53)
+                parameter.copy_(config.init_std * torch.special.ndtri(drawn))
             else:
-                fused = name.endswith("attention.qkv.weight")
-                rows = [n * config.head_dim for n in (config.n_head, config.n_kv_head, config.n_kv_head)]
-                for matrix in parameter.split(rows) if fused else (parameter,):
-                    nn.init.xavier_normal_(matrix)
+                parameter.normal_(0.0, config.init_std)
             if name.endswith(("attention.proj.weight", "mlp.down.weight")):
                 parameter.mul_(shrink)
 
@@ -150,6 +255,7 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         lengths: Tensor | None = None,
         documents: Sequence[Sequence[int]] | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Logits of the next token at every position.
 
@@ -160,15 +266,19 @@ class Transformer(nn.Module):
                 nothing.
             documents: the lengths of the documents that lie one after the other in each row, adding up to T at most
                 (what is left over is padding). Each is read as if it were alone, from position 0.
+            attention_mask: broadcastable to (B, H, T, T), added to the scores beside the causal mask: 0 where a token
+                may look, -inf where not, numbers between where it is to look less.
 
         Returns:
             (B, T, V) logits; those of ids from config.vocab_size on are -inf.
 
         Raises:
-            ValueError: the sequence is longer than max_seq_len or than the cache has room for, or the documents do not
-                fit it.
+            ValueError: the sequence is longer than max_seq_len or than the cache has room for, the documents do not
+                fit it, or a mask is given with a cache or documents.
         """
-        return self.head(self.features(ids, cache=cache, lengths=lengths, documents=documents))
+        return self.head(
+            self.features(ids, cache=cache, lengths=lengths, documents=documents, attention_mask=attention_mask)
+        )
 
     def features(
         self,
@@ -177,69 +287,92 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         lengths: Tensor | None = None,
         documents: Sequence[Sequence[int]] | None = None,
+        attention_mask: Tensor | None = None,
+        record: Record | None = None,
     ) -> Tensor:
-        """The normalised hidden states (B, T, D) that the head reads; arguments as for forward."""
+        """The normalised hidden states (B, T, D) that the head reads; arguments as for forward and Pass."""
         if lengths is not None:
             _check_lengths(lengths, ids, cache)
-        positions, reading = self.plan(ids, cache, documents)
-        features = self.read(ids, positions, reading)
         if cache is not None:
-            cache.advance(ids.shape[1], lengths)
+            if documents is not None or attention_mask is not None:
+                raise ValueError("documents and masks cannot be told apart behind a cache; read them without it")
+            now = self.continued(cache.slots(*ids.shape))
+        else:
+            now = self.plan(ids, documents, attention_mask)
+        features = self.read(ids, replace(now, record=record))
+        if cache is not None:
+            cache.advance(ids.shape[1] if lengths is None else lengths)
         return features
 
-    def read(self, ids: Tensor, positions: Tensor | slice, reading: Reading) -> Tensor:
-        """The normalised hidden states (B, T, D) of ids with their plan."""
-        x = self.embed(ids, positions)
+    def read(self, ids: Tensor, now: Pass) -> Tensor:
+        """The normalised hidden states (B, T, D) of ids (B, T): the one forward pass."""
+        x: Tensor = self.token_embedding(ids)
+        now.see(None, "embedding", x)
+        if self.position_table is not None:
+            now.see(None, "position", self.position_table[now.positions])
+            x = x + self.position_table[now.positions]
+        x = self.dropout(x)
+        now.see(None, "sum", x)
         again = self.recompute and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            x = checkpoint(block, x, layer, reading, use_reentrant=False) if again else block(x, layer, reading)
+            x = checkpoint(block, x, layer, now, use_reentrant=False) if again else block(x, layer, now)
+            now.see(layer, "output", x)
         features: Tensor = self.norm(x)
         return features
 
     def plan(
-        self, ids: Tensor, cache: KVCache | None = None, documents: Sequence[Sequence[int]] | None = None
-    ) -> tuple[Tensor | slice, Reading]:
-        """Positions of the ids, as an index of the position tables, and what all layers need to know of them."""
-        n_rows, n_new = ids.shape
-        window = self.config.window
-        if n_new > self.config.max_seq_len:
+        self,
+        ids: Tensor,
+        documents: Sequence[Sequence[int]] | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Pass:
+        """The pass over whole sequences; arguments as for forward."""
+        n_rows, n_tokens = ids.shape
+        if n_tokens > self.config.max_seq_len:
             raise ValueError(
-                f"a sequence of {n_new} tokens is longer than max_seq_len={self.config.max_seq_len}; "
+                f"a sequence of {n_tokens} tokens is longer than max_seq_len={self.config.max_seq_len}; "
                 f"cut it, or train a model with a longer context"
             )
-        positions: Tensor | slice = slice(n_new)
-        mask = step = None
-        if cache is not None:
-            if documents is not None:
-                raise ValueError("documents cannot be told apart behind a cache; read them in one pass without it")
-            step = cache.plan(n_rows, n_new)
-            positions = step.positions
-            if step.start > 0 or (window is not None and window < step.end):
-                slots = torch.arange(step.end, device=ids.device)
-                mask = attention_mask(positions, slots, window)[:, None]
-        elif documents is not None:
-            numbers, positions = _document_places(documents, n_rows, n_new, ids.device)
-            places = torch.arange(n_new, device=ids.device)
-            mask = attention_mask(places, places, window, (numbers, numbers))[:, None]
-        elif window is not None and window < n_new:
-            places = torch.arange(n_new, device=ids.device)
-            mask = attention_mask(places, places, window)
-        rotation = None if self.rotation_table is None else self.rotation_table[positions]
-        return positions, Reading(rotation, mask, None if cache is None or step is None else (cache, step))
+        positions: Tensor | slice = slice(n_tokens)
+        mask: AttentionMask | None = None
+        window, dtype = self.config.window, self.token_embedding.weight.dtype
+        if documents is not None:
+            numbers, positions = _document_places(documents, n_rows, n_tokens, ids.device)
+            mask = document_mask(numbers, window, dtype, dense=bool(self.config.drop_attn))
+        elif (window is not None and window < n_tokens) or attention_mask is not None:
+            places = torch.arange(n_tokens, device=ids.device)
+            mask = causal_mask(places, places, window, dtype)
+        if attention_mask is not None:
+            if not isinstance(mask, Tensor) or documents is not None:
+                raise ValueError("an attention mask and documents are given; say by the mask who may look at whom")
+            mask = mask + attention_mask
+        return self._pass(positions, mask)
 
-    def embed(self, ids: Tensor, positions: Tensor | slice) -> Tensor:
-        """Token vectors plus position vectors (B, T, D), with dropout."""
-        x: Tensor = self.token_embedding(ids)
-        if self.position_table is not None:
-            x = x + self.position_table[positions]
-        dropped: Tensor = self.dropout(x)
-        return dropped
+    def continued(self, slots: CacheSlots) -> Pass:
+        """The pass over tokens that continue the rows of a cache."""
+        mask, window = None, self.config.window
+        # a mask of nothing costs the fast kernels; so rows of one length, which see all that is there, have none
+        if not slots.is_prompt and not (slots.is_even and (window is None or window >= slots.end)):
+            places = torch.arange(slots.end, device=slots.positions.device)
+            mask = causal_mask(slots.positions, places, window, self.token_embedding.weight.dtype)[:, None]
+        elif slots.is_prompt and window is not None and window < slots.end:
+            places = torch.arange(slots.end, device=slots.positions.device)
+            mask = causal_mask(places, places, window, self.token_embedding.weight.dtype)
+        return self._pass(slots.positions, mask, slots)
+
+    def _pass(self, positions: Tensor | slice, mask: AttentionMask | None, slots: CacheSlots | None = None) -> Pass:
+        rotation = None if self.rotation_table is None else self.rotation_table[positions]
+        return Pass(positions, rotation, mask, slots)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""
-        logits = F.linear(features, self.head_weight, self.head_bias)
+        logits = kernels.linear(features, self.head_weight, self.head_bias)
         if self.config.padded_vocab_size > self.config.vocab_size:
-            logits[..., self.config.vocab_size :] = -torch.inf
+            logits = F.pad(
+                logits[..., : self.config.vocab_size],
+                (0, self.config.padded_vocab_size - self.config.vocab_size),
+                value=-torch.inf,
+            )
         return logits
 
     @property
@@ -247,31 +380,47 @@ class Transformer(nn.Module):
         """The head's matrix (V, D): the token embedding's if they are tied."""
         return self.token_embedding.weight if self.untied_head is None else self.untied_head.weight
 
-    def nll(self, ids: Tensor, labels: Tensor, *, documents: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Summed negative log-likelihood of the labels, in nats.
+    def nll(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        *,
+        documents: Sequence[Sequence[int]] | None = None,
+        reduction: str = "sum",
+        ignore_index: int = IGNORE,
+    ) -> Tensor:
+        """Negative log-likelihood of the labels, in nats.
 
         Args:
             ids: (B, T) int64.
-            labels: (B, T) int64, the ids one place further on; -100 where there is nothing to predict.
+            labels: (B, T) int64, the ids one place further on; ignore_index where there is nothing to predict.
             documents: as for forward.
+            reduction: "sum" over all labels, () ; "sequence", the sum of each row, (B,); or "token", (B, T), 0 where
+                there is nothing to predict.
+            ignore_index: the label that is left out.
         """
-        positions, reading = self.plan(ids, None, documents)
+        if reduction not in ("sum", "sequence", "token"):
+            raise ValueError(f"reduction={reduction!r}; expected 'sum', 'sequence' or 'token'")
+        now = self.plan(ids, documents)
+        if reduction != "sum":
+            found = self._nll_of_logits(self.read(ids, now), labels, "none", ignore_index).view_as(labels)
+            return found.sum(1) if reduction == "sequence" else found
         if ids.device.type != "cpu":
-            return self._now("score")(ids, labels, positions, reading)
-        features = self._now("read")(ids, positions, reading)
+            return self._now("score")(ids, labels, now, ignore_index)
+        features = self._now("read")(ids, now)
         if features.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"):
-            return self._nll_of_logits(features, labels)  # autocast needs its own matrix products
+            return self._nll_of_logits(features, labels, "sum", ignore_index)  # autocast needs its own products
         n = self.config.vocab_size  # the rows behind it are padding
         bias = None if self.head_bias is None else self.head_bias[:n]
-        return linear_nll(features, self.head_weight[:n], labels, bias)
+        return kernels.linear_nll(features, self.head_weight[:n], labels, bias, ignore_index)
 
-    def score(self, ids: Tensor, labels: Tensor, positions: Tensor | slice, reading: Reading) -> Tensor:
+    def score(self, ids: Tensor, labels: Tensor, now: Pass, ignore_index: int = IGNORE) -> Tensor:
         """Summed negative log-likelihood by all logits at once, for which a GPU has the memory."""
-        return self._nll_of_logits(self.read(ids, positions, reading), labels)
+        return self._nll_of_logits(self.read(ids, now), labels, "sum", ignore_index)
 
-    def _nll_of_logits(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _nll_of_logits(self, features: Tensor, labels: Tensor, reduction: str, ignore_index: int) -> Tensor:
         logits = self.head(features).flatten(0, 1).float()
-        return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(logits, labels.flatten(), ignore_index=ignore_index, reduction=reduction)
 
     def _now(self, name: str) -> Callable[..., Tensor]:
         """A method, or in training what was compiled of it."""
@@ -281,9 +430,17 @@ class Transformer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "compiled": {}}  # compiled code is bound to this network, not to a copy of it
 
-    def loss(self, ids: Tensor, labels: Tensor, *, documents: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def loss(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        *,
+        documents: Sequence[Sequence[int]] | None = None,
+        ignore_index: int = IGNORE,
+    ) -> Tensor:
         """Mean of nll over the valid labels; NaN if there are none."""
-        return self.nll(ids, labels, documents=documents) / (labels != IGNORE).sum()
+        total = self.nll(ids, labels, documents=documents, ignore_index=ignore_index)
+        return total / (labels != ignore_index).sum()
 
 
 def _check_lengths(lengths: Tensor, ids: Tensor, cache: KVCache | None) -> None:
