@@ -250,7 +250,7 @@ def cuda_step_seconds(network: Any, n_rows: int, context: int, repeats: int = 50
     """Seconds of a decoding step in which every row has this context."""
     import torch
 
-    from model.cache import KVCache
+    from model.kv_cache import KVCache
     from model.generating.decoder import Decoder, Reach
     from model.generating.graphs import step_for
 

@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
     from .gains import local_gains
-    from .generating.beam import Beam, beam_search
-    from .generating.contrastive import contrastive_search
-    from .generating.rows import Completion
-    from .generation import generate, prompt_problem, stream
+    from .generation import Completion, generate, prompt_problem, stream
     from .guards import OutOfMemory
     from .hf import from_hf, to_hf
     from .metrics import NllSum
     from .presets import PRESETS, preset
     from .probe import measure_step_seconds
     from .randomness import seed_everything
-    from .scoring import evaluate_source
+    from .scoring import Continuation, Likelihood, continuation_likelihoods, evaluate_source
+    from .search import Beam, beam_search, contrastive_search
     from .step import NonFiniteLoss
     from .trace import Trace, operators
     from .trainer import Trainer, TrainResult
@@ -42,17 +40,15 @@ _HOMES = {
     "config": ["GenerationConfig", "TrainConfig"],
     "data": ["SpanSource"],
     "gains": ["local_gains"],
-    "generating.beam": ["Beam", "beam_search"],
-    "generating.contrastive": ["contrastive_search"],
-    "generating.rows": ["Completion"],
-    "generation": ["generate", "prompt_problem", "stream"],
+    "generation": ["Completion", "generate", "prompt_problem", "stream"],
     "guards": ["OutOfMemory"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum"],
     "presets": ["PRESETS", "preset"],
     "probe": ["measure_step_seconds"],
     "randomness": ["seed_everything"],
-    "scoring": ["evaluate_source"],
+    "scoring": ["Continuation", "Likelihood", "continuation_likelihoods", "evaluate_source"],
+    "search": ["Beam", "beam_search", "contrastive_search"],
     "step": ["NonFiniteLoss"],
     "trace": ["Trace", "operators"],
     "trainer": ["TrainResult", "Trainer"],
@@ -71,7 +67,9 @@ __all__ = [
     "PRESETS",
     "Beam",
     "Completion",
+    "Continuation",
     "GenerationConfig",
+    "Likelihood",
     "ModelConfig",
     "NllSum",
     "NonFiniteLoss",
@@ -83,6 +81,7 @@ __all__ = [
     "Trainer",
     "Transformer",
     "beam_search",
+    "continuation_likelihoods",
     "contrastive_search",
     "count_parameters",
     "evaluate_source",

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend
 from .architecture import ModelConfig
 from .config import TrainConfig
 from .execution import Execution
-from .short_attention import suits
+from .kernels import suits_short_attention
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SLOWER = 1.25  # times float32 from which on a precision is worth a word; below, it is noise
@@ -139,7 +139,7 @@ def attention_kernel(
         torch.zeros(1, n_head, length, size, dtype=dtype, device=device, requires_grad=True)
         for n_head in (model_config.n_head, model_config.n_kv_head)
     )
-    if not masked and not dropout and not execution.compile and suits(query, key):
+    if not masked and not dropout and not execution.compile and suits_short_attention(query, key):
         words = "products in blocks, for short sequences on a CPU"
     else:
         kernel = sdpa_backend(query, key, dropout=dropout, masked=masked)

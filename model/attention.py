@@ -2,7 +2,7 @@
 
 Attention goes through torch's scaled_dot_product_attention, with is_causal and no mask wherever that says the same,
 because only then the fast kernels are chosen on every device; masks of documents go through flex_attention on a GPU,
-which skips the blocks that are hidden. Where somebody looks on, the formula is written out.
+which skips the blocks that are hidden. For who looks on, the formula is written out beside it.
 
 Shapes in comments: B rows, T tokens, H query heads, K key-value heads, E head_dim, S key slots.
 """
@@ -24,44 +24,54 @@ from . import kernels
 AttentionMask = Tensor | BlockMask
 
 
-def causal_mask(queries: Tensor, keys: Tensor, window: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What is added to the scores: 0 where a token may look (at itself and before, within the window), -inf elsewhere.
+def attention_mask(
+    queries: Tensor, keys: Tensor, window: int | None = None, documents: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Who may look at whom: a token at itself and before, not beyond the window, and only in its own document.
 
     Args:
         queries: (..., T) places of the queries in their sequence.
         keys: (..., S) places of the keys.
         window: how many tokens a query sees, itself included; None means all.
-        dtype: of the mask.
+        documents: numbers (..., T) and (..., S) of the documents they belong to.
 
     Returns:
-        (..., T, S).
+        (..., T, S) bool, True where a query may look.
     """
     distance = queries[..., :, None] - keys[..., None, :]
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+    seen = distance >= 0
+    if window is not None:
+        seen &= distance < window
+    if documents is not None:
+        seen = seen & (documents[0][..., :, None] == documents[1][..., None, :])  # not in place: this one has rows
+    return seen
 
 
-def document_mask(numbers: Tensor, window: int | None, dtype: torch.dtype, *, dense: bool = False) -> AttentionMask:
-    """A causal mask in which every token sees its own document alone.
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores: 0 where a query may look, -inf elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(E)) of the keys that a query may look at; rows add to one.
 
     Args:
-        numbers: (B, T) number of each token's document in its row.
-        window: as for causal_mask.
-        dtype: of the mask.
-        dense: no mask of blocks, which does not go with dropout of the weights.
-
-    Returns:
-        (B, 1, T, T), or on a GPU a mask of blocks.
+        q: (..., H, T, E).
+        k: (..., K, S, E); K divides H.
+        mask: broadcastable to (..., H, T, S), True where a query may look; None means causal.
     """
-    if numbers.device.type == "cuda" and not dense:
-        return block_mask(numbers, window)
-    places = torch.arange(numbers.shape[1], device=numbers.device)
-    mask = causal_mask(places, places, window, dtype)
-    return mask.masked_fill(numbers[:, :, None] != numbers[:, None, :], -torch.inf)[:, None]
+    found: dict[str, Tensor] = {}
+    attend(q, k, k, None if mask is None else additive(mask, q.dtype), see=found.__setitem__)
+    return found["weights"]
 
 
 def block_mask(numbers: Tensor, window: int | None) -> BlockMask:
-    """`document_mask` for flex_attention."""
+    """A causal mask for flex_attention in which every token sees its own document alone.
+
+    Args:
+        numbers: (B, T) number of each token's document in its row.
+        window: as for attention_mask.
+    """
 
     def seen(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = (query >= key) & (numbers[row, query] == numbers[row, key])
@@ -88,13 +98,13 @@ def attend(
         mask: broadcastable to (B, H, T, S), added to the scores, or a mask of blocks.
         is_causal: without a mask, whether a query sees only the keys at its own place and before.
         dropout: probability to leave out a weight.
-        see: told each sub-step by name, in which case the formula is computed step by step.
+        see: told each sub-step of the formula by name.
 
     Returns:
         (B, H, T, E).
     """
     if see is not None:
-        return _written_out(q, k, v, mask, is_causal, see)
+        _write_out(q, k, v, mask, is_causal, see)
     if isinstance(mask, BlockMask):
         mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return mixed
@@ -112,17 +122,18 @@ def _flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _written_out(
+def _write_out(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None, is_causal: bool, see: Callable[[str, Tensor], None]
-) -> Tensor:
+) -> None:
+    """The same by the formula, of which the fast kernels hold nothing."""
     if isinstance(mask, BlockMask):
         raise ValueError("a mask of blocks cannot be looked into; look at one document by itself")
-    shared_k, shared_v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
+    shared_k, shared_v = (part.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for part in (k, v))
     products = q @ shared_k.transpose(-2, -1)  # (B, H, T, S)
     scores = products / math.sqrt(q.shape[-1])
     if mask is None and is_causal:
-        places = torch.arange(q.shape[2], device=q.device)
-        mask = causal_mask(places, places, None, q.dtype)
+        places = torch.arange(q.shape[-2], device=q.device)
+        mask = additive(attention_mask(places, places), q.dtype)
     masked = scores if mask is None else scores + mask
     exponentials = (masked - masked.amax(-1, keepdim=True)).exp()
     sums = exponentials.sum(-1)
@@ -131,4 +142,3 @@ def _written_out(
     named = {"products": products, "scores": scores, "masked_scores": masked, "exponentials": exponentials}
     for name, value in {**named, "sums": sums, "weights": weights, "mixed": mixed}.items():
         see(name, value)
-    return mixed

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention import Reading
 from .trace import operators, traceable_ids, undisturbed
-from .transformer import Block, Transformer
+from .transformer import Block, Pass, Transformer
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ Component = tuple[str, Callable[[Tensor], Tensor], Tensor, tuple[str, ...]]
 
 def _components(model: Transformer, tokens: Tensor) -> Iterator[Component]:
     """Each part with its input at this sequence and the names of what is nonlinear in it."""
-    _, reading = model.plan(tokens[None])
+    now = model.plan(tokens[None])
     embedding, position, *blocks, norm, out = operators(model, len(tokens))
     x = embedding(tokens[None])
     yield "position", position, x, ()
@@ -75,7 +74,7 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[Component]:
     everything: list[str] = []
     for layer, (operator, block) in enumerate(zip(blocks, model.blocks, strict=True)):
         assert isinstance(block, Block)
-        attend, feed, between = _branches(block, layer, reading)
+        attend, feed, between = _branches(block, layer, now)
         norms, softmax, act = (type(block.norm_attention).__name__,), ("softmax",), (_activation(model),)
         before = () if block.post_norm else norms
         qk_norm = ("RMSNorm of queries and keys",) if block.attention.norm_q is not None else ()
@@ -106,15 +105,15 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[Component]:
 State = Callable[[Tensor], Tensor]
 
 
-def _branches(block: Block, layer: int, reading: Reading) -> tuple[State, State, State]:
+def _branches(block: Block, layer: int, now: Pass) -> tuple[State, State, State]:
     """A block's attention branch, its feed-forward branch, and what the second one reads, as functions of its input."""
 
     def attend(x: Tensor) -> Tensor:
-        result: Tensor = block.attention(x if block.post_norm else block.norm_attention(x), layer, reading)
+        result: Tensor = block.attention(x if block.post_norm else block.norm_attention(x), layer, now)
         return result
 
     def feed(x: Tensor) -> Tensor:
-        result: Tensor = block.mlp(x if block.post_norm else block.norm_mlp(x))
+        result: Tensor = block.mlp(x if block.post_norm else block.norm_mlp(x), layer, now)
         return result
 
     def between(x: Tensor) -> Tensor:

@@ -1,25 +1,73 @@
 """Generation: prompts of different length in, continuations out.
 
-Prompts are read once into a key-value cache, then every row grows by one token per step at its own position; a row that
-ends makes room for a waiting prompt at once (`generating.engine`). What a prompt gets depends on its own key, never on
-its neighbours.
+A batch of slots grows by one token per step, each row at its own position. Prompts are read in groups of like length
+into the slots of a static key-value cache; a row that ends gives its slot to a waiting prompt (a few slots are filled
+at once, because reading one short prompt costs almost as much as reading four), and when nothing waits and half of the
+slots are idle, the batch shrinks. What a prompt gets depends on its own key, never on its neighbours.
 
 The context rolls: a prompt longer than the context keeps its last max_seq_len tokens, and a row that has filled the
 context starts again from the last half of its window, so a continuation may be of any length. (Cached keys and values
 were computed from a text that is gone then, so the cache cannot simply be shifted.)
+
+On a GPU the next step is started before the host has seen the tokens of the last one, so that ends are noticed one
+step late and the device never waits for the host.
+
+With config.deterministic everything that a row's bits depend on has a fixed shape or one of its own: prompts are read
+alone, products are computed in blocks of a fixed number of rows, every row attends over all slots, and draws by itself.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from .architecture import ModelConfig
 from .config import GenerationConfig
-from .generating.engine import Engine
-from .generating.reading import evaluating, prompt_fault, room_fault
-from .generating.rows import Completion, Row
-from .generating.stops import Decode, StopStrings
+from .cuda_graphs import GraphedStep
+from .kernels import Packed
+from .kv_cache import KVCache
+from .sampling import Choice, Sampler, uniform_noise
+from .stops import Decode, StopStrings
 from .transformer import Transformer
+
+PREFILL_TOKENS = 4096  # prompt tokens, with padding, that are read at once
+LEAST_FILLED = 0.8  # the shortest prompt of a group, as a share of the longest
+REFILL_SHARE = 8  # slots are refilled when one in so many is idle
+BLOCK = 8  # rows of a deterministic step
+WIDE_BLOCK = 32  # the same where rows are of uneven width: no vector of the processor may end within a block
+_NOISE_AHEAD = 256  # numbers that are drawn at once
+
+
+@dataclass
+class Completion:
+    """One continuation of one prompt.
+
+    Attributes:
+        prompt: place of its prompt in the list.
+        sample: which of the prompt's samples it is, from 0.
+        ids: new tokens, without the one that ended them. A stop string's last token is among them.
+        finish_reason: "stop" (a token or a string ended it), "length" (max_new_tokens were made), "context" (the
+            context is full, with overflow="stop") or "exhausted" (every token was forbidden); "" while it grows.
+        logprobs: the model's own log-probability of each of ids, in nats, before penalties, temperature and filters.
+        top_logprobs: for each of ids the likeliest tokens and their log-probabilities, the best first.
+        stopped_by: the stop string that ended it, or the token; None if neither did. The text goes up to where the
+            string begins, which may be within a token.
+    """
+
+    prompt: int = 0
+    sample: int = 0
+    ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    stopped_by: str | int | None = None
 
 
 def stream(
@@ -30,7 +78,7 @@ def stream(
     key: int = 0,
     decode: Decode | None = None,
 ) -> Iterator[Completion]:
-    """Continues one prompt (its first sample), token by token.
+    """Continue one prompt (its first sample), token by token.
 
     Args:
         model: as for generate, as are the others.
@@ -44,17 +92,9 @@ def stream(
     """
     _check([prompt], [key], config, model.config, decode)
     row = Row(prompt, key, Completion(), config.max_new_tokens)
-    with evaluating(model) as trained:
-        for _ in Engine(model, [row], config, 1, _stops(config, decode), keep=not trained).run():
+    with evaluating(model):
+        for _ in Engine(model, [row], config, 1, decode).run():
             yield row.completion
-
-
-def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
-    """Why a prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
-    fault = prompt_fault(prompt, network)
-    if not fault and config.overflow == "refuse":
-        fault = room_fault(prompt, config.max_new_tokens, network)
-    return fault
 
 
 def generate(
@@ -69,7 +109,7 @@ def generate(
     on_step: Callable[[int, int], None] | None = None,
     on_finished: Callable[[Completion], None] | None = None,
 ) -> list[Completion]:
-    """Continues each prompt.
+    """Continue each prompt.
 
     Args:
         model: the network; it is put into evaluation mode and back.
@@ -103,9 +143,8 @@ def generate(
         for sample in range(config.n_samples)
     ]
     n_finished = 0
-    with evaluating(model) as trained:
-        engine = Engine(model, rows, config, batch_size, _stops(config, decode), keep=not trained)
-        for finished in engine.run():
+    with evaluating(model):
+        for finished in Engine(model, rows, config, batch_size, decode).run():
             n_finished += len(finished)
             if on_finished:
                 for row in finished:
@@ -115,8 +154,33 @@ def generate(
     return [row.completion for row in rows]
 
 
-def _stops(config: GenerationConfig, decode: Decode | None) -> StopStrings | None:
-    return StopStrings(config.stop, decode) if config.stop and decode is not None else None
+@contextmanager
+def evaluating(model: Transformer) -> Iterator[None]:
+    """Evaluation mode, and back."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
+    """Why a prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
+    if len(prompt) == 0:
+        return "is empty; begin it with a token such as BOS"
+    if not 0 <= min(prompt) <= max(prompt) < network.vocab_size:
+        return (
+            f"holds ids from {min(prompt)} to {max(prompt)}, expected 0 to {network.vocab_size - 1}; it was encoded "
+            f"with another tokeniser"
+        )
+    needed = len(prompt) + config.max_new_tokens
+    if config.overflow == "refuse" and needed > network.max_seq_len:
+        return (
+            f"has {len(prompt)} tokens, {needed} with max_new_tokens={config.max_new_tokens}, and the context holds "
+            f"{network.max_seq_len}; shorten it or ask for fewer tokens"
+        )
+    return ""
 
 
 def _check(
@@ -143,3 +207,264 @@ def _check(
             raise ValueError(f"{name} names token {beyond[0]}; the model's tokens are 0 to {network.vocab_size - 1}")
     if len(set(config.suppress)) == network.vocab_size:
         raise ValueError(f"suppress forbids all {network.vocab_size} tokens, so that none could be drawn; leave some")
+
+
+@dataclass
+class Row:
+    """A continuation on its way.
+
+    Attributes:
+        prompt: all of its tokens.
+        key: names its noise.
+        completion: what came out so far.
+        limit: its longest continuation.
+        dropped: tokens of prompt and continuation that lie before the window which the cache holds.
+    """
+
+    prompt: Sequence[int]
+    key: int
+    completion: Completion
+    limit: int
+    dropped: int = 0
+    noise: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    def uniform(self, seed: int) -> float:
+        """The number that the next token is drawn with."""
+        place = len(self.completion.ids) % _NOISE_AHEAD
+        if place == 0:
+            first = len(self.completion.ids)
+            n = min(_NOISE_AHEAD, self.limit - first)
+            self.noise = uniform_noise(seed, self.key, n, sample=self.completion.sample, first=first)
+        return float(self.noise[place])
+
+    def window(self) -> list[int]:
+        """The tokens that the next one follows from."""
+        n_prompt = len(self.prompt)
+        if self.dropped < n_prompt:
+            return [*self.prompt[self.dropped :], *self.completion.ids]
+        return self.completion.ids[self.dropped - n_prompt :]
+
+
+class Engine:
+    """Continues rows until all have ended.
+
+    Args:
+        model: the network, in evaluation mode.
+        rows: what to continue.
+        config: how.
+        batch_size: slots.
+        decode: turns ids into text, where there are stop strings.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        rows: Sequence[Row],
+        config: GenerationConfig,
+        batch_size: int,
+        decode: Decode | None = None,
+    ) -> None:
+        self.model, self.config = model, config
+        self.stops = StopStrings(config.stop, decode) if config.stop and decode is not None else None
+        self.context = model.config.max_seq_len
+        weight = model.token_embedding.weight
+        self.device, self.late = weight.device, weight.device.type != "cpu"
+        for row in rows:
+            row.dropped = max(0, len(row.prompt) - self.context)
+        # longest first: what ends the run is then short; and neighbours are of like length
+        self.waiting = deque(sorted(rows, key=lambda row: -len(row.prompt)))
+        even = model.config.d_model % 4 == 0 and model.config.d_ff % 4 == 0
+        self.block = (BLOCK if even else WIDE_BLOCK) if config.deterministic else 0
+        n_slots = self._rounded(min(batch_size, len(rows)))
+        # what is cropped away is not remembered either: a prompt may be a thousand times as long as the context
+        longest = max((len(row.prompt) - row.dropped for row in rows), default=0) + config.max_new_tokens
+        capacity = self.context if self.block else min(self.context, longest)
+        self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
+        self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
+        self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
+        self.slots: list[Row | None] = [None] * n_slots
+        self.ending = frozenset(config.ending_ids)
+        self.packed = Packed(model.matrices(), self.block or n_slots)
+        self.graphed = GraphedStep(model, self.cache) if weight.device.type == "cuda" and not self.block else None
+
+    def _rounded(self, n_slots: int) -> int:
+        """Slots that a step can take."""
+        return -(-max(1, n_slots) // (self.block or 1)) * (self.block or 1)
+
+    @property
+    def live(self) -> list[int]:
+        """Slots that hold a row."""
+        return [slot for slot, row in enumerate(self.slots) if row is not None]
+
+    def run(self) -> Iterator[list[Row]]:
+        """Step until all rows have ended; after each step, the rows that ended in it."""
+        with torch.inference_mode(), self.packed:
+            self._refill()
+        while live := self.live:
+            with torch.inference_mode(), self.packed:
+                finished = self._turn(live)
+            yield finished
+
+    def _turn(self, live: list[int]) -> list[Row]:
+        choice = self.sampler.choose(self.logits, self._uniform(), alone=self.config.deterministic)
+        early = self.late and not self._must_wait(live)
+        if early:
+            self._advance(live, choice.tokens)
+        finished = self._record(live, choice)
+        if not early:
+            finished += self._make_room()
+            self._advance(self.live, choice.tokens)
+        self._refill()
+        if not self.late:
+            self._shrink()
+        return finished
+
+    def _uniform(self) -> Tensor | None:
+        """A number for each slot that holds a row; None if nothing is drawn."""
+        if self.config.temperature == 0:
+            return None
+        numbers = [0.0 if row is None else row.uniform(self.config.seed) for row in self.slots]
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device)
+
+    def _row(self, slot: int) -> Row:
+        row = self.slots[slot]
+        assert row is not None
+        return row
+
+    def _must_wait(self, live: list[int]) -> bool:
+        """Whether the next step depends on the last one's tokens in more than their vectors, or is not needed."""
+        return int(self.cache.lengths.max()) >= self.context or all(
+            len(self._row(slot).completion.ids) + 1 >= self._row(slot).limit for slot in live
+        )
+
+    def _record(self, live: list[int], choice: Choice) -> list[Row]:
+        """Give each row its token; the rows that end with it."""
+        tokens, logprobs = choice.tokens.tolist(), choice.logprobs.tolist()
+        exhausted = None if choice.exhausted is None else choice.exhausted.tolist()
+        tops = choice.best()
+        finished = []
+        for slot in live:
+            row = self._row(slot)
+            completion = row.completion
+            if math.isnan(logprobs[slot]):
+                raise ValueError(
+                    f"the network's logits are NaN behind prompt {completion.prompt}: its weights are broken, or its "
+                    "numbers too large for their type"
+                )
+            if exhausted is not None and exhausted[slot]:
+                completion.finish_reason = "exhausted"
+            elif tokens[slot] in self.ending:
+                completion.finish_reason, completion.stopped_by = "stop", tokens[slot]
+            else:
+                completion.ids.append(tokens[slot])
+                completion.logprobs.append(logprobs[slot])
+                if tops is not None:
+                    completion.top_logprobs.append(tops[slot])
+                self._look_for_end(row)
+            if completion.finish_reason:
+                finished.append(row)
+                self._release(slot)
+        return finished
+
+    def _look_for_end(self, row: Row) -> None:
+        completion, n_made = row.completion, len(row.completion.ids)
+        if self.stops is not None and n_made >= self.config.min_new_tokens:
+            completion.stopped_by = self.stops.found(row.prompt, completion.ids)
+        if completion.stopped_by is not None:
+            completion.finish_reason = "stop"
+        elif n_made >= row.limit:
+            completion.finish_reason = "length"
+
+    def _release(self, slot: int) -> None:
+        self.slots[slot] = None
+        self.cache.lengths[slot] = 0
+
+    def _make_room(self) -> list[Row]:
+        """Rows whose context is full end, or start again from the last half of it; those that end."""
+        full = [slot for slot, length in enumerate(self.cache.lengths.tolist()) if length >= self.context]
+        if not full:
+            return []
+        rows = [self._row(slot) for slot in full]
+        if self.config.overflow != "roll":
+            for slot, row in zip(full, rows, strict=True):
+                row.completion.finish_reason = "context"
+                self._release(slot)
+            return rows
+        half = self.context // 2
+        for row in rows:
+            row.dropped = len(row.prompt) + len(row.completion.ids) - half - 1
+        # all are of one length; the newest token is left to the step
+        for first in range(0, len(full), 1 if self.block else len(full)):
+            part = slice(first, first + 1 if self.block else None)
+            self._read(full[part], [row.window()[:-1] for row in rows[part]])
+        return []
+
+    def _advance(self, live: list[int], tokens: Tensor) -> None:
+        """Read the newest token of each of these slots, for the logits of the next."""
+        if not live:
+            return
+        if self.graphed is not None:
+            self.logits = self.graphed(tokens)
+        elif self.block:
+            parts = []
+            for first in range(0, len(self.slots), self.block):
+                rows = range(first, first + self.block)
+                slots = self.cache.slots(self.block, 1, rows, reach=self.cache.capacity)
+                parts.append(self.model.next_logits(tokens[first : rows.stop], slots))
+            self.logits = torch.cat(parts)
+        else:
+            self.logits = self.model.next_logits(tokens, self.cache.slots(len(tokens), 1))
+        self.cache.lengths[live] += 1
+
+    def _refill(self) -> None:
+        """Read waiting prompts into idle slots."""
+        idle = [slot for slot, row in enumerate(self.slots) if row is None]
+        enough = min(len(self.waiting), max(1, len(self.slots) // REFILL_SHARE))
+        if not self.waiting or (len(idle) < enough and len(idle) < len(self.slots)):
+            return
+        while idle and self.waiting:
+            group = self._next_group(len(idle))
+            slots, idle = idle[: len(group)], idle[len(group) :]
+            windows = [row.window() for row in group]
+            features = self._read(slots, windows)
+            last = torch.tensor([len(window) - 1 for window in windows], device=self.device)
+            # only the last position of each row goes through the head, which is the widest layer of a small model
+            logits = self.model.head(features[torch.arange(len(group), device=self.device), last])
+            self.logits[slots] = logits[:, : self.model.config.vocab_size]
+            for slot, row, window in zip(slots, group, windows, strict=True):
+                self.slots[slot] = row
+                self.sampler.begin(slot, window)
+
+    def _next_group(self, n_idle: int) -> list[Row]:
+        """Waiting rows of like length that are read together."""
+        group = [self.waiting.popleft()]
+        longest = len(group[0].window())
+        limit = 1 if self.block else min(n_idle, max(1, PREFILL_TOKENS // longest))
+        while len(group) < limit and self.waiting and len(self.waiting[0].window()) >= LEAST_FILLED * longest:
+            group.append(self.waiting.popleft())
+        return group
+
+    def _read(self, slots: list[int], windows: list[list[int]]) -> Tensor:
+        """Read windows into slots from position 0; the features (rows, T, D) of all their tokens."""
+        lengths = torch.tensor([len(window) for window in windows])
+        ids = torch.zeros(len(windows), int(lengths.max()), dtype=torch.int64)
+        for row, window in enumerate(windows):
+            ids[row, : len(window)] = torch.tensor(window)
+        self.cache.lengths[slots] = 0
+        places = self.cache.slots(*ids.shape, slots)
+        features = self.model.read(ids.to(self.device), self.model.continued(places))
+        self.cache.lengths[slots] = lengths
+        return features
+
+    def _shrink(self) -> None:
+        """Leave idle slots out of the step when nothing waits for them."""
+        live = self.live
+        n_slots = self._rounded(len(live))
+        if self.waiting or not live or 2 * n_slots > len(self.slots):
+            return
+        kept = [*live, *(slot for slot in range(len(self.slots)) if self.slots[slot] is None)][:n_slots]
+        index = torch.tensor(kept)
+        self.cache.select(kept)
+        self.sampler.select(index)
+        self.logits = self.logits[index]
+        self.slots = [self.slots[slot] for slot in kept]

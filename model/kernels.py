@@ -22,13 +22,14 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .query_blocks import MAX_TOKENS, block_bounds, query_block
 
 # mallopt's numbers, and what keeps freed memory: no block is one of the system's own, the top of the heap stays, and a
 # heap of another thread than the first, which is of 64 MiB in the GNU C library, is not given up when it is empty
@@ -207,10 +208,12 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
         gain: (D,).
         eps: added inside the root.
     """
-    if not is_plain(x) or not is_plain(gain):
+    if not (is_plain(x) and is_plain(gain)):
         return F.rms_norm(x, gain.shape, gain, eps)
-    normed: Tensor = RMSNormed.apply(x, gain, eps)
-    return normed
+    if torch.is_grad_enabled():
+        normed: Tensor = RMSNormed.apply(x, gain, eps)
+        return normed
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
 
 class RMSNormed(torch.autograd.Function):
@@ -234,24 +237,6 @@ class RMSNormed(torch.autograd.Function):
         along = torch.matmul(product, gain)[..., None] / -unit.shape[-1]
         of_x = torch.mul(gradient, gain, out=product).addcmul_(unit, along).mul_(scale)
         return of_x, of_gain, None
-
-
-MAX_TOKENS = 512  # above, the kept weights would take more memory than all else a layer keeps
-
-
-def query_block(n_tokens: int) -> int:
-    """Queries at once: few, so that little of what the mask hides is computed, but enough for a matrix product."""
-    return 32 if n_tokens <= 128 else 64
-
-
-def block_bounds(n_tokens: int) -> list[tuple[int, int]]:
-    """First query of each block, and the first one behind it."""
-    return list(pairwise([*range(0, n_tokens, query_block(n_tokens)), n_tokens]))
-
-
-def kept_weights(n_tokens: int) -> int:
-    """Attention weights of one head that are kept for the backward pass: each block's, for the keys up to its end."""
-    return sum((last - first) * last for first, last in block_bounds(n_tokens))
 
 
 _GROUP_ELEMENTS = 2**18  # attention weights at once: 1 MB of float32

@@ -44,14 +44,14 @@ class CacheSlots:
     start: int = 0
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values (B, T, K, E) and return those that attention reads, (B, S, K, E)."""
+        """Store new keys and values (B, K, T, E) and return those that attention reads, (B, K, S, E)."""
         found = []
         for store, new in ((self.cache.keys[layer], keys), (self.cache.values[layer], values)):
             if self.is_even:
-                store[:, :, self.start : self.end] = new.transpose(1, 2)
+                store[:, :, self.start : self.end] = new
             else:
-                store[self.rows[:, None], :, self.positions] = new.to(store.dtype)
-            found.append(new if self.is_prompt else store[self.span, :, : self.end].transpose(1, 2))
+                store[self.rows[:, None], :, self.positions] = new.transpose(1, 2).to(store.dtype)
+            found.append(new if self.is_prompt else store[self.span, :, : self.end])
         return found[0], found[1]
 
 

@@ -7,7 +7,7 @@ was read beside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .data import IGNORE, SequenceSource, SpanSource, trim
-from .kernels import product
+from .kernels import linear
 from .metrics import NllSum
 from .transformer import Transformer
 
@@ -128,7 +128,7 @@ def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[
     rivals = torch.empty(len(valid), dtype=torch.int32, device=features.device)
     for begin in range(0, len(valid), n_block):
         rows = slice(begin, begin + n_block)
-        logits = product(chosen[rows], weight, bias).float()
+        logits = linear(chosen[rows], weight, bias).float()
         wanted = logits.gather(1, targets[rows, None])
         # counted in floats: sums of truth values are ten times as slow
         above = torch.ge(logits, wanted, out=torch.empty_like(logits))
@@ -165,3 +165,79 @@ def evaluate_source(
     finally:
         model.train(was_training)
     return total
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Ids, the last of which are to be scored.
+
+    Attributes:
+        ids: what was there before and, behind it, the continuation.
+        n_scored: how many ids the continuation has; at least one id stands before it.
+    """
+
+    ids: Sequence[int]
+    n_scored: int
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What a model makes of a continuation.
+
+    Attributes:
+        logprob: natural logarithm of its probability, the sum over its ids; 0 if it has none.
+        greedy: whether each of its ids is the likeliest one after those before it.
+    """
+
+    logprob: float
+    greedy: bool
+
+
+def continuation_likelihoods(
+    model: Transformer, continuations: Sequence[Continuation], *, batch_tokens: int = TOKENS_AT_ONCE
+) -> list[Likelihood]:
+    """Log-likelihood of each continuation under a model, the same in any company but for the rounding of sums.
+
+    A sequence longer than the context is read in windows; each id is scored once, from as many ids before it as its
+    window holds.
+
+    Args:
+        model: the network; it is put into evaluation mode and back.
+        continuations: what is to be scored.
+        batch_tokens: ids that are read at once; it bounds memory.
+
+    Returns:
+        One for each, in their order.
+
+    Raises:
+        ValueError: nothing stands before a continuation, or an id is outside the vocabulary.
+    """
+    context, windows = model.config.max_seq_len, []
+    begins = np.cumsum([0, *(len(item.ids) for item in continuations)])
+    for number, item in enumerate(continuations):
+        _check(number, item, model.config.vocab_size)
+        n_ids = len(item.ids)
+        for first in range(n_ids - item.n_scored, n_ids, context):
+            end = min(first + context, n_ids)
+            begin = max(0, end - 1 - context)
+            windows.append((begins[number] + begin, end - begin, first - begin))
+    ids = np.array([token for item in continuations for token in item.ids], dtype=np.int64)
+    start, length, scored_from = np.array(windows, dtype=np.int64).reshape(-1, 3).T
+    device = model.token_embedding.weight.device
+    found = score_windows(model, ids, start, length, scored_from, tokens_at_once=batch_tokens, device=device)
+    ends = zip(begins[1:], (item.n_scored for item in continuations), strict=True)
+    scored = [slice(end - n, end) for end, n in ends]
+    return [Likelihood(-float(found.nll[one].sum(dtype=np.float64)), not found.rivals[one].any()) for one in scored]
+
+
+def _check(number: int, item: Continuation, vocab_size: int) -> None:
+    if not 0 <= item.n_scored < max(1, len(item.ids)):
+        raise ValueError(
+            f"continuation {number}: {item.n_scored} of {len(item.ids)} ids are to be scored; expected at least one id "
+            "before them, such as BOS"
+        )
+    if len(item.ids) and not 0 <= min(item.ids) <= max(item.ids) < vocab_size:
+        raise ValueError(
+            f"continuation {number} holds ids from {min(item.ids)} to {max(item.ids)}, expected 0 to {vocab_size - 1}; "
+            "it was encoded with another tokeniser"
+        )

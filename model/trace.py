@@ -1,9 +1,9 @@
 """Looking inside: every intermediate value of one sequence, the named operators, and how strongly each part reacts.
 
 The network is seen as a system whose state is the residual stream: h_0 = position(embedding(ids)), then
-h_l = block_l(h_l-1), and logits = out(norm(h_L)). Everything here reads the model's own modules while they run, so that
-what is shown is what happened; only attention's scores and weights are computed again, because the fast kernels never
-hold them. Nothing is changed: mode, gradients, random state and weights are afterwards what they were before.
+h_l = block_l(h_l-1), and logits = out(norm(h_L)). The network itself tells its values while it runs, so that what is
+shown is what happened; attention then goes by the formula, because the fast kernels never hold scores and weights.
+Nothing is changed: mode, gradients, random state and weights are afterwards what they were before.
 
 Shapes in comments: T tokens, D d_model, H query heads, K key-value heads, E head_dim, V vocabulary, L blocks.
 """
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .attention import Reading, attention_weights, scaled_scores
 from .metrics import perplexity
-from .transformer import Block, Transformer
+from .transformer import Transformer
 
 # Scores and weights of all heads are quadratic in it, and a person reads no more.
 MAX_TRACED_TOKENS = 256
@@ -137,18 +136,14 @@ def operators(model: Transformer, n_tokens: int) -> list[Operator]:
         ValueError: n_tokens is above max_seq_len.
     """
     device = model.token_embedding.weight.device
-    positions, reading = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
-
-    def position(x: Tensor) -> Tensor:
-        placed: Tensor = model.dropout(x if model.position_table is None else x + model.position_table[positions])
-        return placed
+    now = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
 
     def block_of(layer: int, block: nn.Module) -> Operator:
-        return Operator(f"block_{layer + 1}", lambda x: block(x, layer, reading))
+        return Operator(f"block_{layer + 1}", lambda x: block(x, layer, now))
 
     return [
         Operator("embedding", model.token_embedding),
-        Operator("position", position),
+        Operator("position", lambda x: model.place(x, now)),
         *(block_of(layer, block) for layer, block in enumerate(model.blocks)),
         Operator("norm", model.norm),
         Operator("out", model.head),
@@ -156,7 +151,7 @@ def operators(model: Transformer, n_tokens: int) -> list[Operator]:
 
 
 def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
-    """Runs the network over one sequence and keeps every intermediate value.
+    """Run the network over one sequence and keep every intermediate value.
 
     Args:
         model: the network, in any mode; it is asked in evaluation mode.
@@ -166,26 +161,28 @@ def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
         ValueError: there are no ids or more than MAX_TRACED_TOKENS or max_seq_len, or one is outside the vocabulary.
     """
     tokens = traceable_ids(model, ids)
+    steps = [Step("ids", None, "ids", tokens)]
+
+    def keep(layer: int | None, kind: str, value: Tensor) -> None:
+        batched = layer is not None or kind not in ("position", "rotation")  # a table of positions is one for all rows
+        block = None if layer is None else layer + 1
+        name = kind if block is None else f"block_{block}.{kind}"
+        steps.append(Step(name, block, kind, (value[0] if batched else value).detach()))
+
     with undisturbed(model):
-        seen = _Recorder(model)
-        with seen:
-            logits = model(tokens[None])[0]
-        _, reading = model.plan(tokens[None])
-        mask = _mask(reading, len(tokens), tokens.device)
-        steps = [Step("ids", None, "ids", tokens), *_input_steps(model, tokens, reading)]
-        states = [steps[-1].tensor]
-        for number, block in enumerate(model.blocks, 1):
-            assert isinstance(block, Block)
-            values = _block_values(block, seen, reading, mask)
-            steps += [Step(f"block_{number}.{kind}", number, kind, value) for kind, value in values.items()]
-            states.append(values["output"])
+        logits = model.head(model.features(tokens[None], record=keep))[0]
+        mask = model.plan(tokens[None]).mask
         log_probs = logits[:, : model.config.vocab_size].double().log_softmax(dim=-1)
-        if model.config.final_norm:
-            steps.append(Step("norm", None, "norm", seen.out[model.norm]))
-        steps.append(Step("logits", None, "logits", logits))
-        steps.append(Step("probabilities", None, "probabilities", log_probs.exp()))
+        keep(None, "logits", logits[None])
+        keep(None, "probabilities", log_probs.exp()[None])
+    seen = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=tokens.device).tril()
+    if mask is not None:
+        assert isinstance(mask, Tensor)
+        seen = mask == 0
+    first = next(step.tensor for step in steps if step.kind == "sum")
+    states = [first, *(step.tensor for step in steps if step.kind == "output")]
     chosen = log_probs[:-1].gather(1, tokens[1:, None])[:, 0]
-    return Trace(tokens, steps, mask, torch.stack(states), log_probs, Score(chosen))
+    return Trace(tokens, steps, seen, torch.stack(states), log_probs, Score(chosen))
 
 
 def traceable_ids(model: Transformer, ids: Sequence[int] | Tensor) -> Tensor:
@@ -222,67 +219,3 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-class _Recorder:
-    """Keeps the first input and the output of every module while a sequence runs, without the batch axis."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if module is not model]
-        self.into: dict[nn.Module, Tensor] = {}
-        self.out: dict[nn.Module, Tensor] = {}
-
-    def __enter__(self) -> None:
-        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            self.into[module], self.out[module] = inputs[0][0], output[0]
-
-        self._handles = [module.register_forward_hook(keep) for module in self._modules]
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
-def _mask(reading: Reading, n_tokens: int, device: torch.device) -> Tensor:
-    """(T, T) who may look at whom; plain causal attention hands no mask over."""
-    if reading.mask is None:
-        return torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=device).tril()
-    return reading.mask.expand(1, 1, n_tokens, n_tokens)[0, 0]
-
-
-def _input_steps(model: Transformer, tokens: Tensor, reading: Reading) -> Iterator[Step]:
-    """From ids to h_0."""
-    embedding, position, *_ = operators(model, len(tokens))
-    vectors = embedding(tokens[None])
-    yield Step("embedding", None, "embedding", vectors[0])
-    if model.position_table is not None:
-        yield Step("position", None, "position", model.position_table[: len(tokens)].detach())
-    if reading.rotation is not None:
-        yield Step("rotation", None, "rotation", reading.rotation.reshape(len(tokens), -1))
-    yield Step("sum", None, "sum", position(vectors)[0])
-
-
-def _block_values(block: Block, seen: _Recorder, reading: Reading, mask: Tensor) -> dict[str, Tensor]:
-    """All values inside one block, in the order in which they arise."""
-    attention = block.attention
-    q, k, v = (part[0] for part in attention.project(seen.into[attention][None], reading.rotation))
-    inside = {
-        "q": q,  # (H, T, E)
-        "k": k,  # (K, T, E)
-        "v": v,  # (K, T, E)
-        "scores": scaled_scores(q, k),  # (H, T, T)
-        "weights": attention_weights(q, k, mask),  # (H, T, T)
-        "mixed": seen.into[attention.proj].unflatten(-1, (-1, attention.head_dim)).transpose(0, 1),  # (H, T, E)
-        "attention": seen.out[attention],  # (T, D)
-    }
-    feed = {"hidden": seen.into[block.mlp.down], "ffn": seen.out[block.mlp]}  # (T, d_ff), (T, D)
-    norms = {"norm_attention": seen.out[block.norm_attention], "norm_mlp": seen.out[block.norm_mlp]}
-    if block.post_norm:
-        sums = {"sum_attention": seen.into[block.norm_attention], "sum_ffn": seen.into[block.norm_mlp]}
-        order = ["sum_attention", "norm_attention", *feed, "sum_ffn"]
-    else:
-        sums = {"sum_attention": seen.into[block.norm_mlp]}
-        order = ["sum_attention", "norm_mlp", *feed]
-    found = {**norms, **inside, **sums, **feed}
-    names = [*([] if block.post_norm else ["norm_attention"]), *inside, *order]
-    return {**{name: found[name] for name in names}, "output": seen.out[block]}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,14 @@ from torch.utils.checkpoint import checkpoint
 
 from . import kernels
 from .architecture import ModelConfig
-from .attention import AttentionMask, attend, causal_mask, document_mask
+from .attention import AttentionMask, additive, attend, attention_mask, block_mask
 from .data import IGNORE
 from .kernels import Linear
 from .kv_cache import CacheSlots, KVCache
 from .positions import rotary_table, rotate, sinusoidal_table
 
 Record = Callable[[int | None, str, Tensor], None]
+See = Callable[[str, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,18 @@ class Pass:
         record: told (layer, name, value) of each intermediate value, without which nothing is kept.
     """
 
-    positions: Tensor | slice
+    positions: Tensor | slice = slice(None)
     rotation: Tensor | None = None
     mask: AttentionMask | None = None
     slots: CacheSlots | None = None
     record: Record | None = None
 
-    def see(self, layer: int | None, name: str, value: Tensor) -> None:
-        """Hand a value to whoever looks on."""
-        if self.record is not None:
-            self.record(layer, name, value)
+    def seer(self, layer: int | None) -> See | None:
+        """What is told the values of a layer by name; None if nobody looks on."""
+        return None if self.record is None else partial(self.record, layer)
+
+
+WHOLE = Pass()  # sequences from position 0, without rotary positions
 
 
 class RMSNorm(nn.Module):
@@ -90,22 +94,29 @@ class Attention(nn.Module):
         self.norm_q = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
+    def project(self, x: Tensor, rotation: Tensor | None = None, see: See | None = None) -> tuple[Tensor, ...]:
+        """Queries (B, H, T, E), keys and values (B, K, T, E), normalised and rotated as configured."""
         q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.q, self.k, self.v))  # (B, T, ., E)
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
-        if now.rotation is not None:
-            now.see(layer, "q_unrotated", q.transpose(1, 2))
-            now.see(layer, "k_unrotated", k.transpose(1, 2))
-            q, k = (rotate(part, now.rotation, self.rope_layout) for part in (q, k))
+        if rotation is not None:
+            if see is not None:
+                see("q_unrotated", q.transpose(1, 2))
+                see("k_unrotated", k.transpose(1, 2))
+            q, k = rotate(q, rotation, self.rope_layout), rotate(k, rotation, self.rope_layout)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
+        see = now.seer(layer)
+        q, k, v = self.project(x, now.rotation, see)
+        if see is not None:
+            see("q", q)
+            see("k", k)
+            see("v", v)
         if now.slots is not None:
             k, v = now.slots.write(layer, k, v)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        for name, part in (("q", q), ("k", k), ("v", v)):
-            now.see(layer, name, part)
-        is_causal = now.mask is None and (now.slots is None or now.slots.is_prompt)
-        seen = None if now.record is None else lambda name, value: now.see(layer, name, value)
-        mixed = attend(q, k, v, now.mask, is_causal, self.dropout if self.training else 0.0, seen)
+        is_causal = now.slots is None or now.slots.is_prompt
+        mixed = attend(q, k, v, now.mask, is_causal, self.dropout if self.training else 0.0, see)
         output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -134,18 +145,15 @@ class FeedForward(nn.Module):
         self.down = Linear(config.d_ff, config.d_model, bias=config.ffn_bias)
         self.dropout = nn.Dropout(config.drop_ffn)
 
-    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
-        up: Tensor = self.up(x)
-        now.see(layer, "up", up)
-        if self.gate is None:
-            hidden = activate(up, self.act)
-        else:
-            gate = self.gate(x)
-            opened = F.silu(gate)
-            now.see(layer, "gate", gate)
-            now.see(layer, "silu_gate", opened)
-            hidden = opened * up
-        now.see(layer, "hidden", hidden)
+    def forward(self, x: Tensor, layer: int = 0, now: Pass = WHOLE) -> Tensor:
+        see, up = now.seer(layer), self.up(x)
+        gate = None if self.gate is None else self.gate(x)
+        opened = None if gate is None else F.silu(gate)
+        hidden = activate(up, self.act) if opened is None else opened * up
+        if see is not None:
+            for name, value in (("up", up), ("gate", gate), ("silu_gate", opened), ("hidden", hidden)):
+                if value is not None:
+                    see(name, value)
         output: Tensor = self.down(self.dropout(hidden))
         return output
 
@@ -167,23 +175,19 @@ class Block(nn.Module):
         self.post_norm = config.norm_order == "post"
 
     def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
-        x = self._joined(x, "attention", self.norm_attention, self.attention, self.drop_attention, layer, now)
-        return self._joined(x, "mlp", self.norm_mlp, self.mlp, self.drop_mlp, layer, now)
-
-    def _joined(
-        self, x: Tensor, name: str, norm: nn.Module, branch: nn.Module, dropout: nn.Module, layer: int, now: Pass
-    ) -> Tensor:
-        """The stream with one branch added."""
-        read = x if self.post_norm else norm(x)
-        if not self.post_norm:
-            now.see(layer, f"norm_{name}", read)
-        added = branch(read, layer, now)
-        now.see(layer, name, added)
-        x = x + dropout(added)
-        now.see(layer, f"sum_{name}", x)
-        if self.post_norm:
-            x = norm(x)
-            now.see(layer, f"norm_{name}", x)
+        see = now.seer(layer)
+        for name, norm, branch, dropout in (
+            ("attention", self.norm_attention, self.attention, self.drop_attention),
+            ("ffn", self.norm_mlp, self.mlp, self.drop_mlp),
+        ):
+            read = x if self.post_norm else norm(x)
+            added = branch(read, layer, now)
+            summed = x + dropout(added)
+            x = norm(summed) if self.post_norm else summed
+            if see is not None:
+                see(name, added)
+                see(f"norm_{name}", x if self.post_norm else read)
+                see(f"sum_{name}", summed)
         return x
 
 
@@ -306,27 +310,40 @@ class Transformer(nn.Module):
 
     def read(self, ids: Tensor, now: Pass) -> Tensor:
         """The normalised hidden states (B, T, D) of ids (B, T): the one forward pass."""
-        x: Tensor = self.token_embedding(ids)
-        now.see(None, "embedding", x)
-        if self.position_table is not None:
-            now.see(None, "position", self.position_table[now.positions])
-            x = x + self.position_table[now.positions]
-        x = self.dropout(x)
-        now.see(None, "sum", x)
+        see, x = now.seer(None), self.token_embedding(ids)
+        if see is not None:
+            see("embedding", x)
+        x = self.place(x, now)
+        if see is not None:
+            see("sum", x)
         again = self.recompute and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             x = checkpoint(block, x, layer, now, use_reentrant=False) if again else block(x, layer, now)
-            now.see(layer, "output", x)
+            if now.record is not None:
+                now.record(layer, "output", x)
         features: Tensor = self.norm(x)
+        if see is not None:
+            see("norm", features)
         return features
+
+    def place(self, x: Tensor, now: Pass) -> Tensor:
+        """Token vectors (B, T, D) with position vectors added, and dropout."""
+        see, places = now.seer(None), now.rotation
+        if self.position_table is not None:
+            places = self.position_table[now.positions]
+            x = x + places
+        if see is not None and places is not None:
+            see("rotation" if self.position_table is None else "position", places.flatten(1))
+        placed: Tensor = self.dropout(x)
+        return placed
 
     def plan(
         self,
         ids: Tensor,
         documents: Sequence[Sequence[int]] | None = None,
-        attention_mask: Tensor | None = None,
+        added: Tensor | None = None,
     ) -> Pass:
-        """The pass over whole sequences; arguments as for forward."""
+        """The pass over whole sequences; documents and what is added to the scores as for forward."""
         n_rows, n_tokens = ids.shape
         if n_tokens > self.config.max_seq_len:
             raise ValueError(
@@ -334,31 +351,31 @@ class Transformer(nn.Module):
                 f"cut it, or train a model with a longer context"
             )
         positions: Tensor | slice = slice(n_tokens)
-        mask: AttentionMask | None = None
-        window, dtype = self.config.window, self.token_embedding.weight.dtype
+        window, places = self.config.window, torch.arange(n_tokens, device=ids.device)
         if documents is not None:
-            numbers, positions = _document_places(documents, n_rows, n_tokens, ids.device)
-            mask = document_mask(numbers, window, dtype, dense=bool(self.config.drop_attn))
-        elif (window is not None and window < n_tokens) or attention_mask is not None:
-            places = torch.arange(n_tokens, device=ids.device)
-            mask = causal_mask(places, places, window, dtype)
-        if attention_mask is not None:
-            if not isinstance(mask, Tensor) or documents is not None:
+            if added is not None:
                 raise ValueError("an attention mask and documents are given; say by the mask who may look at whom")
-            mask = mask + attention_mask
-        return self._pass(positions, mask)
+            numbers, positions = _document_places(documents, n_rows, n_tokens, ids.device)
+            if ids.device.type == "cuda" and not self.config.drop_attn:  # which a mask of blocks does not go with
+                return self._pass(positions, block_mask(numbers, window))
+            return self._pass(positions, self._mask(places, places, (numbers, numbers))[:, None])
+        mask = None
+        if added is not None or (window is not None and window < n_tokens):
+            mask = self._mask(places, places)
+        return self._pass(positions, mask if added is None or mask is None else mask + added)
 
     def continued(self, slots: CacheSlots) -> Pass:
         """The pass over tokens that continue the rows of a cache."""
-        mask, window = None, self.config.window
-        # a mask of nothing costs the fast kernels; so rows of one length, which see all that is there, have none
-        if not slots.is_prompt and not (slots.is_even and (window is None or window >= slots.end)):
-            places = torch.arange(slots.end, device=slots.positions.device)
-            mask = causal_mask(slots.positions, places, window, self.token_embedding.weight.dtype)[:, None]
-        elif slots.is_prompt and window is not None and window < slots.end:
-            places = torch.arange(slots.end, device=slots.positions.device)
-            mask = causal_mask(places, places, window, self.token_embedding.weight.dtype)
-        return self._pass(slots.positions, mask, slots)
+        sees_all = self.config.window is None or self.config.window >= slots.end
+        # a mask of nothing costs the fast kernels; so prompts, and rows of one length, have none
+        if sees_all and (slots.is_prompt or slots.is_even):
+            return self._pass(slots.positions, None, slots)
+        places = torch.arange(slots.end, device=slots.positions.device)
+        return self._pass(slots.positions, self._mask(slots.positions, places)[:, None], slots)
+
+    def _mask(self, queries: Tensor, keys: Tensor, documents: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        seen = attention_mask(queries, keys, self.config.window, documents)
+        return additive(seen, self.token_embedding.weight.dtype)
 
     def _pass(self, positions: Tensor | slice, mask: AttentionMask | None, slots: CacheSlots | None = None) -> Pass:
         rotation = None if self.rotation_table is None else self.rotation_table[positions]
@@ -374,6 +391,15 @@ class Transformer(nn.Module):
                 value=-torch.inf,
             )
         return logits
+
+    def next_logits(self, tokens: Tensor, slots: CacheSlots) -> Tensor:
+        """Logits (B, vocab_size) behind one more token (B,) of each row; the cache's lengths stay as they are."""
+        features = self.read(tokens[:, None], self.continued(slots))
+        return self.head(features[:, 0])[:, : self.config.vocab_size]
+
+    def matrices(self) -> list[Tensor]:
+        """The weights of all products."""
+        return [*(one.weight for one in self.modules() if isinstance(one, Linear)), self.head_weight]
 
     @property
     def head_weight(self) -> Tensor:

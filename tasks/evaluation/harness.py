@@ -30,7 +30,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-    from model.likelihood import Likelihood
+    from model.scoring import Likelihood
 
 MAX_NEW_TOKENS = 256  # of an answer whose task does not say
 _KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p"}
@@ -144,7 +144,7 @@ def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Li
     Args:
         asked: token ids, and the number of ids at their beginning that are context and not scored.
     """
-    from model.likelihood import Continuation, Likelihood, continuation_likelihoods
+    from model.scoring import Continuation, Likelihood, continuation_likelihoods
 
     # nothing predicts a first id
     continuations = [Continuation(ids, max(0, len(ids) - max(1, before))) for ids, before in asked]

@@ -12,7 +12,7 @@ from golden.registry import Entry, behaviour
 from golden.shared import built, example, noise, numbers, same, watched
 from model import ModelConfig, preset
 from model.attention import attention_mask, attention_weights
-from model.cache import KVCache
+from model.kv_cache import KVCache
 from model.positions import rotary_table, rotate, wavelength_frequencies
 
 

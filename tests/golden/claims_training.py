@@ -11,7 +11,7 @@ from golden.training import clipped, optimizer_steps
 from model import GenerationConfig, TrainConfig, Transformer, generate, preset
 from model.attention import attention_mask
 from model.data import IGNORE
-from model.loss import linear_nll
+from model.kernels import linear_nll
 from model.schedule import cosine, learning_rate
 
 

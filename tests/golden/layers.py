@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from golden.registry import Found, by_hand, operation
 from golden.shared import numbers, small_config
-from model.norms import build_norm, rms_norm
-from model.transformer import FeedForward, activate
+from model.transformer import FeedForward, activate, build_norm, rms_norm
 
 
 def norm_layer(width: int, eps: float, kind: str = "layernorm") -> nn.Module:

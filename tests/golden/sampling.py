@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from golden.registry import Entry, Found, operation
 from golden.shared import numbers
 from model import GenerationConfig, Transformer, generate, preset
-from model.loss import linear_nll
+from model.kernels import linear_nll
 from model.sampling import draw, filter_top_k, filter_top_p, token_probabilities
 
 

@@ -9,7 +9,7 @@ import torch
 from golden.attention import dk_scale
 from golden.registry import Found, operation
 from model import ModelConfig, Transformer, accounting, preset
-from model.attention import Attention
+from model.transformer import Attention
 
 
 def total(config: ModelConfig) -> int:

@@ -12,7 +12,7 @@ from golden.registry import Found, by_hand, operation
 from golden.shared import float64, numbers, small_config
 from model import NllSum, TrainConfig, Transformer, preset, schedule
 from model.data import IGNORE
-from model.loss import linear_nll
+from model.kernels import linear_nll
 from model.metrics import perplexity
 from model.optim import build_optimizer
 

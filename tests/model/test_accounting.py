@@ -19,8 +19,8 @@ from model.accounting import (
     solve_depth,
     solve_n_layer,
 )
-from model.cache import KVCache
 from model.config import TrainConfig
+from model.kv_cache import KVCache
 from model.optim import build_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]

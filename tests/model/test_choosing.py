@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from model import GenerationConfig
-from model.generating.chooser import Chooser
-from model.sampling import draw, token_probabilities, uniform_noise
+from model.sampling import Sampler, draw, token_probabilities, uniform_noise
 
 SAMPLERS: list[dict[str, Any]] = [
     {},
@@ -72,7 +71,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 @pytest.mark.parametrize("vocab_size", [40, 1500])  # the second is large enough for a shortlist
 def test_frequencies_follow_the_filtered_distribution(settings: dict[str, Any], vocab_size: int) -> None:
     logits, n_rows, n_rounds = logits_of(vocab_size), 500, 12
-    chooser = Chooser(GenerationConfig(**settings), vocab_size, n_rows, 1)
+    chooser = Sampler(GenerationConfig(**settings), vocab_size, n_rows, 1)
     noise = torch.from_numpy(uniform_noise(3, 5, n_rows * n_rounds)).view(n_rounds, n_rows)
     drawn = [chooser.choose(logits.expand(n_rows, -1).clone(), uniform).tokens for uniform in noise]
     counts = torch.cat(drawn).bincount(minlength=vocab_size).numpy()
@@ -95,7 +94,7 @@ def test_a_shortlist_gives_what_the_whole_vocabulary_gives(settings: dict[str, A
     config = GenerationConfig(**settings)
     filters = (config.top_k, config.top_p, config.min_p, config.typical_p)
     expected = draw(token_probabilities(logits, config.temperature, *filters), uniform)
-    found = Chooser(config, vocab_size, n_rows, 1).choose(logits.clone(), uniform).tokens
+    found = Sampler(config, vocab_size, n_rows, 1).choose(logits.clone(), uniform).tokens
     assert found.tolist() == expected.tolist()
 
 
@@ -117,7 +116,7 @@ def test_a_shortlist_gives_what_the_whole_vocabulary_gives(settings: dict[str, A
 def test_settings_at_their_ends(settings: dict[str, Any], kept: int) -> None:
     logits, n = logits_of(2000), 1500
     uniform = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens = Chooser(GenerationConfig(**settings), 2000, n, 1).choose(logits.expand(n, -1).clone(), uniform).tokens
+    tokens = Sampler(GenerationConfig(**settings), 2000, n, 1).choose(logits.expand(n, -1).clone(), uniform).tokens
     if kept == 1:
         assert len(tokens.unique()) == 1
     else:
@@ -131,14 +130,14 @@ def test_settings_at_their_ends(settings: dict[str, Any], kept: int) -> None:
 def test_the_ends_of_the_noise_give_possible_tokens(settings: dict[str, Any], uniform: float, vocab_size: int) -> None:
     logits = logits_of(vocab_size)
     config = GenerationConfig(**settings, suppress=(0, vocab_size - 1))
-    chosen = Chooser(config, vocab_size, 1, 1).choose(logits[None].clone(), torch.tensor([uniform]).double())
+    chosen = Sampler(config, vocab_size, 1, 1).choose(logits[None].clone(), torch.tensor([uniform]).double())
     logits[[0, vocab_size - 1]] = -torch.inf
     assert exact_distribution(logits, settings)[int(chosen.tokens)] > 0
 
 
-def remembering(config: GenerationConfig, vocab_size: int, prompt: list[int], made: list[int]) -> Chooser:
+def remembering(config: GenerationConfig, vocab_size: int, prompt: list[int], made: list[int]) -> Sampler:
     """A chooser of one row that has read a prompt and made some tokens."""
-    chooser = Chooser(config, vocab_size, 1, len(prompt) + len(made) + 1)
+    chooser = Sampler(config, vocab_size, 1, len(prompt) + len(made) + 1)
     chooser.begin(0, prompt)
     for token in made:
         chooser._remember(torch.tensor([token]))
@@ -186,7 +185,7 @@ def test_no_ngram_comes_twice(n: int, prompt: list[int], made: list[int], banned
 
 def test_rows_remember_for_themselves() -> None:
     config = GenerationConfig(temperature=0.0, no_repeat_ngram=1, frequency_penalty=1.0)
-    chooser = Chooser(config, 5, 2, 4)
+    chooser = Sampler(config, 5, 2, 4)
     chooser.begin(0, [1, 2])
     chooser.begin(1, [3])
     chooser.choose(torch.tensor([[0.0, 0, 0, 0, 1.0], [1.0, 0, 0, 0, 0]]))
@@ -198,7 +197,7 @@ def test_rows_remember_for_themselves() -> None:
 
 def test_when_every_token_is_forbidden_it_is_said() -> None:
     config = GenerationConfig(temperature=1.0, suppress=(0,), no_repeat_ngram=1)
-    chooser = Chooser(config, 3, 2, 4)
+    chooser = Sampler(config, 3, 2, 4)
     chooser.begin(0, [1, 2])
     chooser.begin(1, [1])
     chosen = chooser.choose(torch.zeros(2, 3), torch.tensor([0.5, 0.5]).double())
@@ -210,7 +209,7 @@ def test_when_every_token_is_forbidden_it_is_said() -> None:
 def test_the_best_tokens_come_with_the_models_own_log_probabilities() -> None:
     logits = logits_of(50)[None]
     config = GenerationConfig(temperature=2.0, top_k=2, top_logprobs=3, suppress=(int(logits.argmax()),))
-    chosen = Chooser(config, 50, 1, 1).choose(logits.clone(), torch.tensor([0.1]).double())
+    chosen = Sampler(config, 50, 1, 1).choose(logits.clone(), torch.tensor([0.1]).double())
     expected = logits.log_softmax(-1)
     (best,) = chosen.best() or []
     assert [token for token, _ in best] == expected.topk(3).indices[0].tolist()

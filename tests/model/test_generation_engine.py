@@ -12,12 +12,9 @@ import torch
 from network_variants import VARIANTS
 
 from model import Completion, GenerationConfig, Transformer, generate, prompt_problem, stream
-from model.cache import KVCache
-from model.generating.blocks import BlockCache, BlockStep
-from model.generating.decoder import Decoder, KernelStep, Reach
-from model.generating.engine import Engine
-from model.generating.graphs import GraphedStep
-from model.generating.rows import Row
+from model.cuda_graphs import GraphedStep
+from model.generation import Engine, Row
+from model.kv_cache import KVCache
 
 PROMPTS = [[(7 * place + start) % 31 for place in range(1 + (5 * start) % 13)] for start in range(13)]
 LIMITS = [1 + (3 * number) % 11 for number in range(13)]
@@ -119,27 +116,6 @@ def test_ends_that_are_noticed_a_step_late_change_nothing(
     assert sorted(told) == list(range(13))
     made = [(row.completion.ids, row.completion.finish_reason, row.completion.stopped_by) for row in rows]
     assert made == [(one.ids, one.finish_reason, one.stopped_by) for one in expected]
-
-
-@pytest.mark.parametrize("settings", [{}, {"n_head": 4, "n_kv_head": 2}, {"head_dim": 5}, {"window": 40}], ids=str)
-@pytest.mark.parametrize("positions", [[0, 3, 2], [63, 64, 0], [130, 5, 150]], ids=str)
-def test_both_ways_to_attend_agree(
-    build_model: Callable[..., Transformer], settings: dict[str, Any], positions: list[int]
-) -> None:
-    config = build_model(max_seq_len=160, **settings).config
-    generator = torch.Generator().manual_seed(0)
-    read = KVCache(config, 3, 151)
-    read.keys, read.values = torch.randn(2, *read.keys.shape, generator=generator).unbind(0)
-    blocks, places = BlockCache(config, 5, 160), torch.tensor(positions)
-    blocks.replace([1, 2, 3], read)
-    q, k, v = (
-        torch.randn(3, n, config.head_dim, generator=generator)
-        for n in (config.n_head, config.n_kv_head, config.n_kv_head)
-    )
-    by_kernel = KernelStep(read, places, [Reach(0, 2, 151), Reach(2, 3, positions[2] + 1, True)], 0, config.window)
-    by_blocks = BlockStep(blocks, places, 1)
-    for layer in range(config.n_layer):
-        torch.testing.assert_close(by_blocks.attend(layer, q, k, v), by_kernel.attend(layer, q, k, v))
 
 
 def test_each_prompt_may_have_its_own_limit(build_model: Callable[..., Transformer]) -> None:
@@ -256,15 +232,15 @@ def test_a_step_that_cannot_be_captured_is_computed_and_told(
 
     monkeypatch.setattr(GraphedStep, "_captured", fails)
     model = build_model().eval()
-    decoder, ids = Decoder(model, 2), torch.tensor([3, 4])
+    ids, plain = torch.tensor([3, 4]), KVCache(model.config, 2)
     with torch.inference_mode():
-        step, arguments = GraphedStep(decoder, KVCache(model.config, 2)), (ids, ids * 0, [Reach(0, 2, 1)])
+        step = GraphedStep(model, KVCache(model.config, 2))
         with pytest.warns(UserWarning, match="without one, which is slower: no memory for graphs$"):
-            found = step(*arguments)
-        assert torch.equal(found, decoder.step(KVCache(model.config, 2), *arguments))
+            found = step(ids)
+        assert torch.equal(found, model.next_logits(ids, plain.slots(2, 1)))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            step(*arguments)
+            step(ids)
 
 
 def test_stop_strings_need_a_decoder(build_model: Callable[..., Transformer]) -> None:
@@ -332,7 +308,7 @@ def test_what_is_cropped_off_a_prompt_is_no_longer_remembered(build_model: Calla
     short, long = (generate(model, [prompt], config)[0].ids for prompt in (end, [*range(31), *end]))
     assert long == short
     row = Row([1] * 10_000, 0, Completion(), 12)
-    assert Engine(model, [row], config, 1).chooser.history.shape[1] == 16 + 12
+    assert Engine(model, [row], config, 1).sampler.history.shape[1] == 16 + 12
 
 
 @pytest.mark.parametrize("vocab_size", [31, 2000], ids=["all", "shortlist"])

@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import ModelConfig, Transformer, kernels, short_attention
-from model.kernels import Linear, product
-from model.short_attention import causal_attention
+from model import ModelConfig, Transformer, kernels
+from model.kernels import Linear, product, short_attention
 
 
 @pytest.fixture(params=["onednn", "torch"])
@@ -21,8 +20,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Each of the two libraries, whatever the processor is."""
     if request.param == "onednn" and not (torch.backends.mkldnn.is_available() and hasattr(torch.ops, "mkldnn")):
         pytest.skip("torch was built without oneDNN")
-    for module in (kernels, sys.modules["model.loss"]):
-        monkeypatch.setattr(module, "has_fast_products", lambda: request.param == "onednn")
+    monkeypatch.setattr(kernels, "has_fast_products", lambda: request.param == "onednn")
     yield request.param
 
 
@@ -67,10 +65,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("n_tokens", [1, 31, 32, 33, 64, 100, 130, 200])
 @pytest.mark.parametrize("group_elements", [1, 2**18])
 def test_attention_equals_the_formula(n_tokens: int, group_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_attention, "_GROUP_ELEMENTS", group_elements)  # two heads at a time, or all
+    monkeypatch.setattr(kernels, "_GROUP_ELEMENTS", group_elements)  # two heads at a time, or all
     shape = (2, 3, n_tokens, 8)
     q, k, v, gradient = tensors(shape, shape, shape, shape)
-    found, expected = causal_attention(q, k, v), attend(q, k, v)
+    found, expected = short_attention(q, k, v), attend(q, k, v)
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(y, (q, k, v), gradient) for y in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
@@ -97,7 +95,9 @@ def test_gradients_of_a_network_in_training_are_those_of_the_plain_graph(library
     exact.eval()
     F.cross_entropy(exact(ids).flatten(0, 1), labels.flatten(), reduction="sum").backward()
     for (name, one), other in zip(network.named_parameters(), exact.parameters(), strict=True):
-        scale = float(other.grad.abs().max())
+        # a bias of the keys shifts all scores of a query alike: its gradient is 0, and what is left is rounding
+        like = exact.get_parameter(name.replace(".k.bias", ".q.bias"))
+        scale = float(like.grad.abs().max())
         torch.testing.assert_close(
             one.grad.double(), other.grad, atol=2e-5 * scale, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model import Transformer
-from model.likelihood import Continuation, continuation_likelihoods
+from model.scoring import Continuation, continuation_likelihoods
 
 SHORT = [
     Continuation([1, 2, 3, 4, 5], 2),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from model import loss
-from model.loss import linear_nll
+from model.kernels import linear_nll
 
 SHAPES = [(1, 3, 5), (7, 4, 11), (300, 8, 40)]
 

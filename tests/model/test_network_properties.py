@@ -11,7 +11,7 @@ from network_variants import ATTENTION_VARIANTS, VARIANTS, ids_of
 
 from model import ModelConfig, Transformer
 from model.attention import attention_mask, attention_weights
-from model.cache import KVCache
+from model.kv_cache import KVCache
 from model.positions import rotary_frequencies, rotary_table, rotate
 
 Build = Callable[..., Transformer]
@@ -100,14 +100,14 @@ def test_rotation_is_the_complex_product(settings: dict) -> None:
 def test_attention_is_its_weights_times_values(build_model: Build, settings: dict, documents: list | None) -> None:
     model, ids = build_model(**settings), ids_of(2, 12)
     with torch.no_grad():
-        positions, reading = model.plan(ids, documents=documents)
-        x = model.embed(ids, positions)
+        now = model.plan(ids, documents=documents)
+        x = model.place(model.token_embedding(ids), now)
         attention: Any = model.blocks[0].attention
-        q, k, v = attention.project(x, reading.rotation)
-        weights = attention_weights(q, k, reading.mask)
+        q, k, v = attention.project(x, now.rotation)
+        weights = attention_weights(q, k, None if now.mask is None else now.mask == 0)
         mixed = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         expected = attention.proj(mixed.transpose(1, 2).flatten(2))
-        torch.testing.assert_close(attention(x, 0, reading), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(attention(x, 0, now), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-6, rtol=0)
     assert (weights >= 0).all()
     assert not weights.triu(1).any()
@@ -130,9 +130,9 @@ def test_mask_is_causal_windowed_and_keeps_documents_apart() -> None:
 @pytest.mark.parametrize("pos", ["learned", "rope"])
 def test_through_one_layer_a_token_sees_exactly_its_window(build_model: Build, window: int, pos: str) -> None:
     model, ids = build_model(n_layer=1, window=window, pos=pos), ids_of(1, 16)
-    positions, reading = model.plan(ids)
-    x = model.embed(ids, positions).detach().requires_grad_()
-    features = model.norm(model.blocks[0](x, 0, reading))
+    now = model.plan(ids)
+    x = model.place(model.token_embedding(ids), now).detach().requires_grad_()
+    features = model.norm(model.blocks[0](x, 0, now))
     for t in range(16):
         (gradient,) = torch.autograd.grad(model.head(features[0, t]).square().sum(), x, retain_graph=True)
         seen = gradient[0].abs().amax(dim=1) > 0

@@ -67,7 +67,8 @@ FIELDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "drop_attn": ({}, [0.0, 0.2, 0.6]),
     "drop_ffn": ({}, [0.0, 0.2, 0.6]),
     "drop_resid": ({}, [0.0, 0.2, 0.6]),
-    "init": ({}, ["normal", "xavier"]),
+    "drop_resid_mlp": ({"drop_resid": 0.1}, [None, 0.0, 0.6]),
+    "init": ({}, ["normal", "xavier", "inverse_cdf"]),
     "init_std": ({}, [0.02, 0.3]),
     "init_residual_scaling": ({}, [True, False]),
 }
@@ -105,7 +106,7 @@ def test_every_value_of_a_field_gives_another_network(build_model: Build, name: 
 
 def drop_factors(model: Transformer) -> dict[str, list[torch.Tensor]]:
     """What each dropout site multiplies its input by in one pass over real ids."""
-    found: dict[str, list[torch.Tensor]] = {"drop_embed": [], "drop_ffn": [], "drop_resid": [], "drop_attn": []}
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in SITES}
 
     def watch(site: str) -> Callable[..., None]:
         return lambda module, inputs, output: found[site].append((output / inputs[0])[inputs[0] != 0])
@@ -113,31 +114,32 @@ def drop_factors(model: Transformer) -> dict[str, list[torch.Tensor]]:
     block: Any = model.blocks[0]
     for site, module in (
         ("drop_embed", model.dropout),
-        ("drop_resid", block.dropout),
+        ("drop_resid", block.drop_attention),
+        ("drop_resid_mlp", block.drop_mlp),
         ("drop_ffn", block.mlp.dropout),
     ):
         module.register_forward_hook(watch(site))
     with torch.no_grad():
         model(ids_of(16, 16))
         # a token that sees itself only gets its own value times the factor of its one weight
-        _, reading = model.plan(ids_of(64, 1))
+        now = model.plan(ids_of(64, 1))
         x = torch.randn(64, 1, 16, generator=torch.Generator().manual_seed(2))
         attention = block.attention
         attention.proj.weight.copy_(torch.eye(16))
         attention.proj.bias.zero_()
         values = attention.project(x)[2].transpose(1, 2).flatten(2)
-        found["drop_attn"].append((attention(x, 0, reading) / values).flatten())
+        found["drop_attn"].append((attention(x, 0, now) / values).flatten())
     return found
 
 
-SITES = ["drop_embed", "drop_attn", "drop_ffn", "drop_resid"]
+SITES = ["drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp"]
 
 
 @pytest.mark.parametrize("site", SITES)
 def test_dropout_acts_at_its_own_place_only(build_model: Build, site: str) -> None:
     torch.manual_seed(0)
-    found = drop_factors(build_model(n_layer=1, **{site: 0.25}).train())
-    assert len(found["drop_resid"]) == 2  # attention's branch and the feed-forward one
+    # that of the feed-forward branch is attention's unless it is given
+    found = drop_factors(build_model(n_layer=1, **{"drop_resid_mlp": 0.0, site: 0.25}).train())
     for name, factors in found.items():
         for factor in factors:
             zeroed = factor == 0
@@ -181,7 +183,7 @@ def test_xavier_weights_have_the_deviation_of_each_matrix(act: str) -> None:
         if name in ("token_embedding.weight", "position_table"):
             parts, expected = [parameter], [0.02]
         else:
-            parts = list(parameter.split([256, 64, 64]) if name.endswith("qkv.weight") else [parameter])
+            parts = [parameter]
             expected = [math.sqrt(2 / (part.shape[0] + part.shape[1])) for part in parts]
         for part, deviation in zip(parts, expected, strict=True):
             assert part.std().item() == pytest.approx(deviation, rel=0.03), name

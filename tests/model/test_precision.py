@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, load_checkpoint, save_checkpoint
 from model.advice import DTYPES
-from model.attention import Attention
+from model.transformer import Attention
 
 PRECISIONS = ["fp32", "bf16", "fp16"]
 CONFIG = TrainConfig(24, batch_size=4, lr=1e-2, eval_every=24)

@@ -9,7 +9,7 @@ import torch
 from network_variants import VARIANTS, ids_of
 
 from model import ModelConfig, Transformer, count_parameters
-from model.cache import KVCache
+from model.kv_cache import KVCache
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)

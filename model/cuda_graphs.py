@@ -8,52 +8,45 @@ cannot be captured the step is computed as it is, and a warning says why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
-from .decoder import Cache, Decoder, Reach
+from .kv_cache import CacheSlots, KVCache
+from .transformer import Transformer
 
 SLOTS = 128  # graphs are made for multiples of so many cache slots
 _WARM_UP = 2  # libraries allocate and choose their kernels in the first calls, which a graph must not record
 
 
-def step_for(decoder: Decoder, cache: Cache) -> Callable[..., Tensor]:
-    """`Decoder.step` over this cache, as a graph where there can be one."""
-    if isinstance(cache, KVCache) and cache.keys.device.type == "cuda":
-        return GraphedStep(decoder, cache)
-    return partial(decoder.step, cache)
-
-
 class GraphedStep:
-    """`Decoder.step` over all rows of one cache.
+    """`Transformer.next_logits` over all rows of one cache.
 
     Args:
-        decoder: computes it.
+        model: computes it.
         cache: whose tensors stay where they are.
     """
 
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self.decoder, self.cache = decoder, cache
-        n_rows = len(cache.lengths)
-        self.ids = torch.zeros(n_rows, dtype=torch.int64, device=cache.keys.device)
-        self.positions = torch.zeros_like(self.ids)
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        n_rows, device = len(cache.lengths), cache.keys.device
+        self.ids = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(n_rows, 1, dtype=torch.int64, device=device)
+        self.rows = torch.arange(n_rows, device=device)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.works = True
 
-    def __call__(self, ids: Tensor, positions: Tensor, reaches: list[Reach], first: int = 0) -> Tensor:
-        """Arguments and result as for `Decoder.step`; the result is overwritten by the next call."""
-        if not self.works or len(reaches) > 1 or len(ids) < len(self.ids):
-            return self.decoder.step(self.cache, ids, positions, reaches, first)
-        self.ids.copy_(ids)
-        self.positions.copy_(positions)
-        end = min(-(-reaches[0].end // SLOTS) * SLOTS, self.cache.capacity)
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits (R, vocab_size) behind one more token (R,) of each row; they are overwritten by the next call."""
+        now = self.cache.slots(len(tokens), 1)
+        if not self.works:
+            return self.model.next_logits(tokens, now)
+        self.ids.copy_(tokens)
+        self.positions.copy_(now.positions)
+        end = min(-(-now.end // SLOTS) * SLOTS, self.cache.capacity)
         if end not in self.graphs:
             try:
-                self.graphs[end] = self._captured(Reach(0, len(ids), end))
+                self.graphs[end] = self._captured(end)
             except RuntimeError as error:  # memory for graphs, or an operation that cannot be recorded
                 self.works = False
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -62,14 +55,16 @@ class GraphedStep:
                     f"slower: {reason}",
                     stacklevel=2,
                 )
-                return self.decoder.step(self.cache, ids, positions, reaches, first)
+                return self.model.next_logits(tokens, now)
         graph, logits = self.graphs[end]
         graph.replay()
         return logits
 
-    def _captured(self, reach: Reach) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _captured(self, end: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        slots = CacheSlots(self.cache, self.rows, slice(None), self.positions, end)
+
         def step() -> Tensor:
-            return self.decoder.step(self.cache, self.ids, self.positions, [reach])
+            return self.model.next_logits(self.ids, slots)
 
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
