@@ -89,6 +89,8 @@ def attend(
     is_causal: bool = True,
     dropout: float = 0.0,
     see: Callable[[str, Tensor], None] | None = None,
+    *,
+    training: bool = False,
 ) -> Tensor:
     """softmax(q k^T / sqrt(E) + mask) v.
 
@@ -99,6 +101,7 @@ def attend(
         is_causal: without a mask, whether a query sees only the keys at its own place and before.
         dropout: probability to leave out a weight.
         see: told each sub-step of the formula by name.
+        training: whether this is a pass of a training step.
 
     Returns:
         (B, H, T, E).
@@ -108,7 +111,7 @@ def attend(
     if isinstance(mask, BlockMask):
         mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return mixed
-    if mask is None and is_causal and not dropout and kernels.suits_short_attention(q, k):
+    if training and mask is None and is_causal and not dropout and kernels.suits_short_attention(q, k):
         return kernels.short_attention(q, k, v)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None,

@@ -55,13 +55,14 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.mm(a, b.T) if bias is None else torch.addmm(bias, a, b.T)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, training: bool = False) -> Tensor:
     """x @ weight.T + bias over the last axis, by the fastest way there is here.
 
     Args:
         x: (..., K).
         weight: (M, K).
         bias: (M,).
+        training: whether gradients are those of a training step; for others torch's own graph is kept.
 
     Returns:
         (..., M).
@@ -71,12 +72,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, known, bias, "none", [], "")
         return found
     only_read = torch.is_inference_mode_enabled()
-    if not (only_read or torch.is_grad_enabled()) or not (is_plain(x) and is_plain(weight)):
+    if not (only_read or (training and torch.is_grad_enabled())) or not (is_plain(x) and is_plain(weight)):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled("cpu") or not has_fast_products():
         return F.linear(x, weight, bias)
     if only_read:
-        return product(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+        return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
     return LinearProduct.apply(x, weight, bias)
 
 
@@ -84,7 +85,7 @@ class Linear(nn.Linear):
     """torch's linear layer by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, training=self.training)
 
 
 _packed = threading.local()
@@ -132,17 +133,17 @@ class LinearProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        return product(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+        return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        flat = gradient.flatten(0, -2)
+        flat = gradient.reshape(-1, gradient.shape[-1])
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
             product(flat, weight.T).view_as(x) if for_x else None,
-            product(flat.T, x.flatten(0, -2).T) if for_weight else None,
+            product(flat.T, x.reshape(-1, x.shape[-1]).T) if for_weight else None,
             flat.sum(0) if ctx.has_bias and for_bias else None,
         )
 
@@ -200,17 +201,18 @@ def release_freed_memory() -> None:
             return
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float, *, training: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last axis.
 
     Args:
         x: (..., D).
         gain: (D,).
         eps: added inside the root.
+        training: as for linear.
     """
     if not (is_plain(x) and is_plain(gain)):
         return F.rms_norm(x, gain.shape, gain, eps)
-    if torch.is_grad_enabled():
+    if training and torch.is_grad_enabled():
         normed: Tensor = RMSNormed.apply(x, gain, eps)
         return normed
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain

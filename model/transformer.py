@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class Pass:
         record: told (layer, name, value) of each intermediate value, without which nothing is kept.
     """
 
-    positions: Tensor | slice = slice(None)
+    positions: Tensor | slice = field(default_factory=lambda: slice(None))
     rotation: Tensor | None = None
     mask: AttentionMask | None = None
     slots: CacheSlots | None = None
@@ -69,7 +69,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return kernels.rms_norm(x, self.weight, self.eps)
+        return kernels.rms_norm(x, self.weight, self.eps, training=self.training)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
@@ -116,7 +116,8 @@ class Attention(nn.Module):
         if now.slots is not None:
             k, v = now.slots.write(layer, k, v)
         is_causal = now.slots is None or now.slots.is_prompt
-        mixed = attend(q, k, v, now.mask, is_causal, self.dropout if self.training else 0.0, see)
+        dropout = self.dropout if self.training else 0.0
+        mixed = attend(q, k, v, now.mask, is_causal, dropout, see, training=self.training)
         output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -299,7 +300,8 @@ class Transformer(nn.Module):
             _check_lengths(lengths, ids, cache)
         if cache is not None:
             if documents is not None or attention_mask is not None:
-                raise ValueError("documents and masks cannot be told apart behind a cache; read them without it")
+                what = "an attention mask has no place" if documents is None else "documents cannot be told apart"
+                raise ValueError(f"{what} behind a cache; read them in one pass without it")
             now = self.continued(cache.slots(*ids.shape))
         else:
             now = self.plan(ids, documents, attention_mask)
@@ -383,7 +385,7 @@ class Transformer(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""
-        logits = kernels.linear(features, self.head_weight, self.head_bias)
+        logits = kernels.linear(features, self.head_weight, self.head_bias, training=self.training)
         if self.config.padded_vocab_size > self.config.vocab_size:
             logits = F.pad(
                 logits[..., : self.config.vocab_size],
