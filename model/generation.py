@@ -284,7 +284,7 @@ class Engine:
         self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
         self.slots: list[Row | None] = [None] * n_slots
         self.ending = frozenset(config.ending_ids)
-        self.packed = Packed(model.matrices(), self.block or n_slots)
+        self.packed = Packed(model.products(), self.block or n_slots)
         self.graphed = GraphedStep(model, self.cache) if weight.device.type == "cuda" and not self.block else None
 
     def _rounded(self, n_slots: int) -> int:

@@ -20,7 +20,8 @@ import math
 import platform
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, training: b
     Returns:
         (..., M).
     """
-    ready = getattr(_packed, "weights", None)
-    if ready is not None and (known := ready.get(id(weight))) is not None and x.numel() // x.shape[-1] >= LEAST_ROWS:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, known, bias, "none", [], "")
-        return found
+    ready = _packed_for(x, weight)
+    if ready is not None and len(ready.sizes) == 1:
+        return ready.product(x)
     only_read = torch.is_inference_mode_enabled()
     if not (only_read or (training and torch.is_grad_enabled())) or not (is_plain(x) and is_plain(weight)):
         return F.linear(x, weight, bias)
@@ -88,26 +88,62 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias, training=self.training)
 
 
-_packed = threading.local()
+def linears(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+    """What several layers make of one input; of a few rows by one product where their weights are packed."""
+    ready = _packed_for(x, layers[0].weight)
+    if ready is not None and len(ready.sizes) == len(layers):
+        return ready.product(x).split(ready.sizes, dim=-1)
+    return [layer(x) for layer in layers]
+
+
 LEAST_ROWS = 2  # for a single row oneDNN has a kernel that adds up in another order, and is no faster
 
 
-class Packed:
-    """Within it, this thread's products of few rows use copies of a network's weights in oneDNN's own layout.
+@dataclass(frozen=True)
+class _Ready:
+    """Weights of one or more layers in oneDNN's own layout, with their biases and numbers of columns."""
 
-    The weights of a decoding step are read from memory once per token, so their layout decides how fast it is.
+    weight: Tensor
+    bias: Tensor | None
+    sizes: list[int]
+
+    def product(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return found
+
+
+_packed = threading.local()
+
+
+def _packed_for(x: Tensor, weight: Tensor) -> _Ready | None:
+    ready: dict[int, _Ready] | None = getattr(_packed, "weights", None)
+    if ready is None or x.dtype != torch.float32 or x.numel() < LEAST_ROWS * x.shape[-1]:
+        return None
+    return ready.get(id(weight))
+
+
+class Packed:
+    """Within it, this thread's products use copies of a network's weights in oneDNN's own layout.
+
+    The weights of a decoding step are read from memory once per token, so their layout decides how fast it is, and
+    with few rows a product costs more to begin than to compute: so those of one input are one.
 
     Args:
-        weights: matrices, as they are now.
+        products: weights and biases, those of one input together, as they are now.
         n_rows: about how many rows a product will have; below LEAST_ROWS nothing is packed.
     """
 
-    def __init__(self, weights: Iterable[Tensor], n_rows: int) -> None:
-        self.weights: dict[int, Tensor] = {}
-        self.originals = list(weights)  # as long as they are kept their ids are theirs
-        for one in self.originals:
-            if n_rows >= LEAST_ROWS and is_plain(one) and has_fast_products():
-                self.weights[id(one)] = torch.ops.mkldnn._reorder_linear_weight(one.detach(), n_rows)
+    def __init__(self, products: Iterable[list[tuple[Tensor, Tensor | None]]], n_rows: int) -> None:
+        self.weights: dict[int, _Ready] = {}
+        self.originals = []  # as long as they are kept their ids are theirs
+        for group in products:
+            weights, biases = [weight.detach() for weight, _ in group], [bias for _, bias in group if bias is not None]
+            if n_rows < LEAST_ROWS or not all(map(is_plain, weights)) or not has_fast_products():
+                continue
+            self.originals.append(group)
+            joined = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), n_rows)
+            bias = torch.cat(biases).detach() if biases else None
+            self.weights[id(group[0][0])] = _Ready(joined, bias, [len(weight) for weight in weights])
 
     def __enter__(self) -> None:
         _packed.weights = self.weights

@@ -6,7 +6,6 @@ Tables are computed in float64, because a float32 angle of a late position has a
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +90,7 @@ def rotary_table(config: ModelConfig, n_positions: int) -> Tensor:
 
 
 def rotate(x: Tensor, table: Tensor, layout: str) -> Tensor:
-    """Turns each pair of columns by its position's angle (Su et al. 2021); columns beyond the table stay.
+    """Turn each pair of columns by its position's angle (Su et al. 2021); columns beyond the table stay.
 
     The dot product of two rotated vectors depends on their distance only.
 
@@ -100,51 +99,24 @@ def rotate(x: Tensor, table: Tensor, layout: str) -> Tensor:
         table: (..., T, rope_dim / 2, 2) cosines and sines of their positions.
         layout: "half" pairs column i with i + rope_dim / 2, "interleaved" column 2i with 2i + 1.
     """
-    dim = 2 * table.shape[-2]
-    turned, rest = (x, None) if dim == x.shape[-1] else (x[..., :dim], x[..., dim:])
-    wide = turned if turned.dtype in (torch.float32, torch.float64) else turned.float()
-    cos, sin = table.to(wide.dtype)[..., None, :, :].unbind(-1)  # over heads
-    first, second = wide.chunk(2, dim=-1) if layout == "half" else wide.unflatten(-1, (-1, 2)).unbind(-1)
-    pair = (first * cos - second * sin, first * sin + second * cos)
-    result = torch.cat(pair, dim=-1) if layout == "half" else torch.stack(pair, dim=-1).flatten(-2)
-    result = result.to(x.dtype)
-    return result if rest is None else torch.cat((result, rest), dim=-1)
+    return turn(x, spread(table.to(torch.promote_types(x.dtype, torch.float32)), layout), layout)
 
 
-class Rotation(torch.autograd.Function):
-    """`rotate` for training: no more passes over memory than there are products, backward as well as forward.
-
-    The gradient of a rotation is the rotation back, for which nothing but the table need be kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor, layout: str) -> Tensor:
-        ctx.save_for_backward(table)
-        ctx.layout = layout
-        return _turned(x, table, layout, 1.0)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (table,) = ctx.saved_tensors
-        return _turned(gradient, table, ctx.layout, -1.0), None, None
-
-
-def _turned(x: Tensor, table: Tensor, layout: str, sign: float) -> Tensor:
-    """Each pair turned by its angle, or with sign -1 back."""
-    dim = 2 * table.shape[-2]
-    result = x.new_empty(x.shape)
-    result[..., dim:] = x[..., dim:]
-    cos, sin = table.to(x.dtype)[..., None, :, :].unbind(-1)  # over heads
-    (first, second), (left, right) = (_pairs(part[..., :dim], layout) for part in (x, result))
-    torch.mul(first, cos, out=left).addcmul_(second, sin, value=-sign)
-    torch.mul(second, cos, out=right).addcmul_(first, sin, value=sign)
-    return result
-
-
-def _pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Views of the first and of the second column of each pair."""
+def spread(table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine of each column (..., T, 1, rope_dim), at least float32, as `turn` takes them."""
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
+    cos, sin = table[..., None, :, :].unbind(-1)
     if layout == "half":
-        half = x.shape[-1] // 2
-        return x[..., :half], x[..., half:]
-    return x[..., 0::2], x[..., 1::2]
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
+
+
+def turn(x: Tensor, rotation: tuple[Tensor, Tensor], layout: str) -> Tensor:
+    """`rotate` by what `spread` made: each column times its cosine, plus its partner times its signed sine."""
+    cos, sin = rotation
+    dim = cos.shape[-1]
+    if dim < x.shape[-1]:
+        return torch.cat((turn(x[..., :dim], rotation, layout), x[..., dim:]), dim=-1)
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    partner = wide.roll(dim // 2, -1) if layout == "half" else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(wide * cos, partner, sin).to(x.dtype)

@@ -11,7 +11,7 @@ vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,9 +25,9 @@ from . import kernels
 from .architecture import ModelConfig
 from .attention import AttentionMask, additive, attend, attention_mask, block_mask
 from .data import IGNORE
-from .kernels import Linear
+from .kernels import Linear, linears
 from .kv_cache import CacheSlots, KVCache
-from .positions import rotary_table, rotate, sinusoidal_table
+from .positions import rotary_table, sinusoidal_table, spread, turn
 
 Record = Callable[[int | None, str, Tensor], None]
 See = Callable[[str, Tensor], None]
@@ -39,7 +39,7 @@ class Pass:
 
     Attributes:
         positions: index of the position tables: a slice of them, or (B, T) numbers.
-        rotation: (T, rope_dim / 2, 2) or (B, T, ...) cosines and sines; None without rotary positions.
+        rotation: cosines and signed sines (T, 1, rope_dim) or (B, T, 1, rope_dim); None without rotary positions.
         mask: what is added to the scores, broadcastable to (B, H, T, S), or a mask of blocks; None is plain causal
             attention, or with a cache, that all its slots are seen.
         slots: where the new keys and values go, and which are read; None without a cache.
@@ -47,7 +47,7 @@ class Pass:
     """
 
     positions: Tensor | slice = field(default_factory=lambda: slice(None))
-    rotation: Tensor | None = None
+    rotation: tuple[Tensor, Tensor] | None = None
     mask: AttentionMask | None = None
     slots: CacheSlots | None = None
     record: Record | None = None
@@ -94,16 +94,18 @@ class Attention(nn.Module):
         self.norm_q = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def project(self, x: Tensor, rotation: Tensor | None = None, see: See | None = None) -> tuple[Tensor, ...]:
+    def project(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None, see: See | None = None
+    ) -> tuple[Tensor, ...]:
         """Queries (B, H, T, E), keys and values (B, K, T, E), normalised and rotated as configured."""
-        q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.q, self.k, self.v))  # (B, T, ., E)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in linears(x, self.q, self.k, self.v))
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
         if rotation is not None:
             if see is not None:
                 see("q_unrotated", q.transpose(1, 2))
                 see("k_unrotated", k.transpose(1, 2))
-            q, k = rotate(q, rotation, self.rope_layout), rotate(k, rotation, self.rope_layout)
+            q, k = turn(q, rotation, self.rope_layout), turn(k, rotation, self.rope_layout)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
@@ -147,8 +149,8 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.drop_ffn)
 
     def forward(self, x: Tensor, layer: int = 0, now: Pass = WHOLE) -> Tensor:
-        see, up = now.seer(layer), self.up(x)
-        gate = None if self.gate is None else self.gate(x)
+        see = now.seer(layer)
+        up, gate = linears(x, self.up, self.gate) if self.gate is not None else (self.up(x), None)
         opened = None if gate is None else F.silu(gate)
         hidden = activate(up, self.act) if opened is None else opened * up
         if see is not None:
@@ -330,12 +332,14 @@ class Transformer(nn.Module):
 
     def place(self, x: Tensor, now: Pass) -> Tensor:
         """Token vectors (B, T, D) with position vectors added, and dropout."""
-        see, places = now.seer(None), now.rotation
+        see = now.seer(None)
         if self.position_table is not None:
             places = self.position_table[now.positions]
             x = x + places
-        if see is not None and places is not None:
-            see("rotation" if self.position_table is None else "position", places.flatten(1))
+            if see is not None:
+                see("position", places)
+        if self.rotation_table is not None and see is not None:
+            see("rotation", self.rotation_table[now.positions].flatten(-2))
         placed: Tensor = self.dropout(x)
         return placed
 
@@ -380,7 +384,8 @@ class Transformer(nn.Module):
         return additive(seen, self.token_embedding.weight.dtype)
 
     def _pass(self, positions: Tensor | slice, mask: AttentionMask | None, slots: CacheSlots | None = None) -> Pass:
-        rotation = None if self.rotation_table is None else self.rotation_table[positions]
+        table, layout = self.rotation_table, self.config.rope_layout
+        rotation = None if table is None else spread(table[positions], layout)
         return Pass(positions, rotation, mask, slots)
 
     def head(self, features: Tensor) -> Tensor:
@@ -399,9 +404,14 @@ class Transformer(nn.Module):
         features = self.read(tokens[:, None], self.continued(slots))
         return self.head(features[:, 0])[:, : self.config.vocab_size]
 
-    def matrices(self) -> list[Tensor]:
-        """The weights of all products."""
-        return [*(one.weight for one in self.modules() if isinstance(one, Linear)), self.head_weight]
+    def products(self) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
+        """Weights and biases of all products; those of one input together."""
+        for block in self.blocks:
+            attention, mlp = block.attention, block.mlp
+            inputs = [mlp.up] if mlp.gate is None else [mlp.up, mlp.gate]
+            for group in ([attention.q, attention.k, attention.v], [attention.proj], inputs, [mlp.down]):
+                yield [(layer.weight, layer.bias) for layer in group]
+        yield [(self.head_weight, self.head_bias)]
 
     @property
     def head_weight(self) -> Tensor:
