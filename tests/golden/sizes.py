@@ -1,15 +1,21 @@
-"""Sizes: parameters, widths, activations, operations."""
+"""Sizes (parameters, widths, activations, operations), text to ids, ids to chunks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from golden.attention import dk_scale
-from golden.registry import Found, operation
-from model import ModelConfig, Transformer, accounting, preset
+from golden.networks import projections
+from golden.parts import dk_scale
+from golden.registry import Entry, Found, operation
+from golden.shared import numbers
+from model import ModelConfig, SpanSource, Transformer, accounting, preset
 from model.attention import Attention
+from tasks.tokens.packing import Pieces, chunk_pieces
+from tasks.tokens.tokenizer_kinds import AsciiTokenizer, CharTokenizer
 
 
 def total(config: ModelConfig) -> int:
@@ -21,23 +27,26 @@ def count(V: int, d: int, L: int, d_ff: int = 0, ff: int = 0) -> int:
     return total(preset("sheepop" if d_ff else "llama_toy", V, d_model=d, n_layer=L, d_ff=d_ff or ff))
 
 
-def gpt2(V: int, n_pos: int, d: int, L: int, bias: bool, tied: bool, n_heads: int = 0, d_ff: int = 0) -> ModelConfig:
+def gpt2(V: int, n_pos: int, d: int, L: int, bias: bool, tied: bool, n_heads: int, d_ff: int) -> ModelConfig:
     shape = {"max_seq_len": n_pos, "d_model": d, "n_layer": L, "n_head": n_heads or d // 64, "d_ff": d_ff or 4 * d}
     return preset("gpt2", V, attn_bias=bias, ffn_bias=bias, tie_weights=tied, **shape)
 
 
 @operation("gpt2_params", "gpt2_params_unit")
-def gpt2_params(tied: bool, unit: float = 1e6, **sizes: Any) -> Found:
+def gpt2_params(
+    V: int, n_pos: int, d: int, L: int, bias: bool, tied: bool, n_heads: int = 0, d_ff: int = 0, unit: float = 1e6
+) -> Found:
+    sizes = {"V": V, "n_pos": n_pos, "d": d, "L": L, "bias": bias, "n_heads": n_heads, "d_ff": d_ff}
     exact = total(gpt2(tied=tied, **sizes))
     rough = accounting.approximate_parameters(gpt2(tied=True, **sizes))
-    extras = {"exact_count": exact, "untied_count": total(gpt2(tied=False, **sizes)), "approx_12d2_tied": rough}
-    return Found([exact / unit], extras=extras)
+    parts = {"exact_count": exact, "untied_count": total(gpt2(tied=False, **sizes)), "approx_12d2_tied": rough}
+    return Found([exact / unit], parts=parts)
 
 
 @operation("llama_params_unit")
 def llama_params_unit(V: int, d: int, L: int, n_heads: int, d_ff: int, unit: float) -> Found:
     exact = total(preset("llama-7b", V, d_model=d, n_layer=L, n_head=n_heads, d_ff=d_ff))
-    return Found([exact / unit], extras={"exact_count": exact})
+    return Found([exact / unit], parts={"exact_count": exact})
 
 
 @operation("encoder_lm_params")
@@ -73,7 +82,7 @@ def attn_ffn_params(d: int) -> list[int]:
 @operation("attn_ffn_total")
 def attn_ffn_total(d: int, L: int) -> Found:
     counts = [L * part for part in branches(d)]
-    return Found([part / 1e6 for part in counts], extras={"exact_counts": counts})
+    return Found([part / 1e6 for part in counts], parts={"exact_counts": counts})
 
 
 @operation("attn_ffn_share")
@@ -88,7 +97,7 @@ def approx_params(V: int, d: int, L: int) -> Found:
     rough = accounting.approximate_parameters(config)
     left_out = total(config) - accounting.count_parameters(config)["position"] - rough
     untied = accounting.approximate_parameters(preset("fundamentals", V, d_model=d, n_layer=L, tie_weights=False))
-    return Found({"tied": rough, "untied": untied}, extras={"extra_bias_norm": left_out})
+    return Found({"tied": rough, "untied": untied}, parts={"extra_bias_norm": left_out})
 
 
 @operation("solve_layers")
@@ -111,20 +120,20 @@ def ratio(d: list[int], h: list[int]) -> list[int]:
 def light_dims(n_embd: int, n_head: int) -> list[Any]:
     config = preset("light_llm", d_model=n_embd, n_head=n_head)
     with torch.device("meta"):
-        fused = Attention(config).qkv.out_features
+        fused = sum(len(matrix) for matrix in projections(Attention(config))[1])
     return [*dk_scale(n_embd, n_head), fused, config.d_ff]
 
 
 @operation("act_count")
 def act_count(n_layer: int, T: int, n_embd: int) -> Found:
     found = accounting.activation_values(preset("light_llm", n_layer=n_layer, d_model=n_embd), T)
-    return Found([found / 1e6], extras={"exact_count": found})
+    return Found([found / 1e6], parts={"exact_count": found})
 
 
 @operation("attn_score_count")
 def attn_score_count(n_head: int, T: int) -> Found:
     found = accounting.attention_scores(preset("light_llm", n_head=n_head), T)
-    return Found([found / 1e6], extras={"exact_count": found})
+    return Found([found / 1e6], parts={"exact_count": found})
 
 
 @operation("flops")
@@ -132,3 +141,74 @@ def flops(T: int, d: int, d_ff: int) -> dict[str, float]:
     found = accounting.layer_flops(preset("light_llm", d_model=d, d_ff=d_ff), T)
     names = {"qkvo": "projections", "scores_and_values": "scores_and_values", "ffn": "mlp"}
     return {name: found[ours] / 2 for name, ours in names.items()}  # the document counts multiply-adds
+
+
+@operation("scaled")
+def scaled(x: float, factor: float, others: Mapping[str, Entry]) -> Found:
+    """A count in another unit; the count itself is the one of the 12 d^2 rule."""
+    counts = approx_params(**others["s004-total-formula"]["inputs"]).value
+    return Found([x * factor], parts={"exact_count": counts["tied"], "untied_count": counts["untied"]})
+
+
+@operation("percent")
+def percent(parts: Any) -> Any:
+    return 100 * numbers(parts) / numbers(parts).sum()
+
+
+# text
+
+
+@operation("encode_ascii")
+def encode_ascii(text: str) -> np.ndarray:
+    return AsciiTokenizer().encode([text])[0]
+
+
+@operation("lengths")
+def lengths(texts: list[str]) -> list[int]:
+    return [len(ids) for ids in AsciiTokenizer().encode(texts)]
+
+
+def printable() -> CharTokenizer:
+    return CharTokenizer("".join(map(chr, range(32, 127))))
+
+
+@operation("encode_offset")
+def encode_offset(text: str) -> Found:
+    found = {"ascii_scheme": AsciiTokenizer().encode([text])[0], "offset_scheme": printable().encode([text])[0]}
+    return Found(found, printed=found["offset_scheme"])
+
+
+@operation("ascii_offset")
+def ascii_offset(char: str, space_id: int) -> Found:
+    tokenizer = printable()
+    assert tokenizer.encode([" "])[0].tolist() == [space_id]
+    return Found(tokenizer.encode([char])[0], parts={"printable_plus_specials": tokenizer.vocab_size})
+
+
+@operation("next_token_target")
+def next_token_target(text: str, row: int) -> int:
+    ids = AsciiTokenizer().encode([text])[0].astype(np.uint8)
+    source = SpanSource([ids], np.zeros(1), np.zeros(1), np.array([len(ids)]), len(ids), pad_id=0)
+    return int(source.batch(np.arange(1))[1][0, row])
+
+
+@operation("chunk")
+def chunk(tokens: list[int], M: int, S: int, pad_id: int) -> np.ndarray:
+    pieces = chunk_pieces(np.array([len(tokens)]), M, S)
+    return _inputs(np.array(tokens, dtype=np.uint8), pieces, M, pad_id)
+
+
+@operation("chunk_count")
+def chunk_count(L: int, M: int, S: int) -> dict[str, int]:
+    pieces = chunk_pieces(np.array([L]), M, S)
+    return {"n_chunks": len(pieces), "chunk_len": _inputs(np.zeros(L, dtype=np.uint8), pieces, M, 0).shape[1]}
+
+
+def _inputs(ids: np.ndarray, pieces: Pieces, seq_len: int, pad_id: int) -> np.ndarray:
+    source = SpanSource([ids], pieces.document, pieces.start, pieces.length, seq_len, pad_id)
+    return source.batch(np.arange(len(pieces)))[0]
+
+
+@operation("split_lines")
+def split_lines(text: str) -> list[str]:
+    return text.splitlines()
