@@ -309,8 +309,8 @@ def nucleus_ids(p: float, probs: Any) -> list[int]:
 @operation("nucleus_tie")
 def nucleus_tie(entry: Entry, p: float, probs: Any) -> Found:
     ids = nucleus_ids(p, probs)
-    value = ids if isinstance(entry["corrected"], list) else len(ids)
-    return Found(value, printed=dict.fromkeys(entry["expected"], value))  # two rules that should be one
+    value = ids if isinstance(entry.get("corrected"), list) else len(ids)
+    return Found(value, printed=dict.fromkeys(entry.get("expected") or {}, value))  # two rules that should be one
 
 
 @operation("inverse_cdf")
