@@ -37,11 +37,20 @@ class Variation(NamedTuple):
 
 
 def walk(expected: Any, inputs: Any = FREE, **further: Any) -> dict[str, Any]:
-    return {"inputs": inputs, "expected": expected, "exact": WITHOUT, "tolerances": WITHOUT, "tolerance": 1e-9, **further}
+    return {
+        "inputs": inputs,
+        "expected": expected,
+        "exact": WITHOUT,
+        "tolerances": WITHOUT,
+        "tolerance": 1e-9,
+        **further,
+    }
 
 
 def inputs(base: str, **changes: Any) -> dict[str, Any]:
-    return {"inputs": {name: value for name, value in {**BUNDLED[base]["inputs"], **changes}.items() if value != WITHOUT}}
+    return {
+        "inputs": {name: value for name, value in {**BUNDLED[base]["inputs"], **changes}.items() if value != WITHOUT}
+    }
 
 
 CELLS = {"rows": 3, "columns": 2, "cells": 6}
@@ -101,6 +110,8 @@ CASES = {
     "an unknown formula": Variation("s001-clip", {"op": "clip_by_value"}, "failed", "clip_by_value"),
     "a printed value that is right": Variation("s003-silu", {"expected": [0.922, 1.226]}, "failed", "agrees with"),
     "a wrong number of wrong values": Variation("s003-silu", {"n_bad": 1}, "failed", "n_bad"),
+    "a size left out": Variation("s000-shapes-hello", inputs("s000-shapes-hello", n=WITHOUT), "skipped", "withheld: n"),
+    "a matrix left out": Variation("s003-chain-none", inputs("s003-chain-none", W_o=WITHOUT), "skipped", "W_o"),
     "inputs left out": Variation("s001-ln", inputs("s001-ln", gamma=WITHOUT), "skipped", "inputs are withheld: gamma"),
     "a value of an input left out": Variation("s001-ln-stats", inputs("s001-ln-stats", x=[1.0, None]), "skipped", "x"),
     "all inputs left out": Variation("s001-clip-norm", {"inputs": WITHOUT}, "skipped", "inputs are withheld: g"),
@@ -108,7 +119,9 @@ CASES = {
     "the correction left out": Variation("s003-silu", {"corrected": WITHOUT}, "skipped", "withheld: corrected"),
     "one value left out": Variation("s001-exps", {"expected": [1.221, None, 1.492]}, "skipped", "withheld: expected"),
     "one left out, one wrong": Variation("s001-exps", {"expected": [1.3, None, 1.492]}, "failed", "1.3"),
-    "a setting left out": Variation("s001-gen-defaults", {"expected": {"temperature": 1.0}}, "skipped", "top_k_example"),
+    "a setting left out": Variation(
+        "s001-gen-defaults", {"expected": {"temperature": 1.0}}, "skipped", "top_k_example"
+    ),
     "a setting that no check knows": Variation(
         "s000-init-sigma", {"expected": {"sigma": 0.02, "seed": 42, "mu": 0.0}}, "failed", "expected.mu"
     ),

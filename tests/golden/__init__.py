@@ -10,25 +10,8 @@ Everything is float64. Products in the documents are row vector times matrix, an
 
 from __future__ import annotations
 
-from golden import claims, claims_settings, learning, networks, parts, sizes
-from golden.exceptions import ARITHMETIC, NOT_COMPUTABLE
-from golden.registry import CLAIMS, OPERATIONS, Entry, Found, Shape, called, computed, has_gap
+from golden import claims, claims_settings, layers, learning, sizes
+from golden.registry import operations
 
-__all__ = [
-    "ARITHMETIC",
-    "CLAIMS",
-    "NOT_COMPUTABLE",
-    "OPERATIONS",
-    "Entry",
-    "Found",
-    "Shape",
-    "called",
-    "claims",
-    "claims_settings",
-    "computed",
-    "has_gap",
-    "learning",
-    "networks",
-    "parts",
-    "sizes",
-]
+OPERATIONS = operations(layers, learning, sizes)
+__all__ = ["OPERATIONS", "claims", "claims_settings"]

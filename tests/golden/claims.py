@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from golden.learning import clipped, walk
 from golden.networks import (
     block_of,
     embedded,
     linear,
+    norm_layer,
     projections,
     reading_of,
     token_distances,
     toy_network,
 )
-from golden.parts import norm_layer
 from golden.registry import Entry, claim
 from golden.shared import built, noise, numbers, same, watched
 from model import GenerationConfig, ModelConfig, TrainConfig, Transformer, count_parameters, generate, preset
@@ -30,6 +29,7 @@ from model.attention import attention_mask, attention_weights
 from model.cache import KVCache
 from model.data import IGNORE
 from model.loss import linear_nll
+from model.optim import adam_walk, clip_gradients
 from model.positions import rotary_table, rotate, wavelength_frequencies
 from model.sampling import filter_top_k, filter_top_p, token_probabilities
 from model.schedule import cosine, learning_rate
@@ -117,7 +117,7 @@ def masked_scores_give_no_nan(entry: Entry) -> None:
 @claim("s003-proj-cut")
 def last_key_and_value_of_the_second_token(entry: Entry, others: Mapping[str, Entry]) -> None:
     """Neither of the two printed versions is what the stated weights give."""
-    model = toy_network(**others["s003-chain-none"]["inputs"])
+    model = toy_network(others["s003-chain-none"]["inputs"])
     block = model.blocks[0]
     _, k, v = block.attention.project(block.norm_attention(embedded(model, [4, 8]))[None])
     assert k[0, 1, 1, 2].item() == pytest.approx(others["s003-proj-k"]["corrected_from_true_norm"][1][5], abs=1e-9)
@@ -312,8 +312,10 @@ def head_gradient_is_states_times_logit_gradient(entry: Entry) -> None:
 
 @claim("s001-adam-vs-adamw")
 def decay_scales_with_the_rate_or_joins_the_gradient(entry: Entry) -> None:
-    settings = (0.5, 1e-3, 0.9, 0.999, 1e-8, 0.01, [0.0])
-    decoupled, coupled = (walk(kind, *settings)[0]["theta"] for kind in ("adamw", "adam_l2"))
+    settings = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.01}
+    decoupled, coupled = (
+        adam_walk(TrainConfig(1, optimizer=kind, **settings), 0.5, [0.0])[0].theta for kind in ("adamw", "adam_l2")
+    )
     assert decoupled == pytest.approx(0.5 * (1 - 1e-3 * 0.01), abs=1e-12)
     assert decoupled != pytest.approx(0.5 * (1 - 0.01), abs=1e-6)  # as printed
     gradient = 0.01 * 0.5
@@ -322,14 +324,16 @@ def decay_scales_with_the_rate_or_joins_the_gradient(entry: Entry) -> None:
 
 @claim("s000-cosine-adamw-clip")
 def training_formulas_of_the_first_document(entry: Entry) -> None:
-    decayed = walk("adamw", 0.5, 1e-3, 0.9, 0.999, 1e-8, 0.01, [0.3])[0]
-    assert decayed["theta"] == pytest.approx(0.5 - 1e-3 * (0.3 / (0.3 + 1e-8) + 0.01 * 0.5), abs=1e-12)
+    (decayed,) = adam_walk(TrainConfig(1, betas=(0.9, 0.999), weight_decay=0.01), 0.5, [0.3])
+    assert decayed.theta == pytest.approx(0.5 - 1e-3 * (0.3 / (0.3 + 1e-8) + 0.01 * 0.5), abs=1e-12)
     config = TrainConfig(10_000, lr=1e-3, schedule="cosine", min_lr_ratio=0.1)
     rates = [learning_rate(step, config) for step in (0, 5_000, 10_000)]
     assert rates == pytest.approx([cosine(t, 1e-3, 1e-4, 10_000) for t in (0, 5_000, 10_000)], abs=1e-15)
     assert rates == pytest.approx([1e-3, 5.5e-4, 1e-4], abs=1e-12)
-    gradient, norm = clipped([3.0, 4.0], 1.0)
-    assert (norm, gradient.norm().item()) == (5.0, pytest.approx(1.0, abs=1e-6))
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([weight], 1.0) == 5.0
+    assert weight.grad.norm().item() == pytest.approx(1.0, abs=1e-6)
 
 
 @claim("s004-init-loss")

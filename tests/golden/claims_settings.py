@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from golden.registry import Entry, claim
-from golden.shared import built, noise, same, small_config
-from golden.sizes import printable
+from golden.shared import built, noise, printable, same, small_config
 from model import GenerationConfig, TrainConfig, Transformer, count_parameters, preset
 from model.data import IGNORE
 from model.optim import build_optimizer

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from golden.registry import Entry, Found, operation
+from golden.registry import Entry, Found, Function
 from golden.shared import float64, numbers, small_config
 from model import GenerationConfig, NllSum, TrainConfig, Transformer, generate, preset, schedule
 from model.data import IGNORE
@@ -20,55 +20,50 @@ from model.sampling import draw, filter_top_k, filter_top_p, running_sum, token_
 # loss
 
 
-def nll_of(logits: Tensor, labels: list[int]) -> Tensor:
+def _nll_of(logits: Tensor, labels: list[int]) -> Tensor:
     """Summed nll of labels (T,) under logits (T, V)."""
     return linear_nll(logits, torch.eye(logits.shape[-1], dtype=logits.dtype), torch.tensor(labels))
 
 
-def token_nll(p: Tensor) -> list[NllSum]:
+def _nll_sums(p: Tensor) -> list[NllSum]:
     """Of tokens that have these probabilities among two."""
-    return [NllSum(float(nll_of(torch.stack((one, 1 - one))[None].log(), [0])), 1) for one in p]
+    return [NllSum(float(_nll_of(torch.stack((one, 1 - one))[None].log(), [0])), 1) for one in p]
 
 
-@operation("cross_entropy_grad")
 def cross_entropy_grad(logits: Any, labels: list[int]) -> dict[str, Tensor]:
     scores = numbers(logits).requires_grad_()
-    loss = nll_of(scores, labels) / sum(label != IGNORE for label in labels)
+    loss = _nll_of(scores, labels) / sum(label != IGNORE for label in labels)
     loss.backward()
     return {"loss": loss.detach(), "grad": scores.grad}
 
 
-@operation("uniform_ppl")
 def uniform_ppl(V: int) -> dict[str, Any]:
-    found = NllSum(float(nll_of(torch.zeros(3, V, dtype=torch.float64), [0, 1, 2])), 3)
+    found = NllSum(float(_nll_of(torch.zeros(3, V, dtype=torch.float64), [0, 1, 2])), 3)
     return {"loss": found.loss, "perplexity": found.perplexity}
 
 
-@operation("chain_rule")
 def chain_rule(conditionals: Any) -> dict[str, Any]:
-    total = sum(token_nll(numbers(conditionals)), NllSum())
+    total = sum(_nll_sums(numbers(conditionals)), NllSum())
     return {"p": 1 / perplexity(total.nll_nats, 1), "nll": total.nll_nats, "ppl": total.perplexity, "loss": total.loss}
 
 
-@operation("loss_mean")
 def loss_mean(token_nll: Any) -> Found:
     """The document's formula has one sum per sequence, its code one mean over all tokens."""
-    sequences = [sum(map(nll_of_token, row), NllSum()) for row in token_nll]
+    sequences = [sum(map(_nll_of_token, row), NllSum()) for row in token_nll]
     per_sequence = sum((NllSum(row.nll_nats, 1) for row in sequences), NllSum()).loss
     return Found({"per_token": sum(sequences, NllSum()).loss}, parts={"per_sequence": per_sequence})
 
 
-def nll_of_token(nll: float) -> NllSum:
-    return token_nll(numbers([-nll]).exp())[0]
+def _nll_of_token(nll: float) -> NllSum:
+    return _nll_sums(numbers([-nll]).exp())[0]
 
 
-@operation("valid_targets")
 def valid_targets(labels: Any, ignore_index: int) -> dict[str, Any]:
     assert ignore_index == IGNORE
     wanted = torch.tensor(labels)
     model = Transformer(preset("sheepop", n_layer=1)).eval()
     logits = model(wanted.clamp(min=0)).detach()
-    nll = nll_of(torch.zeros(logits.flatten(0, 1).shape, dtype=torch.float64), wanted.flatten().tolist())
+    nll = _nll_of(torch.zeros(logits.flatten(0, 1).shape, dtype=torch.float64), wanted.flatten().tolist())
     return {
         "flat": wanted.flatten(),
         "n_valid": round(float(nll) / math.log(logits.shape[-1]), 9),  # each one costs the log of the vocabulary
@@ -77,25 +72,17 @@ def valid_targets(labels: Any, ignore_index: int) -> dict[str, Any]:
     }
 
 
-@operation("exp")
 def exp(x: Any) -> list[float]:
     return [perplexity(value, 1) for value in x]
 
 
-@operation("log")
 def log(x: Any) -> list[float]:
     return [float(unigram_log_probabilities(numbers([p - 1, -p]).numpy())[0]) for p in x]  # one is added to each count
 
 
-@operation("exp_over")
 def exp_over(logit: float, denominator: float) -> Tensor:
     rest = math.log(denominator - perplexity(logit, 1))
     return token_probabilities(numbers([logit, rest]), 1.0)[:1]
-
-
-@operation("sumexp")
-def sumexp(x: Any) -> list[float]:
-    return [perplexity(x[0] + float(nll_of(numbers([x]), [0])), 1)]
 
 
 # optimisers
@@ -106,7 +93,6 @@ NAMES = {  # the file's names of a step's quantities
 }
 
 
-@operation("adamw_steps", "adam_steps", "adam_l2_steps")
 def optimizer_steps(
     entry: Entry,
     theta0: float,
@@ -120,7 +106,7 @@ def optimizer_steps(
 ) -> Found:
     """Quantities of the last step, or of all steps where the entry states lists of them."""
     kind = entry["op"].removesuffix("_steps")
-    steps = walk(kind, theta0, lr, beta1, beta2, eps, weight_decay, grads)
+    steps = _walk(kind, theta0, lr, beta1, beta2, eps, weight_decay, grads)
     unknown = [name for name in fields if name not in NAMES]
     assert not unknown, f"{entry['id']}: a step has no {', '.join(unknown)}; it has {', '.join(NAMES)}"
     stated = next(entry[name] for name in ("exact", "corrected", "expected", "inputs") if entry.get(name) is not None)
@@ -138,7 +124,7 @@ def optimizer_steps(
     return Found(value, parts={**parts, "steps": steps})
 
 
-def walk(
+def _walk(
     kind: str, theta0: float, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, grads: list[float]
 ) -> list[dict[str, float]]:
     """All quantities of each step by the names that the file has for them."""
@@ -148,13 +134,12 @@ def walk(
     return [{name: getattr(step, own) for name, own in NAMES.items()} for step in steps]
 
 
-@operation("bias_denoms")
 def bias_denoms(beta1: float, beta2: float, t: int) -> list[float]:
-    step = walk("adam", 0.0, 1e-3, beta1, beta2, 1e-8, 0.0, [1.0] * t)[-1]
+    step = _walk("adam", 0.0, 1e-3, beta1, beta2, 1e-8, 0.0, [1.0] * t)[-1]
     return [step["m"] / step["mhat"], step["v"] / step["vhat"]]
 
 
-def clipped(g: Any, max_norm: float) -> tuple[Tensor, float]:
+def _clipped(g: Any, max_norm: float) -> tuple[Tensor, float]:
     """Gradient and norm from the function that training clips with."""
     parameter = nn.Parameter(torch.zeros(len(g), dtype=torch.float64))
     parameter.grad = numbers(g)
@@ -162,47 +147,31 @@ def clipped(g: Any, max_norm: float) -> tuple[Tensor, float]:
     return parameter.grad, norm
 
 
-@operation("clip_by_norm")
 def clip_by_norm(g: Any, max_norm: float) -> Found:
-    gradient, norm = clipped(g, max_norm)
+    gradient, norm = _clipped(g, max_norm)
     # torch divides by the norm plus 1e-6, which moves the result by less than 1e-6; taken out to compare all digits
     return Found(gradient * (norm + 1e-6) / norm if norm > max_norm else gradient, parts={"norm": norm})
 
 
-@operation("l2norm")
 def l2norm(g: Any) -> list[float]:
-    return [clipped(g, 0.0)[1]]
-
-
-@operation("sumsq")
-def sumsq(g: Any) -> list[float]:
-    return [l2norm(g)[0] ** 2]
+    return [_clipped(g, 0.0)[1]]
 
 
 # schedules and initial weights
 
 
-@operation("cosine_lr")
 def cosine_lr(eta_max: float, eta_min: float, T_max: int, t: list[int]) -> list[float]:
     return [schedule.cosine(step, eta_max, eta_min, T_max) for step in t]
 
 
-@operation("cos_pi_ratio")
-def cos_pi_ratio(t: list[int], T: int) -> list[float]:
-    return cosine_lr(1.0, -1.0, T, t)
-
-
-@operation("warmup_cosine")
 def warmup_cosine(warmup: int, max_steps: int, t: list[int]) -> list[float]:
     return [schedule.warmup_cosine(step, 1.0, 0.0, warmup, max_steps) for step in t]
 
 
-@operation("noam")
 def noam(d_model: int, warmup: int, t: list[int]) -> list[float]:
     return [schedule.noam(step, d_model, warmup) for step in t]
 
 
-@operation("xavier_std")
 def xavier_std(fan_in: int, fan_out: int) -> Found:
     """From two networks with the same noise: their weights differ by the standard deviation only."""
 
@@ -222,69 +191,42 @@ def xavier_std(fan_in: int, fan_out: int) -> Found:
 # sampling
 
 
-def kept(logits: Tensor) -> list[int]:
+def _kept(logits: Tensor) -> list[int]:
     """Ids that a filter leaves, the likeliest first."""
     n_kept = int((logits > -torch.inf).sum())
     return logits.sort(descending=True, stable=True).indices[:n_kept].tolist()
 
 
-@operation("cumsum")
-def cumsum(p: Any) -> Tensor:
-    return running_sum(numbers(p))
-
-
-@operation("softmax_temperature")
 def softmax_temperature(logits: Any, T: list[float]) -> list[Tensor]:
     return [token_probabilities(numbers(logits), temperature) for temperature in T]
 
 
-@operation("softmax_vec")
 def softmax_vec(logits: Any) -> Found:
     probabilities = token_probabilities(numbers(logits), 1.0)
     return Found(probabilities, printed=running_sum(probabilities)[-1])
 
 
-@operation("softmax_ratios")
 def softmax_ratios(logits: Any, T: float) -> dict[str, Tensor]:
     p = token_probabilities(numbers(logits), T)
     return {"p0_over_p1": p[0] / p[1], "p2_over_p0": p[2] / p[0]}
 
 
-@operation("softmax_upper_bound")
 def softmax_upper_bound(visible_logits: Any, V: int) -> Tensor:
     assert len(visible_logits) <= V  # every further logit lowers it
     return token_probabilities(numbers(visible_logits), 1.0).max()
 
 
-@operation("prob_by_ratio")
 def prob_by_ratio(p_ref: float, logit_ref: float, logits: Any) -> Tensor:
     p = token_probabilities(numbers([logit_ref, *logits]), 1.0)
     return p[1:] / p[0] * p_ref
 
 
-@operation("stable_softmax")
 def stable_softmax(z: Any) -> dict[str, Any]:
     logits = numbers(z)
-    log_softmax = [-nll_of(logits[None], [label]) for label in range(len(logits))]
+    log_softmax = [-_nll_of(logits[None], [label]) for label in range(len(logits))]
     return {"softmax": token_probabilities(logits, 1.0), "log_softmax": log_softmax}
 
 
-@operation("topk_indices")
-def topk_indices(x: Any, k: int) -> list[int]:
-    return kept(filter_top_k(numbers(x), k))
-
-
-@operation("topk_probs")
-def topk_probs(p: Any, k: int) -> Tensor:
-    return token_probabilities(numbers(p).log(), 1.0, top_k=k)
-
-
-@operation("topk_mass")
-def topk_mass(logits: Any, k: int) -> Tensor:
-    return running_sum(token_probabilities(numbers(logits), 1.0, top_k=k))[-1]
-
-
-@operation("topk_filter_logits")
 def topk_filter_logits(logits: Any, k: int) -> Found:
     filtered = filter_top_k(numbers(logits), k)
     removed = filtered == -torch.inf
@@ -292,34 +234,29 @@ def topk_filter_logits(logits: Any, k: int) -> Found:
     return Found(filtered, parts={"leaked_mass": running_sum(zeroed[removed])[-1:].sum()})
 
 
-@operation("nucleus_sizes")
 def nucleus_sizes(p_sorted: Any, thresholds: list[float]) -> list[int]:
     """The printed probabilities are a prefix; less likely tokens make up the rest."""
     p = numbers(p_sorted)
     n_rest = math.ceil(float((1 - p.sum()) / p.min())) + 1
     logits = torch.cat((p, ((1 - p.sum()) / n_rest).expand(n_rest))).log()
-    return [len(kept(filter_top_p(logits, threshold))) for threshold in thresholds]
+    return [len(_kept(filter_top_p(logits, threshold))) for threshold in thresholds]
 
 
-@operation("nucleus_ids")
 def nucleus_ids(p: float, probs: Any) -> list[int]:
-    return kept(filter_top_p(numbers(probs).log(), p))
+    return _kept(filter_top_p(numbers(probs).log(), p))
 
 
-@operation("nucleus_tie")
 def nucleus_tie(entry: Entry, p: float, probs: Any) -> Found:
     ids = nucleus_ids(p, probs)
     value = ids if isinstance(entry.get("corrected"), list) else len(ids)
     return Found(value, printed=dict.fromkeys(entry.get("expected") or {}, value))  # two rules that should be one
 
 
-@operation("inverse_cdf")
 def inverse_cdf(logits: Any, T: float, r: Any) -> Tensor:
     p = token_probabilities(numbers(logits), T)
     return draw(p.expand(len(r), -1), numbers(r))
 
 
-@operation("argmax")
 def argmax(x: Any) -> list[int]:
     """What generation at temperature 0 answers if the network's logits are these."""
     model = Transformer(preset("llama_toy", len(x), head_bias=True)).double()
@@ -329,12 +266,6 @@ def argmax(x: Any) -> list[int]:
     return generate(model, [[0]], GenerationConfig(1, temperature=0.0))[0].ids
 
 
-@operation("argmax_index")
-def argmax_index(n_rows: int) -> int:
-    return argmax(list(range(n_rows)))[0]
-
-
-@operation("last_row_index")
 def last_row_index(n: int) -> int:
     """The row of the logits that the next token comes from."""
     with torch.random.fork_rng():
@@ -345,3 +276,16 @@ def last_row_index(n: int) -> int:
     candidates = model(torch.tensor([ids]))[0].log_softmax(dim=-1)[:, answer.ids[0]]
     (place,) = ((candidates - answer.logprobs[0]).abs() < 1e-4).nonzero()[:, 0].tolist()
     return place
+
+
+FORMULAS: dict[str, Function] = {
+    **dict.fromkeys(("adamw_steps", "adam_steps", "adam_l2_steps"), optimizer_steps),
+    "sumexp": lambda x: [perplexity(x[0] + float(_nll_of(numbers([x]), [0])), 1)],
+    "sumsq": lambda g: [l2norm(g)[0] ** 2],
+    "cos_pi_ratio": lambda t, T: cosine_lr(1.0, -1.0, T, t),
+    "cumsum": lambda p: running_sum(numbers(p)),
+    "topk_indices": lambda x, k: _kept(filter_top_k(numbers(x), k)),
+    "topk_probs": lambda p, k: token_probabilities(numbers(p).log(), 1.0, top_k=k),
+    "topk_mass": lambda logits, k: running_sum(token_probabilities(numbers(logits), 1.0, top_k=k))[-1],
+    "argmax_index": lambda n_rows: argmax(list(range(n_rows)))[0],
+}

@@ -7,9 +7,10 @@ all entries by id, for figures that another one states the weights of.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ import pytest
 Entry = dict[str, Any]
 Function = Callable[..., Any]
 
-OPERATIONS: dict[str, Function] = {}
 CLAIMS: dict[str, Function] = {}
 
 
@@ -44,11 +44,6 @@ class Shape(list[int]):
         return {"rows": self[-2], "columns": self[-1], "cells": prod(self)}
 
 
-def operation(*names: str) -> Callable[[Function], Function]:
-    """Registers what computes entries with one of these values of `op`."""
-    return lambda function: OPERATIONS.update(dict.fromkeys(names, function)) or function  # type: ignore[func-returns-value]
-
-
 def claim(*ids: str) -> Callable[[Function], Function]:
     """Registers the check of a setting, or of something that a network does."""
     return lambda function: CLAIMS.update(dict.fromkeys(ids, function)) or function  # type: ignore[func-returns-value]
@@ -61,19 +56,34 @@ def called(function: Function, entry: Entry, others: Mapping[str, Entry], **inpu
     return function(**inputs, **asked)
 
 
-def computed(entry: Entry, others: Mapping[str, Entry]) -> Found:
-    """The entry's values from the function of its `op`; skips if inputs are withheld, fails if there is an unknown one."""
-    function, inputs = OPERATIONS[entry["op"]], entry.get("inputs") or {}
-    known = {name: one for name, one in inspect.signature(function).parameters.items() if name not in ("entry", "others")}
-    if all(one.kind is not one.VAR_KEYWORD for one in known.values()):
-        unknown = inputs.keys() - known.keys()
-        assert not unknown, f"op {entry['op']!r} takes no input {', '.join(sorted(unknown))}; it takes {', '.join(known)}"
-    needed = [name for name, one in known.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+def operations(*modules: ModuleType) -> dict[str, Function]:
+    """Public functions of the modules by their names, and what stands in their tables FORMULAS."""
+    found: dict[str, Function] = {}
+    for module in modules:
+        own = {name: one for name, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__}
+        found |= {name: one for name, one in own.items() if inspect.isfunction(one) and not name.startswith("_")}
+        found |= module.FORMULAS
+    return found
+
+
+def computed(function: Function, entry: Entry, others: Mapping[str, Entry]) -> Found:
+    """The entry's values from an operation, which gets the inputs by name."""
+    inputs, known = entry.get("inputs") or {}, dict(inspect.signature(function).parameters)
+    open_ended = [known.pop(name) for name in list(known) if known[name].kind is inspect.Parameter.VAR_KEYWORD]
+    names = [name for name in known if name not in ("entry", "others")]
+    needed = [name for name in names if known[name].default is inspect.Parameter.empty]
+    check_inputs(inputs, needed, [*inputs] if open_ended else names)
+    found = called(function, entry, others, **inputs)
+    return found if isinstance(found, Found) else Found(found)
+
+
+def check_inputs(inputs: Mapping[str, Any], needed: Iterable[str], known: Iterable[str]) -> None:
+    """Fails by name where there is an input that nothing takes, and skips where one is left out."""
+    unknown = [name for name in inputs if name not in known]
+    assert not unknown, f"the operation takes no input {', '.join(unknown)}; it takes {', '.join(known)}"
     withheld = [name for name in {**dict.fromkeys(needed), **inputs} if has_gap(inputs.get(name))]
     if withheld:
         pytest.skip(f"inputs are withheld: {', '.join(withheld)}")
-    found = called(function, entry, others, **inputs)
-    return found if isinstance(found, Found) else Found(found)
 
 
 def has_gap(value: Any) -> bool:

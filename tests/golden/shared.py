@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from model import ModelConfig, Transformer
+from tasks.tokens.tokenizer_kinds import CharTokenizer
 
 
 def numbers(values: Any) -> Tensor:
@@ -78,3 +79,7 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 def same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+def printable() -> CharTokenizer:
+    return CharTokenizer("".join(map(chr, range(32, 127))))
