@@ -104,6 +104,9 @@ CASES = {
     "a gradient that is not clipped": Variation(
         "s001-clip", {**inputs("s001-clip", max_norm=2), "expected": [0.5, 0.8, 1.2], "exact": WITHOUT}, "passed"
     ),
+    "norms as fields": Variation("s001-clip", {"norm": 1.52643375224738, "clipped_norm": 1}, "passed"),
+    "parameters of a part": Variation("s004-enc-layer-params", {"norm": 320, "token_embedding": 3200}, "passed"),
+    "the mean as a field": Variation("s001-ln", {"mean": 2.5, "var": 1.25}, "passed"),
     "a field that nothing computes": Variation("s001-clip", {"median": 0.8}, "failed", "the field median"),
     "a part that nothing computes": Variation("s002-flops", {"expected": {"head": 1}}, "failed", "expected.head"),
     "an input that nothing takes": Variation("s001-clip", inputs("s001-clip", p=2), "failed", "takes no input p"),

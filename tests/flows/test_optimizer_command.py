@@ -45,7 +45,7 @@ def test_each_step_is_the_one_that_torch_takes(kind: str) -> None:
 def test_a_table_shows_every_quantity_of_the_formula() -> None:
     done = run("adamw", "--theta", "0.5", "--gradients", "0.3,-0.2", "--weight-decay", "0.01")
     head, _, first, second = done.stdout.splitlines()
-    assert head.split() == "step gradient m v m_hat v_hat sqrt_v_hat ratio bracket theta".split()
+    assert head.split() == ["step", "gradient", "m", "v", "m_hat", "v_hat", "sqrt_v_hat", "ratio", "bracket", "theta"]
     assert float(first.split()[-2]) == pytest.approx(1.00499996666667)
     assert float(second.split()[-1]) == pytest.approx(0.498845489559286)
 

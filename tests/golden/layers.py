@@ -129,13 +129,13 @@ def _mean_and_deviation(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def layernorm(x: Any, gamma: Any, beta: Any, eps: float) -> Found:
-    layer = norm_layer(len(x), eps)
-    layer.load_state_dict({"weight": numbers(gamma), "bias": numbers(beta)})
-    normed = layer(numbers(x))
     mean, deviation = _mean_and_deviation(x)
-    layer.eps = float((deviation + eps) ** 2 - deviation**2)  # as if eps were added to the root
-    parts = {"mean": mean, "var": deviation**2, "std": deviation, "eps_outside": layer(numbers(x))}
-    return Found(normed, parts=parts)
+    # added to the root instead of inside
+    layers = [norm_layer(len(x), inside) for inside in (eps, float((deviation + eps) ** 2 - deviation**2))]
+    for layer in layers:
+        layer.load_state_dict({"weight": numbers(gamma), "bias": numbers(beta)})
+    normed, outside = (layer(numbers(x)) for layer in layers)
+    return Found(normed, parts={"mean": mean, "var": deviation**2, "std": deviation, "eps_outside": outside})
 
 
 def ln_element(x: float, mean: float, var: float, eps: float) -> list[Tensor]:
@@ -148,13 +148,15 @@ def ln_element(x: float, mean: float, var: float, eps: float) -> list[Tensor]:
 
 def sqrt(x: float) -> list[Tensor]:
     """LayerNorm's denominator: a row of a small number and its negative is divided by the root of nearly eps."""
-    small = 2.0**-30
-    return [small / norm_layer(2, x - small**2)(numbers([small, -small]))[0]]
+    small, exponent = 2.0**-30, max(0, math.frexp(x)[1])  # eps is below 1
+    normed = norm_layer(2, x / 4**exponent - small**2)(numbers([small, -small]))
+    return [2**exponent * small / normed[0]]
 
 
-def mean_var_std(x: Any) -> list[Tensor]:
+def mean_var_std(x: Any) -> Found:
     mean, deviation = _mean_and_deviation(x)
-    return [mean, deviation**2, deviation]
+    parts = {"mean": mean, "var": deviation**2, "std": deviation}
+    return Found([*parts.values()], parts=parts)
 
 
 def _reciprocal_rms(x: Any, eps: float) -> Tensor:
@@ -168,25 +170,27 @@ def _mean_square(x: Any) -> Tensor:
     return _reciprocal_rms(x, 0.0) ** -2
 
 
+def _rms_parts(x: Any, eps: float) -> dict[str, Any]:
+    factor = _reciprocal_rms(x, eps)
+    squares = [_mean_square([one]) if one else 0.0 for one in x]  # of rows of one
+    parts = {"squares": squares, "mean_square": _mean_square(x), "rms": 1 / factor, "reciprocal_rms": factor}
+    return {**parts, "correct_reciprocal_rms": factor, "normalised": numbers(x) * factor}
+
+
 def rmsnorm(x: Any, weight: Any, eps: float) -> Found:
     layer = norm_layer(len(x), eps, "rmsnorm")
     layer.load_state_dict({"weight": numbers(weight)})
-    factor = _reciprocal_rms(x, eps)
-    parts = {
-        "correct_reciprocal_rms": factor,
-        "reciprocal_rms": factor,
-        "rms": 1 / factor,
-        "mean_square": _mean_square(x),
-    }
-    return Found(layer(numbers(x)), parts=parts)
+    return Found(layer(numbers(x)), parts=_rms_parts(x, eps))
 
 
-def square(x: Any) -> list[Tensor]:
-    return [_mean_square([one]) if one else numbers(0.0) for one in x]  # of a row of one
+def rms_stats(x: Any, eps: float) -> Found:
+    parts = _rms_parts(x, eps)
+    return Found([*parts["squares"], parts["mean_square"], parts["reciprocal_rms"]], parts=parts)
 
 
-def mean_square_rsqrt(x: Any, eps: float) -> list[Tensor]:
-    return [_mean_square(x), _reciprocal_rms(x, eps)]
+def mean_square_rsqrt(x: Any, eps: float) -> Found:
+    parts = _rms_parts(x, eps)
+    return Found([parts["mean_square"], parts["reciprocal_rms"]], parts=parts)
 
 
 # activations
@@ -234,10 +238,6 @@ def _gated(gate: Tensor, up: Tensor | float) -> Tensor:
     return _gated_layer(eye, 0 * eye, eye, up_bias=up)(gate)
 
 
-def silu(x: Any) -> Tensor:
-    return _gated(numbers(x), 1.0)
-
-
 def mul(a: Any, b: Any, entry: Entry, others: Mapping[str, Entry]) -> Found:
     """Products of activated gates (above 0) and up values, from the gates that the activation brings there."""
     parts = {}
@@ -247,10 +247,6 @@ def mul(a: Any, b: Any, entry: Entry, others: Mapping[str, Entry]) -> Found:
 
 
 # positions
-
-
-def sinusoidal_pe(positions: list[int], dims: list[int], d: int, base: float) -> Tensor:
-    return sinusoidal_table(max(positions) + 1, d, base)[positions][:, dims]
 
 
 def sinusoidal_pe_entries(entries: list[list[int]], d: int, base: float) -> list[Tensor]:
@@ -410,7 +406,7 @@ FORMULAS: dict[str, Function] = {
     "attention_from_scores": lambda scores, V: linear(_weights_of(numbers(scores), causal=True), numbers(V)),
     "causal_mask": lambda n, scores: apply_causal_mask(torch.zeros(n, n).tolist()),
     "div_sqrt2": lambda x: scale_by_sqrt_dk(x, 2),
-    "rms_stats": lambda x, eps: [*square(x), *mean_square_rsqrt(x, eps)],
+    "square": lambda x: _rms_parts(x, 1e-6)["squares"],
     "gelu_exact": lambda x: activate(numbers(x), "gelu"),
     "erf_of_x_over_sqrt2": lambda x: 2 * normal_cdf([x]) - 1,
     "normal_ppf_scaled": lambda u, sigma: sigma * solved(_distribution, numbers(u), -30.0, 31.0),
@@ -426,4 +422,6 @@ FORMULAS: dict[str, Function] = {
     "residual_grad_sq": lambda f, x, grad_out: residual_gradient(_BRANCHES[f], x, grad_out),
     "residual_grad": lambda dF, grad_out: residual_gradient(lambda x: dF * x, 1.0, grad_out),
     "row": lambda index, table: linear(torch.eye(len(table[0]), dtype=torch.float64), numbers(table).T)[:, index],
+    "sinusoidal_pe": lambda positions, dims, d, base: sinusoidal_table(max(positions) + 1, d, base)[positions][:, dims],
+    "silu": lambda x: _gated(numbers(x), 1.0),
 }

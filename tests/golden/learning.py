@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,15 +31,18 @@ def _nll_sums(p: Tensor) -> list[NllSum]:
     return [NllSum(float(_nll_of(torch.stack((one, 1 - one))[None].log(), [0])), 1) for one in p]
 
 
-def cross_entropy_grad(logits: Any, labels: list[int]) -> dict[str, Tensor]:
+def cross_entropy_grad(logits: Any, labels: list[int]) -> dict[str, Any]:
     scores = numbers(logits).requires_grad_()
-    loss = _nll_of(scores, labels) / sum(label != IGNORE for label in labels)
-    loss.backward()
-    return {"loss": loss.detach(), "grad": scores.grad}
+    total, n_valid = _nll_of(scores, labels), sum(label != IGNORE for label in labels)
+    (total / n_valid).backward()
+    found = NllSum(total.item(), n_valid)
+    probabilities = token_probabilities(scores.detach(), 1.0)
+    return {"loss": found.loss, "perplexity": found.perplexity, "grad": scores.grad, "probabilities": probabilities}
 
 
 def uniform_ppl(V: int) -> dict[str, Any]:
-    found = NllSum(float(_nll_of(torch.zeros(3, V, dtype=torch.float64), [0, 1, 2])), 3)
+    nll = linear_nll(torch.zeros(3, 2, dtype=torch.float64), torch.zeros(V, 2, dtype=torch.float64), torch.arange(3))
+    found = NllSum(float(nll), 3)
     return {"loss": found.loss, "perplexity": found.perplexity}
 
 
@@ -72,10 +76,6 @@ def valid_targets(labels: Any, ignore_index: int) -> dict[str, Any]:
     }
 
 
-def exp(x: Any) -> list[float]:
-    return [perplexity(value, 1) for value in x]
-
-
 def log(x: Any) -> list[float]:
     return [float(unigram_log_probabilities(numbers([p - 1, -p]).numpy())[0]) for p in x]  # one is added to each count
 
@@ -102,7 +102,7 @@ def optimizer_steps(
     eps: float,
     grads: list[float],
     weight_decay: float = 0.0,
-    fields: list[str] = ["theta"],  # noqa: B006
+    fields: Sequence[str] = ("theta",),
 ) -> Found:
     """Quantities of the last step, or of all steps where the entry states lists of them."""
     kind = entry["op"].removesuffix("_steps")
@@ -150,7 +150,9 @@ def _clipped(g: Any, max_norm: float) -> tuple[Tensor, float]:
 def clip_by_norm(g: Any, max_norm: float) -> Found:
     gradient, norm = _clipped(g, max_norm)
     # torch divides by the norm plus 1e-6, which moves the result by less than 1e-6; taken out to compare all digits
-    return Found(gradient * (norm + 1e-6) / norm if norm > max_norm else gradient, parts={"norm": norm})
+    exact = gradient * (norm + 1e-6) / norm if norm > max_norm else gradient
+    factor = float((exact.norm() / norm).clamp(max=1.0))
+    return Found(exact, parts={"norm": norm, "sumsq": norm**2, "factor": factor, "clipped_norm": exact.norm()})
 
 
 def l2norm(g: Any) -> list[float]:
@@ -162,14 +164,6 @@ def l2norm(g: Any) -> list[float]:
 
 def cosine_lr(eta_max: float, eta_min: float, T_max: int, t: list[int]) -> list[float]:
     return [schedule.cosine(step, eta_max, eta_min, T_max) for step in t]
-
-
-def warmup_cosine(warmup: int, max_steps: int, t: list[int]) -> list[float]:
-    return [schedule.warmup_cosine(step, 1.0, 0.0, warmup, max_steps) for step in t]
-
-
-def noam(d_model: int, warmup: int, t: list[int]) -> list[float]:
-    return [schedule.noam(step, d_model, warmup) for step in t]
 
 
 def xavier_std(fan_in: int, fan_out: int) -> Found:
@@ -195,10 +189,6 @@ def _kept(logits: Tensor) -> list[int]:
     """Ids that a filter leaves, the likeliest first."""
     n_kept = int((logits > -torch.inf).sum())
     return logits.sort(descending=True, stable=True).indices[:n_kept].tolist()
-
-
-def softmax_temperature(logits: Any, T: list[float]) -> list[Tensor]:
-    return [token_probabilities(numbers(logits), temperature) for temperature in T]
 
 
 def softmax_vec(logits: Any) -> Found:
@@ -288,4 +278,10 @@ FORMULAS: dict[str, Function] = {
     "topk_probs": lambda p, k: token_probabilities(numbers(p).log(), 1.0, top_k=k),
     "topk_mass": lambda logits, k: running_sum(token_probabilities(numbers(logits), 1.0, top_k=k))[-1],
     "argmax_index": lambda n_rows: argmax(list(range(n_rows)))[0],
+    "exp": lambda x: [perplexity(value, 1) for value in x],
+    "softmax_temperature": lambda logits, T: [token_probabilities(numbers(logits), temperature) for temperature in T],
+    "noam": lambda d_model, warmup, t: [schedule.noam(step, d_model, warmup) for step in t],
+    "warmup_cosine": lambda warmup, max_steps, t: [
+        schedule.warmup_cosine(step, 1.0, 0.0, warmup, max_steps) for step in t
+    ],
 }

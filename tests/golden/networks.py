@@ -138,6 +138,4 @@ def network_shapes(config: ModelConfig, n_rows: int, n_tokens: int) -> dict[str,
 
 
 def norm_layer(width: int, eps: float, kind: str = "layernorm") -> nn.Module:
-    layer = build_norm(small_config(d_model=width, norm=kind)).double()
-    layer.eps = eps
-    return layer.requires_grad_(False)
+    return build_norm(small_config(d_model=width, norm=kind, norm_eps=eps)).double().requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,36 +23,35 @@ def _total(config: ModelConfig) -> int:
     return accounting.count_parameters(config)["total"]
 
 
-def count(V: int, d: int, L: int, d_ff: int = 0, ff: int = 0) -> int:
-    return _total(preset("sheepop" if d_ff else "llama_toy", V, d_model=d, n_layer=L, d_ff=d_ff or ff))
+def _counted(config: ModelConfig, unit: float = 0.0) -> Found:
+    """All parameters, in a unit if there is one, and what they are made of."""
+    counts = accounting.count_parameters(config)
+    tied, untied = (dataclasses.replace(config, tie_weights=is_tied) for is_tied in (True, False))
+    parts = {"exact_count": counts["total"], "untied_count": _total(untied)}
+    parts |= {**counts, "approx_12d2_tied": accounting.approximate_parameters(tied)}
+    return Found([counts["total"] / unit] if unit else counts["total"], parts=parts)
 
 
-def _gpt2(V: int, n_pos: int, d: int, L: int, bias: bool, tied: bool, n_heads: int, d_ff: int) -> ModelConfig:
-    shape = {"max_seq_len": n_pos, "d_model": d, "n_layer": L, "n_head": n_heads or d // 64, "d_ff": d_ff or 4 * d}
-    return preset("gpt2", V, attn_bias=bias, ffn_bias=bias, tie_weights=tied, **shape)
+def count(V: int, d: int, L: int, d_ff: int = 0, ff: int = 0) -> Found:
+    return _counted(preset("sheepop" if d_ff else "llama_toy", V, d_model=d, n_layer=L, d_ff=d_ff or ff))
 
 
 def gpt2_params(
     V: int, n_pos: int, d: int, L: int, bias: bool, tied: bool, n_heads: int = 0, d_ff: int = 0, unit: float = 1e6
 ) -> Found:
-    sizes = {"V": V, "n_pos": n_pos, "d": d, "L": L, "bias": bias, "n_heads": n_heads, "d_ff": d_ff}
-    exact = _total(_gpt2(tied=tied, **sizes))
-    rough = accounting.approximate_parameters(_gpt2(tied=True, **sizes))
-    parts = {"exact_count": exact, "untied_count": _total(_gpt2(tied=False, **sizes)), "approx_12d2_tied": rough}
-    return Found([exact / unit], parts=parts)
+    shape = {"max_seq_len": n_pos, "d_model": d, "n_layer": L, "n_head": n_heads or d // 64, "d_ff": d_ff or 4 * d}
+    return _counted(preset("gpt2", V, attn_bias=bias, ffn_bias=bias, tie_weights=tied, **shape), unit)
 
 
 def llama_params_unit(V: int, d: int, L: int, n_heads: int, d_ff: int, unit: float) -> Found:
-    exact = _total(preset("llama-7b", V, d_model=d, n_layer=L, n_head=n_heads, d_ff=d_ff))
-    return Found([exact / unit], parts={"exact_count": exact})
+    return _counted(preset("llama-7b", V, d_model=d, n_layer=L, n_head=n_heads, d_ff=d_ff), unit)
 
 
-def encoder_lm_params(V: int, d: int, n_heads: int, d_ff: int, L: int, max_len: int) -> int:
+def encoder_lm_params(V: int, d: int, n_heads: int, d_ff: int, L: int, max_len: int) -> Found:
     shape = {"d_model": d, "n_head": n_heads, "d_ff": d_ff, "n_layer": L, "max_seq_len": max_len}
     config = preset("fundamentals", V, **shape)
-    built = accounting.count_parameters(Transformer(config))["total"]
-    assert built == _total(config)
-    return built
+    assert accounting.count_parameters(Transformer(config))["total"] == _total(config)
+    return _counted(config)
 
 
 def _branches(d: int) -> list[int]:
@@ -107,7 +107,8 @@ def attn_score_count(n_head: int, T: int) -> Found:
 def flops(T: int, d: int, d_ff: int) -> dict[str, float]:
     found = accounting.layer_flops(preset("light_llm", d_model=d, d_ff=d_ff), T)
     names = {"qkvo": "projections", "scores_and_values": "scores_and_values", "ffn": "mlp"}
-    return {name: found[ours] / 2 for name, ours in names.items()}  # the document counts multiply-adds
+    halves = {name: found[ours] / 2 for name, ours in names.items()}  # the document counts multiply-adds
+    return {**halves, "total": sum(halves.values())}
 
 
 def scaled(x: float, factor: float, others: Mapping[str, Entry]) -> Found:
