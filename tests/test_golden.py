@@ -32,17 +32,18 @@ COUNTED = {"bad_indices", "n_bad", "n_values", "max_abs_error"}
 Leaf = tuple[tuple[Any, ...], Any, Any]
 
 
-def read(path: Path) -> dict[str, Entry]:
-    return {entry["id"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))}
+def read(path: Path) -> list[Entry]:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-BUNDLED = read(Path(__file__).parent / "golden" / "golden.json")
+BUNDLED = {entry["id"]: entry for entry in read(Path(__file__).parent / "golden" / "golden.json")}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = read(Path(metafunc.config.getoption("--golden")))
-    others = BUNDLED | given
-    metafunc.parametrize(("entry", "others"), [(entry, others) for entry in given.values()], ids=list(given))
+    others = BUNDLED | {entry["id"]: entry for entry in given}
+    names = [entry["id"] for entry in given]
+    metafunc.parametrize(("entry", "others"), [(entry, others) for entry in given], ids=names)
 
 
 def test_golden(entry: Entry, others: dict[str, Entry], record_property: Any) -> None:
