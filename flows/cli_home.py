@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -137,6 +137,37 @@ def sample(
 
     written = build_sample(absolute(folder))
     answer({"folder": str(absolute(folder)), "files": len(written)}, as_json)
+
+
+@others.command()
+def optimizer(
+    kind: Annotated[str, typer.Argument(help="Kind of optimizer: adamw, adam or adam_l2.")] = "adamw",
+    theta: Annotated[float, typer.Option(help="The weight before the first step.")] = 1.0,
+    gradients: Annotated[str, typer.Option(help="Gradients of the loss, one per step, such as 0.3,-0.2.")] = "0.1,0.2",
+    lr: Annotated[float, typer.Option(help="Learning rate of every step.")] = 1e-3,
+    betas: Annotated[str, typer.Option(help="Decay rates of the two running means.")] = "0.9,0.999",
+    eps: Annotated[float, typer.Option(help="Added to the root of v_hat.")] = 1e-8,
+    weight_decay: Annotated[float | None, typer.Option(help="Default: that of train.weight_decay.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write out the steps of an optimizer with one weight: m, v, m_hat, v_hat, the bracket, theta."""
+    from model.config import TrainConfig
+    from model.optim import adam_walk
+
+    path = _numbers("--gradients", gradients)
+    settings: dict[str, Any] = {"optimizer": kind, "lr": lr, "eps": eps, "weight_decay": weight_decay}
+    try:
+        steps = adam_walk(TrainConfig(len(path), betas=_numbers("--betas", betas), **settings), theta, path)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    answer([{"step": t, **asdict(step)} for t, step in enumerate(steps, start=1)], as_json, print_rows)
+
+
+def _numbers(option: str, text: str) -> Any:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise UserError(f"{option} {text}: expected numbers with commas between them, such as 0.9,0.999") from None
 
 
 @others.command()

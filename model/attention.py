@@ -52,6 +52,23 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
+def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T / sqrt(E): how well each query fits each key, before any mask.
+
+    Args:
+        q: (..., H, T, E).
+        k: (..., K, S, E); K divides H.
+
+    Returns:
+        (..., H, T, S).
+    """
+    return _products(q, k) / math.sqrt(q.shape[-1])
+
+
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3).transpose(-2, -1)
+
+
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(E)) of the keys that a query may look at; rows add to one.
 
@@ -131,17 +148,16 @@ def _write_out(
     """The same by the formula, of which the fast kernels hold nothing."""
     if isinstance(mask, BlockMask):
         raise ValueError("a mask of blocks cannot be looked into; look at one document by itself")
-    shared_k, shared_v = (part.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for part in (k, v))
-    products = q @ shared_k.transpose(-2, -1)  # (B, H, T, S)
+    products = _products(q, k)  # (B, H, T, S)
     scores = products / math.sqrt(q.shape[-1])
     if mask is None and is_causal:
-        places = torch.arange(q.shape[-2], device=q.device)
-        mask = additive(attention_mask(places, places), q.dtype)
+        queries, keys = (torch.arange(part.shape[-2], device=q.device) for part in (q, k))
+        mask = additive(attention_mask(queries, keys), q.dtype)
     masked = scores if mask is None else scores + mask
     exponentials = (masked - masked.amax(-1, keepdim=True)).exp()
     sums = exponentials.sum(-1)
     weights = exponentials / sums[..., None]
-    mixed = weights @ shared_v
+    mixed = weights @ v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
     named = {"products": products, "scores": scores, "masked_scores": masked, "exponentials": exponentials}
     for name, value in {**named, "sums": sums, "weights": weights, "mixed": mixed}.items():
         see(name, value)

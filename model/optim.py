@@ -6,6 +6,9 @@ would only fight the data (Loshchilov and Hutter 2019; Radford et al. 2019).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +67,83 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Gives every parameter group this learning rate times the group's own ratio, if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_ratio", 1.0)
+
+
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
+    """Scale the gradients down where their global norm exceeds max_norm (Pascanu et al. 2013).
+
+    Args:
+        parameters: those without a gradient are passed over; of sharded ones the whole counts.
+        max_norm: largest norm; 0 only measures.
+
+    Returns:
+        The norm before clipping; of gradients that are not finite NaN or infinity.
+    """
+    total = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    if hasattr(total, "full_tensor"):  # a DTensor; importing its class takes seconds
+        total = total.full_tensor()
+    norm = float(total)
+    if 0 < max_norm < norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+    return norm
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """The quantities of one Adam step of a single weight.
+
+    Attributes:
+        gradient: g; with "adam_l2" weight_decay * theta is part of it.
+        m: running mean of g.
+        v: running mean of g squared.
+        m_hat: m / (1 - beta1^t), corrected for the start at 0.
+        v_hat: v / (1 - beta2^t).
+        sqrt_v_hat: its root.
+        ratio: m_hat / (sqrt_v_hat + eps).
+        bracket: factor of the learning rate: the ratio, with "adamw" plus weight_decay * theta (before the step).
+        theta: the weight after the step, theta - lr * bracket.
+    """
+
+    gradient: float
+    m: float
+    v: float
+    m_hat: float
+    v_hat: float
+    sqrt_v_hat: float
+    ratio: float
+    bracket: float
+    theta: float
+
+
+def adam_walk(config: TrainConfig, theta: float, gradients: Sequence[float]) -> list[AdamStep]:
+    """Return the steps that a single weight takes, written out as Kingma and Ba 2015 and Loshchilov and Hutter 2019 do.
+
+    Args:
+        config: gives optimizer ("adamw", "adam" or "adam_l2"), lr (the same at every step), betas, eps, weight_decay.
+        theta: the weight before the first step.
+        gradients: of the loss, one per step.
+
+    Raises:
+        ValueError: the optimiser is another one, or a number is not finite.
+    """
+    if config.optimizer not in ("adamw", "adam", "adam_l2"):
+        raise ValueError(f"optimizer={config.optimizer!r} has no steps of a single weight; use adamw, adam or adam_l2")
+    if not all(map(math.isfinite, (theta, *gradients))):
+        raise ValueError(f"theta={theta!r} and gradients={list(gradients)!r}; expected finite numbers")
+    (beta1, beta2), decay = config.betas, float(config.weight_decay)
+    coupled, decoupled = (decay if config.optimizer == kind else 0.0 for kind in ("adam_l2", "adamw"))
+    m = v = 0.0
+    steps = []
+    for t, of_loss in enumerate(gradients, start=1):
+        gradient = of_loss + coupled * theta
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient * gradient
+        m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t)
+        ratio = m_hat / (math.sqrt(v_hat) + config.eps)
+        bracket = ratio + decoupled * theta
+        theta -= config.lr * bracket
+        steps.append(AdamStep(gradient, m, v, m_hat, v_hat, math.sqrt(v_hat), ratio, bracket, theta))
+    return steps
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -20,11 +20,11 @@ from .architecture import ModelConfig
 from .compiling import compile_network
 from .config import TrainConfig
 from .data import IGNORE, Batch, trim
-from .distributed import SINGLE, Network, Ranks, is_sharded, pack_random, unpack_random, whole
+from .distributed import SINGLE, Network, Ranks, is_sharded, pack_random, unpack_random
 from .execution import Execution
 from .guards import non_finite_rows, non_finite_weights, shown, telling_of_memory
 from .kernels import keep_freed_memory
-from .optim import build_optimizer, set_learning_rate
+from .optim import build_optimizer, clip_gradients, set_learning_rate
 from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
 from .transformer import Transformer
 
@@ -172,11 +172,7 @@ class Stepper:
     def _update(self, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> float:
         """Clips and applies the gradients; returns their norm."""
         self.scaler.unscale_(self.optimizer)
-        max_norm = self.config.clip_norm if self.config.clip_norm > 0 else math.inf
-        total = whole(torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None]))
-        norm = float(total)
-        if norm > max_norm:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, total)
+        norm = clip_gradients(self._parameters, self.config.clip_norm)
         finite = math.isfinite(norm)
         if not finite and not self.scaler.is_enabled():
             raise self._stopped(f"the gradient's norm is {norm}", step, indices, batches)

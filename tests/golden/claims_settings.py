@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from golden.registry import Entry, fact
-from golden.shared import built, noise, same, small_config
-from golden.text import printable
+from golden.registry import Entry, claim
+from golden.shared import built, noise, printable, same, small_config
 from model import GenerationConfig, TrainConfig, Transformer, count_parameters, preset
 from model.data import IGNORE
 from model.optim import build_optimizer
@@ -37,17 +36,17 @@ def assert_preset_has(name: str, stated: dict[str, Any]) -> None:
     assert {field: getattr(config, FIELD_OF.get(field, field)) for field in stated} == stated
 
 
-@fact("s000-dims")
+@claim("s000-dims")
 def sheepop_sizes(entry: Entry) -> None:
     assert_preset_has("sheepop", entry["expected"])
 
 
-@fact("s003-config")
+@claim("s003-config")
 def toy_sizes(entry: Entry) -> None:
     assert_preset_has("llama_toy", entry["expected"])
 
 
-@fact("s002-config")
+@claim("s002-config")
 def light_llm_sizes(entry: Entry) -> None:
     stated = dict(entry["expected"])
     training = TrainConfig(1)
@@ -58,7 +57,7 @@ def light_llm_sizes(entry: Entry) -> None:
     assert_preset_has("light_llm", stated)
 
 
-@fact("s000-init-sigma")
+@claim("s000-init-sigma")
 def initial_weights(entry: Entry) -> None:
     stated = entry["expected"]
     config = preset("sheepop", n_layer=1)
@@ -69,19 +68,19 @@ def initial_weights(entry: Entry) -> None:
     assert not torch.equal(first.head_weight, other.head_weight)
 
 
-@fact("s000-special-ids")
+@claim("s000-special-ids")
 def special_ids(entry: Entry) -> None:
     ids = {"pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS}
     assert [ids[name] for name in entry["inputs"]["order"]] == entry["expected"]
 
 
-@fact("s001-special-ids")
+@claim("s001-special-ids")
 def special_ids_and_first_characters(entry: Entry) -> None:
     space, mark = printable().encode([" !"])[0].tolist()
     assert entry["expected"] == {"pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "space": space, "!": mark}
 
 
-@fact("s001-adamw-defaults")
+@claim("s001-adamw-defaults")
 def adamw_settings(entry: Entry) -> None:
     stated = entry["expected"]
     betas = (stated["beta1"], stated["beta2"])
@@ -92,7 +91,7 @@ def adamw_settings(entry: Entry) -> None:
     assert (group["betas"], group["weight_decay"], group["eps"]) == (betas, stated["weight_decay"], stated["eps"])
 
 
-@fact("s004-adam-defaults")
+@claim("s004-adam-defaults")
 def adam_settings(entry: Entry) -> None:
     stated = entry["expected"]
     optimizer = {"optimizer": "adam", "betas": (stated["beta1"], stated["beta2"]), "eps": stated["eps"]}
@@ -106,7 +105,7 @@ def adam_settings(entry: Entry) -> None:
     assert (list(group["betas"]), group["eps"], group["weight_decay"]) == ([0.9, 0.98], stated["eps"], 0.0)
 
 
-@fact("s001-base-options")
+@claim("s001-base-options")
 def position_bases(entry: Entry) -> None:
     default, *others = entry["expected"]
     assert preset("sheepop").pos_base == default
@@ -115,13 +114,13 @@ def position_bases(entry: Entry) -> None:
         assert frequencies[128].item() == pytest.approx(base**-0.5)
 
 
-@fact("s001-dropout")
+@claim("s001-dropout")
 def dropout(entry: Entry) -> None:
     config = preset("sheepop")
     assert {config.drop_embed, config.drop_ffn, config.drop_resid} == {entry["expected"]}
 
 
-@fact("s001-gen-defaults")
+@claim("s001-gen-defaults")
 def sampling_settings(entry: Entry) -> None:
     stated = entry["expected"]
     default = GenerationConfig()
@@ -130,21 +129,21 @@ def sampling_settings(entry: Entry) -> None:
     assert (chosen.top_k, chosen.top_p) == (50, 0.95)
 
 
-@fact("s004-gen-defaults")
+@claim("s004-gen-defaults")
 def generation_settings(entry: Entry) -> None:
     stated = entry["expected"]
     # 100 new tokens are a choice of the document's; the other defaults are the project's too
     assert GenerationConfig.from_dict(stated) == GenerationConfig(max_new_tokens=stated["max_new_tokens"])
 
 
-@fact("s001-stride-default")
+@claim("s001-stride-default")
 def default_stride(entry: Entry) -> None:
     length = entry["inputs"]["M"]
     first, second, *_ = chunk_pieces(np.array([4 * length]), length).start
     assert second - first == entry["expected"]
 
 
-@fact("s003-tokenize")
+@claim("s003-tokenize")
 def toy_words(entry: Entry) -> None:
     """The toy vocabulary is a table of three words; their ids must be tokens of the toy network."""
     ids = WordTokenizer(entry["vocab"]).encode([entry["inputs"]["text"]])[0].tolist()
@@ -153,14 +152,14 @@ def toy_words(entry: Entry) -> None:
     assert model(torch.tensor([ids])).shape == (1, 2, preset("llama_toy").vocab_size)
 
 
-@fact("s004-norm-order")
+@claim("s004-norm-order")
 def norm_orders(entry: Entry) -> None:
     found = [preset(name).norm_order for name in ("fundamentals", "fundamentals-pre")]
     assert found == entry["expected"]["variants"]
     assert preset("fundamentals").final_norm
 
 
-@fact("s004-out-bias")
+@claim("s004-out-bias")
 def head_bias(entry: Entry) -> None:
     config = preset("fundamentals")
     with_bias = preset("fundamentals", head_bias=True)
@@ -168,7 +167,7 @@ def head_bias(entry: Entry) -> None:
     assert count_parameters(with_bias)["total"] - count_parameters(config)["total"] == config.vocab_size
 
 
-@fact("s001-ffn-activation")
+@claim("s001-ffn-activation")
 def feed_forward_options(entry: Entry) -> None:
     config = preset("sheepop")
     assert (config.act, config.ffn_bias) == ("gelu", True)
@@ -180,6 +179,6 @@ def feed_forward_options(entry: Entry) -> None:
             assert same(layer(x), layer.down(function(layer.up(x))))
 
 
-@fact("s000-heatmap-bins")
+@claim("s000-heatmap-bins")
 def value_classes_of_the_attention_map(entry: Entry) -> None:
     assert [0.0, *BINS] == entry["expected"]

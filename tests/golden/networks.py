@@ -1,37 +1,112 @@
-"""Whole networks: the toy network with its stated weights, shapes, embedding and head."""
+"""Whole networks and the layers that are taken out of one: the toy network, shapes, sums, heads, lookups.
+
+What depends on the network's module names stands here.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from golden.registry import Entry, Found, operation
-from golden.shared import float64, numbers, small_config, watched
+from golden.registry import Shape
+from golden.shared import built, float64, numbers, small_config, watched
 from model import ModelConfig, Transformer, preset
 from model.attention import attention_weights
 from model.positions import rotary_table
-from model.transformer import FeedForward
+from model.transformer import WHOLE, Attention, Block, Pass, build_norm
+from tasks.report.inspection import Subject, inspect_prompt
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 
-def toy_network(inputs: Entry) -> Transformer:
-    """The llama_toy preset with the stated weights, in float64; what is not stated stays random."""
-    width, vocab_size = len(inputs["embedding"][0]), len(inputs["embedding"])
-    config = preset("llama_toy", vocab_size, d_model=width, n_head=inputs["n_heads"], norm_eps=inputs["eps"])
+def projections(attention: Attention) -> tuple[nn.Module, list[Tensor]]:
+    """The layer that computes keys, and the matrices (out, in) of queries, keys and values, to be written into."""
+    return attention.k, [layer.weight.data for layer in (attention.q, attention.k, attention.v)]
+
+
+def linear(x: Tensor, matrix: Tensor) -> Tensor:
+    """x (..., in) times a matrix (in, out), from a network's output layer."""
+    model = built(small_config(vocab_size=matrix.shape[1], d_model=len(matrix), tie_weights=False))
+    model.untied_head.weight.data = matrix.T
+    return model.head(x).detach()
+
+
+def embedded(model: Transformer, ids: Any) -> Tensor:
+    """States (T, D) that enter the first block."""
+    return placed(model, torch.tensor([ids]), slice(len(ids)))[0].detach()
+
+
+def placed(model: Transformer, ids: Tensor, positions: Tensor | slice) -> Tensor:
+    """Token vectors (B, T, D) with those of their positions."""
+    return model.place(model.token_embedding(ids), Pass(positions))
+
+
+def pass_over(n: int) -> Pass:
+    """What each layer is told of a row of n tokens without a cache."""
+    return Transformer(small_config(max_seq_len=max(2, n))).plan(torch.zeros(1, n, dtype=torch.int64))
+
+
+def token_distances(vectors: Tensor) -> Tensor:
+    """Distances between tokens of these vectors (n, D), as the inspection measures them."""
+    model = built(small_config(vocab_size=128, d_model=vectors.shape[1], max_seq_len=max(2, len(vectors))))
+    model.token_embedding.weight.data[64 : 64 + len(vectors)] = vectors
+    text = "".join(chr(64 + place) for place in range(len(vectors)))
+    return inspect_prompt(Subject("vectors", model, AsciiTokenizer(), bos=False), text).distances
+
+
+class Branch(nn.Module):
+    """A function of the residual stream in place of attention or of the feed-forward layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        return self.function(x)
+
+
+def block_of(**fields: Any) -> Block:
     with float64(), torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Transformer(config).eval()
-    fused = torch.cat([numbers(inputs[name]).T for name in ("W_q", "W_k", "W_v")])
-    gate = numbers(inputs["W_gate_4cols"]).T
+        return Block(small_config(**fields))
+
+
+def residual(x: Tensor, *branches: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a pre-norm block without norms makes of x with one or two branches."""
+    block = block_of(d_model=1)
+    block.norm_attention, block.norm_mlp = nn.Identity(), nn.Identity()
+    block.attention, block.mlp = map(Branch, (*branches, torch.zeros_like)[:2])
+    return block(x, 0, WHOLE)
+
+
+def residual_gradient(branch: Callable[[Tensor], Tensor], x: float, grad_out: float) -> Tensor:
+    point = numbers(x).requires_grad_()
+    residual(point, branch).backward(numbers(grad_out))
+    assert point.grad is not None
+    return point.grad
+
+
+TOY_INPUTS = (
+    *("ids", "embedding", "n_heads", "eps", "rope", "convention", "attn_norm_weight", "ffn_norm_weight"),
+    *("W_q", "W_k", "W_v", "W_o", "W_gate_4cols"),
+)
+
+
+def toy_network(inputs: Mapping[str, Any]) -> Transformer:
+    """The llama_toy preset with the stated weights, in float64; what is not stated stays random."""
+    embedding = numbers(inputs["embedding"])
+    shape = {"d_model": embedding.shape[1], "n_head": inputs["n_heads"], "norm_eps": inputs["eps"]}
+    config = preset("llama_toy", len(embedding), **shape)
+    model = built(config)
+    block, gate = model.blocks[0], numbers(inputs["W_gate_4cols"]).T
     with torch.no_grad():
-        block = model.blocks[0]
-        model.token_embedding.weight.copy_(numbers(inputs["embedding"]))
+        model.token_embedding.weight.copy_(embedding)
         block.norm_attention.weight.copy_(numbers(inputs["attn_norm_weight"]))
         block.norm_mlp.weight.copy_(numbers(inputs["ffn_norm_weight"]))
-        block.attention.qkv.weight.copy_(fused)
+        for own, stated in zip(projections(block.attention)[1], ("W_q", "W_k", "W_v"), strict=True):
+            own.copy_(numbers(inputs[stated]).T)
         block.attention.proj.weight.copy_(numbers(inputs["W_o"]).T)
         block.mlp.gate.weight[: len(gate)] = gate
     if inputs["rope"] == "none":
@@ -43,115 +118,28 @@ def toy_network(inputs: Entry) -> Transformer:
     return model
 
 
-@operation("toy_layer")
-def toy_layer(**inputs: Any) -> dict[str, Tensor]:
-    """The whole network is run; the intermediates are what its modules were given and gave."""
-    model = toy_network(inputs)
-    block, n_gate = model.blocks[0], len(inputs["W_gate_4cols"][0])
-    attention, mlp = block.attention, block.mlp
-    modules = (attention, attention.proj, block.norm_mlp, mlp.gate, mlp.up, mlp.down)
-    with torch.no_grad(), watched(*modules) as calls:
-        model(torch.tensor([inputs["ids"]]))
-    (normed, _, reading), _ = calls[attention][0]
-    ((context,), attended), ((residual,), post_norm) = calls[attention.proj][0], calls[block.norm_mlp][0]
-    gate, up, (hidden,) = calls[mlp.gate][0][1], calls[mlp.up][0][1], calls[mlp.down][0][0]
-    with torch.no_grad():
-        q, k, v = attention.project(normed, reading.rotation)
-    return {
-        **{"q_rope": q[0], "k_rope": k[0], "v": v[0]},
-        "scaled_scores": q[0] @ k[0].transpose(-2, -1) / math.sqrt(q.shape[-1]),
-        **{"weights": attention_weights(q, k)[0], "context": context[0], "attn_out": attended[0]},
-        **{"residual": residual[0], "post_norm": post_norm[0], "gate_proj_4cols": gate[0, :, :n_gate]},
-        "silu_gate_4cols": (hidden / up)[0, :, :n_gate],  # what the layer multiplies its up projection with
-    }
-
-
-def network_shapes(config: ModelConfig, n_rows: int, n_tokens: int) -> dict[str, list[int]]:
+def network_shapes(config: ModelConfig, n_rows: int, n_tokens: int) -> dict[str, Shape]:
     """Shapes that the network's own forward pass meets, on the meta device: real code, no memory."""
     with torch.device("meta"):
         model = Transformer(config).eval()
         ids = torch.zeros(n_rows, n_tokens, dtype=torch.int64)
         attention, mlp = model.blocks[0].attention, model.blocks[0].mlp
-        with watched(attention, attention.qkv, attention.proj, mlp.up, mlp) as calls:
+        with watched(attention, attention.proj, mlp.up, mlp) as calls:
             logits = model(ids)
-        (normed, _, reading), _ = calls[attention][0]
-        q, k, v = attention.project(normed, reading.rotation)
-        weights = attention_weights(q, k)
-        found = {"X": model.embed(ids, slice(n_tokens)), "Q_heads": q, "q_heads": q, "att": weights, "logits": logits}
-        found |= {"S0": weights[:, 0], "O0": (weights @ v)[:, 0], "O": calls[attention.proj][0][1]}
-        fused = calls[attention.qkv][0][1]
-        found |= {"qkv": fused, "Q": fused.split(config.n_head * config.head_dim, dim=-1)[0]}
+        (normed, _, now), _ = calls[attention][0]
+        heads = dict(zip("QKV", attention.project(normed, now.rotation), strict=True))
+        weights = attention_weights(heads["Q"], heads["K"])
+        joined = {name: part.transpose(1, 2).flatten(2) for name, part in heads.items()}
+        found = {**joined, "qkv": torch.cat(list(joined.values()), dim=-1)}
+        found |= {f"{name}_heads": part for name, part in heads.items()} | {"q_heads": heads["Q"]}
+        found |= {"X": placed(model, ids, slice(n_tokens)), "att": weights, "logits": logits}
+        found |= {"S0": weights[:, 0], "O0": (weights @ heads["V"])[:, 0], "O": calls[attention.proj][0][1]}
         found |= {"H": calls[mlp.up][0][1], "ffn_out": calls[mlp][0][1]}
-    matrices = {"W_Q": attention.qkv.weight[: config.n_head * config.head_dim].T, "W1": mlp.up.weight.T}
-    matrices |= {"W2": mlp.down.weight.T, "E": model.token_embedding.weight}
-    return {name: list(value.shape) for name, value in {**found, **matrices}.items()}
+    matrices = dict(zip(("W_Q", "W_K", "W_V"), projections(attention)[1], strict=True))
+    matrices |= {"W_O": attention.proj.weight, "W1": mlp.up.weight, "W2": mlp.down.weight}
+    found |= {name: matrix.T for name, matrix in matrices.items()} | {"E": model.token_embedding.weight}
+    return {name: Shape(value.shape) for name, value in found.items()}
 
 
-@operation("shapes")
-def shapes(entry: Entry, **inputs: Any) -> dict[str, Any]:
-    if "prompt" in inputs:
-        return growing_shapes(**inputs)
-    if "C" in inputs:
-        config = preset("light_llm", inputs["V"], d_model=inputs["C"], n_head=inputs["n_head"])
-    else:
-        sizes = {"d_model": inputs["d"], "n_head": inputs["h"], "d_ff": inputs["d_ff"]}
-        config = preset("sheepop", inputs["V"], **sizes)
-    found = network_shapes(config, inputs.get("B", 1), inputs.get("T") or inputs["n"])
-    matrices = ("W_Q", "W1", "W2", "E")
-    return {
-        name: found[name] if "B" in inputs or name in matrices else found[name][1:]  # one text without a batch
-        for name in entry["expected"]
-    }
-
-
-def growing_shapes(prompt: str, sampled: int, V: int) -> dict[str, Any]:
-    """Ids and logits of two steps of generation with a character network."""
-    ids = AsciiTokenizer().encode([prompt])[0].tolist()
-    model = Transformer(preset("sheepop", V, n_layer=1)).eval()
-    steps = [ids, [*ids, sampled]]
-    logits = [list(model(torch.tensor([step])).shape) for step in steps]
-    return {"ids0": steps[0], "logits1": logits[0], "ids1": steps[1], "logits2": logits[1]}
-
-
-@operation("shape")
-def shape(entry: Entry, rows: Any = None, d: int = 0, d_ff: int = 0) -> list[int]:
-    if rows is not None:
-        return list(numbers(rows).shape)
-    # torch's layer multiplies a column vector from the left, so its matrix is (d_ff, d)
-    with torch.device("meta"):
-        return list(FeedForward(small_config(d_model=d, d_ff=d_ff)).up.weight.shape)
-
-
-@operation("final_state_index")
-def final_state_index(L: int) -> int:
-    """The embedding is X_1, with positions X_2, and each block makes the next; the final norm must read the last."""
-    model = Transformer(preset("sheepop", 16, d_model=16, n_head=2, n_layer=L)).eval()
-    with watched(*model.blocks, model.norm) as calls:
-        model(torch.tensor([[1, 2, 3]]))
-    assert torch.equal(calls[model.norm][0][0][0], calls[model.blocks[-1]][0][1])
-    return 2 + sum(len(calls[block]) for block in model.blocks)
-
-
-@operation("lookup")
-def lookup(table: Any, ids: list[int]) -> Tensor:
-    model = Transformer(small_config(vocab_size=len(table), d_model=len(table[0]))).double()
-    model.token_embedding.weight.data = numbers(table)
-    return model.embed(torch.tensor([ids]), slice(len(ids)))[0].detach()
-
-
-def head_of(matrix: Any) -> Transformer:
-    """A network whose output head has these rows, one per token."""
-    config = small_config(vocab_size=len(matrix), d_model=len(matrix[0]), tie_weights=False)
-    model = Transformer(config).double()
-    model.untied_head.weight.data = numbers(matrix)
-    return model
-
-
-@operation("matvec")
-def matvec(W: Any, x: Any) -> Found:
-    return Found(head_of(W).head(numbers(x)).detach())
-
-
-@operation("row")
-def row(index: int, table: Any) -> Tensor:
-    return head_of(table).head(torch.eye(len(table[0]), dtype=torch.float64))[:, index].detach()
+def norm_layer(width: int, eps: float, kind: str = "layernorm") -> nn.Module:
+    return build_norm(small_config(d_model=width, norm=kind, norm_eps=eps)).double().requires_grad_(False)

@@ -1,21 +1,16 @@
-"""What the modules of this package build tensors and networks with, and how they watch them.
-
-Everything is float64, so that nine digits can be compared.
-"""
+"""Tensors and networks of the golden numbers, all in float64, so that nine digits can be compared."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from golden.registry import Entry
 from model import ModelConfig, Transformer
+from tasks.tokens.tokenizer_kinds import CharTokenizer
 
 
 def numbers(values: Any) -> Tensor:
@@ -43,6 +38,13 @@ def small_config(**fields: Any) -> ModelConfig:
     return ModelConfig(**{"vocab_size": 8, "max_seq_len": 8, "n_layer": 1, "n_head": 1, "pos": "none", **fields})
 
 
+def built(config: ModelConfig, seed: int = 0) -> Transformer:
+    """A network in float64 and evaluation mode."""
+    with float64(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Transformer(config).eval()
+
+
 Calls = dict[nn.Module, list[tuple[tuple[Any, ...], Any]]]
 
 
@@ -61,17 +63,14 @@ def watched(*modules: nn.Module) -> Iterator[Calls]:
             hook.remove()
 
 
-def example(name: str) -> Entry:
-    """Another entry, whose stated weights are needed here."""
-    entries = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
-    return next(entry for entry in entries if entry["id"] == name)
-
-
-def built(config: ModelConfig, seed: int = 0) -> Transformer:
-    """A network in float64 and evaluation mode."""
-    with float64(), torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Transformer(config).eval()
+def solved(increasing: Any, wanted: Tensor, low: float, high: float) -> Tensor:
+    """Where an increasing function has the wanted values, by bisection."""
+    least, most = torch.full_like(wanted, low), torch.full_like(wanted, high)
+    for _ in range(100):
+        middle = (least + most) / 2
+        is_below = increasing(middle) < wanted
+        least, most = torch.where(is_below, middle, least), torch.where(is_below, most, middle)
+    return most
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
@@ -80,3 +79,7 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 def same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+def printable() -> CharTokenizer:
+    return CharTokenizer("".join(map(chr, range(32, 127))))

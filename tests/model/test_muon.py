@@ -116,7 +116,8 @@ def test_what_is_no_matrix_of_a_block_takes_the_steps_of_adamw() -> None:
     other = models[1].state_dict()
     same = {name for name, value in models[0].state_dict().items() if torch.equal(value, other[name])}
     assert set(other) - same == {
-        f"blocks.0.{name}.weight" for name in ("attention.q", "attention.k", "attention.v", "attention.proj", "mlp.up", "mlp.down")
+        f"blocks.0.{name}.weight"
+        for name in ("attention.q", "attention.k", "attention.v", "attention.proj", "mlp.up", "mlp.down")
     }
 
 

@@ -56,6 +56,21 @@ def test_every_parameter_has_a_part_in_the_loss(build_model: Build, settings: di
     assert idle == []
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_of_a_repeated_id_add_up(build_model: Build, tied: bool) -> None:
+    """Against the same network in which each occurrence reads a row of its own."""
+    repeated, distinct = (build_model(tie_weights=tied) for _ in range(2))
+    rows, labels = [3, 6, 7], torch.tensor([[9, 10, 11, 12]])
+    for model, ids in ((repeated, [3, 5, 3, 3]), (distinct, [3, 5, 6, 7])):
+        table = model.token_embedding.weight
+        table.data[rows] = table.data[3].clone()
+        model.loss(torch.tensor([ids]), labels).backward()
+    added, single = repeated.token_embedding.weight.grad, distinct.token_embedding.weight.grad
+    assert torch.allclose(added[rows].sum(0), single[rows].sum(0), atol=1e-6)
+    assert torch.allclose(added[5], single[5], atol=1e-6)
+    assert not torch.allclose(added[3], single[3], atol=1e-4)
+
+
 # rotary positions
 
 
