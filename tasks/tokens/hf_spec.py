@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
@@ -74,6 +74,27 @@ def library_tokenizer(spec: str) -> Any:
     found.no_truncation()
     found.no_padding()
     return found
+
+
+def byte_level_spec(vocabulary: Mapping[str, int], merges: str) -> Spec:
+    """Return the JSON of GPT-2's byte-pair encoding.
+
+    Args:
+        vocabulary: tokens and their ids, bytes as `byte_spellings` has them.
+        merges: the content of a merges.txt: two tokens a line, behind a line with a version.
+
+    Raises:
+        ValueError: a line does not hold two tokens.
+    """
+    pairs = []
+    for number, line in enumerate(merges.split("\n"), 1):
+        if line and not (number == 1 and line.startswith("#version")):
+            pairs.append(line.split(" "))
+            if len(pairs[-1]) != 2:
+                raise ValueError(f"line {number} is {line[:80]!r}, expected two tokens with a space between")
+    spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": dict(vocabulary), "merges": pairs}
+    return {"version": "1.0", "pre_tokenizer": spelling, "decoder": spelling, "model": model}
 
 
 def cuts_before_spaces(spec: Spec) -> bool:

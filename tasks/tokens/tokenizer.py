@@ -27,7 +27,7 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
-from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file, tokenizer_files
 from tasks.tokens.hf_spec import byte_spellings, cut_text
 from tasks.tokens.tokenise import EngineError, engine_errors
 from tasks.tokens.tokenizer_kinds import (
@@ -255,17 +255,17 @@ def _silence() -> Iterator[None]:
             os.close(copy)
 
 
-@stage("tokenizer", version=3, pinned=True, unkeyed=("file",))
+@stage("tokenizer", version=4, pinned=True, unkeyed=("file",))
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
 ) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":
-        path = None if file is None else work.folder(file) / TOKENIZER_FILE
+        path = None if file is None else work.folder(file)
         if path is None or digest_of_tokenizer_file(path) != settings.file:
             raise UserError("the file of the tokeniser changed while this run began: run again")
         found = read_tokenizer_file(path, settings.reserved)
-        choice = _save(found, f"the file {path.name}: asked for", work.out)
+        choice = _save(found, f"the file {next(iter(tokenizer_files(path)))}: asked for", work.out)
     else:
         chosen, n_bytes = _choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.in_subprocess(
@@ -362,7 +362,5 @@ def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef
         return run.reuse(tokenizer, known)
     file = None
     if settings.file:
-        path = Path(settings.file).expanduser()
-        beside = {name: path.with_name(name) for name in BESIDE if path.with_name(name).is_file()}
-        file, _ = run.add("tokenizer_file", {**beside, TOKENIZER_FILE: path})
+        file, _ = run.add("tokenizer_file", tokenizer_files(Path(settings.file).expanduser()))
     return tokenizer(run, asked, curated=curated, documents=documents, file=file)

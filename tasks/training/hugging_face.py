@@ -190,7 +190,7 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, BpeTokenizer):
         return {**tokenizer.record()["spec"], "added_tokens": [], "post_processor": None}
     if isinstance(tokenizer, CharTokenizer):  # words of one character: a text is cut between all code points
-        words = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *tokenizer.alphabet])}
+        words = {token: index for index, token in enumerate(SPECIAL_TOKENS)} | tokenizer.vocabulary
         engine = Engine(models.WordLevel(words, unk_token=SPECIAL_TOKENS[1]))
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         engine.decoder = decoders.Fuse()
@@ -211,20 +211,14 @@ def read_hf_tokenizer(folder: Path) -> HfTokenizer:
     """Return the tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
 
     Raises:
-        ExchangeError: there is no tokenizer.json, or `tokenizers` cannot read it.
+        ExchangeError: there is no tokeniser, or `tokenizers` cannot read it.
     """
-    path = folder / TOKENIZER_FILE
-    if not path.is_file():
-        raise ExchangeError(
-            f"{folder} has no {TOKENIZER_FILE}; write one with "
-            f"transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
     try:
-        found = read_tokenizer_file(path)
+        found = read_tokenizer_file(folder)
     except ForeignTokenizerError as error:
         raise ExchangeError(str(error)) from error
     if not isinstance(found, HfTokenizer):
-        raise ExchangeError(f"{path} is a tokeniser of Sheepfold, expected one of Hugging Face")
+        raise ExchangeError(f"the tokeniser in {folder} is one of Sheepfold, expected one of Hugging Face")
     return found
 
 

@@ -21,7 +21,7 @@ from storage.manifest import Manifest, RefSet
 from storage.schemas import SELECTION
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
-from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file, tokenizer_files
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_bpe, fit_tokenizer, learn_merges, tokenizer
 from tasks.tokens.tokenizer_kinds import (
@@ -100,8 +100,7 @@ def fit(tmp_path: Path) -> Iterator[Fit]:
             "documents": RefSet(tuple(refs), name_of(str(sorted(sides))), ("s",) * len(refs), live),
         }
         if file is not None:
-            beside = {name: file.with_name(name) for name in BESIDE if file.with_name(name).is_file()}
-            inputs["file"], _ = run.add("tokenizer_file", {**beside, "tokenizer.json": file})
+            inputs["file"], _ = run.add("tokenizer_file", tokenizer_files(file))
         ref = tokenizer(run, asked, **inputs)
         return manifest_of(run.store, ref), load_tokenizer(run.store.folder(ref) / "tokenizer.json", ref.digest)
 
@@ -113,7 +112,7 @@ def letters(texts: Sequence[str], fit: Fit, fit_bytes: int, **options: Any) -> s
     """The characters that a fit on one segment saw."""
     made = fit([texts], FitSettings("char", fit_bytes=fit_bytes), **options)[1]
     assert isinstance(made, CharTokenizer)
-    return made.alphabet
+    return "".join(made.vocabulary)
 
 
 TEXTS = [letter * 10 for letter in "abcdefgh"]

@@ -349,7 +349,7 @@ def test_json_without_end_of_nesting_is_told(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"kind": "word", "vocabulary": {"": 4}}', "id 4 stands for a word without a character"),
+        ('{"kind": "word", "vocabulary": {"": 4}}', "id 4 stands for an entry without a character"),
         ('{"kind": "word", "vocabulary": {"a": 5000000000}}', "the id of 'a' is 5000000000, expected a whole number"),
         ('{"kind": "word", "vocabulary": {"a": true}}', "the id of 'a' is True"),
         ('{"kind": "word", "vocabulary": {"a": 4.0}}', "the id of 'a' is 4.0"),
@@ -392,11 +392,11 @@ def test_a_vocabulary_without_a_token_is_told(spec: dict[str, Any], tmp_path: Pa
     [
         (b"", r"is not JSON \(Expecting value"),
         (b"\xff", "is not UTF-8"),
-        (b'{"kind": "char"}', "lacks 'alphabet'"),
+        (b'{"kind": "char"}', "lacks 'vocabulary'"),
         (b'{"kind": "x"}', "tokenizer kind is 'x'"),
         (b"[]", "a list, expected"),
         (b'{"model": {}}', "not a tokeniser that"),
-        (None, "is a folder: name the tokenizer.json in it"),
+        (None, "tokenizer.json: expected a tokenizer.json"),
     ],
 )
 def test_an_error_names_the_file_once(content: bytes | None, told: str, tmp_path: Path) -> None:

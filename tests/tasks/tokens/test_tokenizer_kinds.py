@@ -129,7 +129,7 @@ def test_ascii_makes_no_control_token_but_unk(name: str) -> None:
 
 def test_a_limited_alphabet_holds_the_most_frequent_characters() -> None:
     fitted = CharTokenizer.fit(["aaaa bbb cc d"], vocab_size=N_SPECIAL + 3)
-    assert fitted.alphabet == " ab"
+    assert fitted.vocabulary == {" ": 4, "a": 5, "b": 6}
     assert fitted.vocab_size == N_SPECIAL + 3
 
 
@@ -176,9 +176,9 @@ def test_the_fingerprint_is_that_of_the_saved_file(kind: str, tmp_path: Path) ->
 
 
 def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
-    CharTokenizer("ab").save(tmp_path / "tokenizer.json")
+    CharTokenizer.fit(["ab"]).save(tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokeniser's fingerprint is \w+, expected \w+: "):
-        load_tokenizer(tmp_path / "tokenizer.json", CharTokenizer("ac").fingerprint)
+        load_tokenizer(tmp_path / "tokenizer.json", CharTokenizer.fit(["ac"]).fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
     [
         ('{"kind": "char", "alph', "Unterminated string"),
         ("[]", "a list, expected the JSON of a tokeniser"),
-        ('{"kind": "char"}', "the tokeniser lacks 'alphabet'"),
-        ('{"kind": "char", "alphabet": "aa"}', "names a character twice"),
+        ('{"kind": "char"}', "the tokeniser lacks 'vocabulary'"),
+        ('{"kind": "char", "vocabulary": {"ab": 4}}', "'ab' is not one character"),
         ('{"kind": "bpe", "spec": {"version": "1.0"}}', "not a tokeniser that `tokenizers` can read"),
-        ('{"kind": "word", "vocabulary": {"the": 1}}', "4 or more"),
-        ('{"kind": "word", "vocabulary": {"the": 4, "fold": 4}}', "an id of its own"),
+        ('{"kind": "word", "vocabulary": {"the": 1}}', "from 4 (0 to 3 are special)"),
+        ('{"kind": "word", "vocabulary": {"the": 4, "fold": 4}}', "'the' and 'fold' have the same id 4"),
         ("\x00\x01", "Expecting value"),
     ],
 )
