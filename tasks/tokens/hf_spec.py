@@ -90,7 +90,7 @@ def byte_level_spec(vocabulary: Mapping[str, int], merges: str) -> Spec:
     for number, line in enumerate(merges.split("\n"), 1):
         if line and not (number == 1 and line.startswith("#version")):
             pairs.append(line.split(" "))
-            if len(pairs[-1]) != 2:
+            if len(pairs[-1]) != 2 or not all(pairs[-1]):
                 raise ValueError(f"line {number} is {line[:80]!r}, expected two tokens with a space between")
     spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {"type": "BPE", "vocab": dict(vocabulary), "merges": pairs}

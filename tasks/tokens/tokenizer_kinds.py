@@ -195,10 +195,13 @@ class CharTokenizer(TableTokenizer):
     kind = "char"
 
     def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
-        super().__init__(vocabulary, reserved)
-        for entry in self.vocabulary:
+        for entry in vocabulary:
             if len(entry) > 1 or "\ud800" <= entry <= "\udfff":
-                raise ValueError(f"{entry!r} is not one character, expected a table of single characters and their ids")
+                raise ValueError(
+                    f"{entry!r} is not one character, expected a table of single characters and their ids; a "
+                    "vocabulary of tokens needs its merges.txt or vocab.bpe beside it"
+                )
+        super().__init__(vocabulary, reserved)
         self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(self.used_ids))
         self._table[_code_points("".join(self.vocabulary))] = list(self.vocabulary.values())
 

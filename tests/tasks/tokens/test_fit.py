@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tiny_run import TinyMachine, home_at
+from tokenizer_samples import prose
 
 from storage.errors import UserError
 from storage.lineage import manifest_of
@@ -32,15 +33,6 @@ from tasks.tokens.tokenizer_kinds import (
     WordTokenizer,
     load_tokenizer,
 )
-
-TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's x=1;"
-
-
-def prose(seed: int = 0, n_words: int = 2_000) -> str:
-    chosen = random.Random(seed).choices(TEXT.split(), k=n_words)
-    return "".join(
-        word + random.Random(seed + place).choice([" ", "\n", "\n    "]) for place, word in enumerate(chosen)
-    )
 
 
 def name_of(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import Ran
+from tokenizer_samples import HOSTILE, byte_level_engine, prose
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -22,7 +22,6 @@ from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
     BOS,
     EOS,
-    SPECIAL_TOKENS,
     AsciiTokenizer,
     ByteTokenizer,
     CharTokenizer,
@@ -40,17 +39,7 @@ from tasks.training.hugging_face import (
     write_hf_tokenizer,
 )
 
-WORDS = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve\n"
-PROSE = " ".join(random.Random(1).choices(WORDS.split(" "), k=2000))
-TEXTS = [
-    PROSE[:300],
-    "".join(SPECIAL_TOKENS) + " <|endoftext|> <|bos|>x",
-    " two  spaces\t and \n\n lines ",
-    "emoji 👩‍👩‍👧 and e\u0301\u0302, NUL \x00 and \x02\x03",
-    "",
-    "\U0010ffff unseen Ελληνικά",
-    "it's 12345 o'clock.",
-]
+PROSE, TEXTS = prose(1), list(HOSTILE.values())
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 
@@ -154,14 +143,7 @@ def foreign_folder(folder: Path, extra_rows: int = 3, **ids: Any) -> Path:
     """A model of `transformers` with GPT-2's one special token, which lies at the end of the vocabulary."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine.decoder = decoders.ByteLevel()
-    from tokenizers.trainers import BpeTrainer
-
-    engine.train_from_iterator(
-        [PROSE], BpeTrainer(vocab_size=300, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    )
+    engine = byte_level_engine(300)
     engine.add_special_tokens(["<|endoftext|>"])
     folder.mkdir()
     engine.save(str(folder / "tokenizer.json"))
