@@ -106,9 +106,9 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
 def numpy_table(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     """Characters by one look-up table over all code points, as people write it."""
-    vocabulary = json.loads(tokenizer.read_text())["vocabulary"]
+    alphabet = json.loads(tokenizer.read_text())["alphabet"]
     table = np.ones(0x110000, dtype=np.uint16)
-    table[list(map(ord, vocabulary))] = list(vocabulary.values())
+    table[np.frombuffer(alphabet.encode("utf-32-le"), np.uint32)] = np.arange(4, 4 + len(alphabet))
 
     def encode(texts: list[str]) -> np.ndarray:
         return table[np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)]

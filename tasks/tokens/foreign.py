@@ -17,7 +17,7 @@ from storage.errors import UserError
 from tasks.tokens.hf_spec import byte_level_spec, unk_of_model
 from tasks.tokens.tokenizer_kinds import (
     TOKENIZER_FILE,
-    CharTokenizer,
+    CharTableTokenizer,
     HfTokenizer,
     Tokenizer,
     TokenizerError,
@@ -109,7 +109,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
                 raise ValueError(f"it reserves {found.reserved} ids, so {reserved} cannot be asked for")
             return found
         elif "model" not in record:
-            return CharTokenizer(_character_table(spec), reserved)
+            return CharTableTokenizer(_character_table(spec), reserved)
         vocabulary = HfTokenizer(spec).vocabulary()
         named = _special_ids(vocabulary, record, first.parent)
         if merges and named["eos_id"] is None:

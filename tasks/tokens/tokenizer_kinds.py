@@ -97,6 +97,12 @@ class Tokenizer(ABC):
         """Id that begins a text: bos, or else eos, which stands between texts; None where there is neither."""
         return self.eos_id if self.bos_id is None else self.bos_id
 
+    def beginning(self, bos: bool = True) -> str:
+        """Return in words what prompts begin with; `bos` is False if no id stood before texts in training."""
+        if not bos or self.start_id is None:
+            return "nothing"
+        return f"bos (id {self.bos_id})" if self.bos_id is not None else f"eos (id {self.eos_id}), as there is no bos"
+
     @property
     def special_ids(self) -> tuple[int, ...]:
         """All ids that stand for no text, in ascending order: those in gaps of a table, too."""
@@ -146,10 +152,14 @@ def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(vocab_size - 1, 0))
 
 
-def most_frequent(counts: Mapping[str, int], room: int | None) -> dict[str, int]:
-    """Return ids of the most frequent items, `room` at most, in the items' order; of equal ones the lower are taken."""
-    chosen = sorted(sorted(counts, key=lambda item: (-counts[item], item))[:room])
-    return {item: index for index, item in enumerate(chosen, N_SPECIAL)}
+def most_frequent(counts: Mapping[str, int], room: int | None) -> list[str]:
+    """Return the most frequent items in their order, `room` at most; of equally frequent ones the lower come first."""
+    return sorted(sorted(counts, key=lambda item: (-counts[item], item))[:room])
+
+
+def numbered(items: Iterable[str]) -> dict[str, int]:
+    """Return ids for items in their order, behind the special ones."""
+    return {item: index for index, item in enumerate(items, N_SPECIAL)}
 
 
 class TableTokenizer(Tokenizer):
@@ -189,10 +199,10 @@ class TableTokenizer(Tokenizer):
         return tuple(index for index in range(self.vocab_size) if index not in self._entries)
 
 
-class CharTokenizer(TableTokenizer):
+class CharTableTokenizer(TableTokenizer):
     """One id per character, by a look-up table over all code points."""
 
-    kind = "char"
+    kind = "table"
 
     def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
         for entry in vocabulary:
@@ -204,17 +214,6 @@ class CharTokenizer(TableTokenizer):
         super().__init__(vocabulary, reserved)
         self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(self.used_ids))
         self._table[_code_points("".join(self.vocabulary))] = list(self.vocabulary.values())
-
-    @classmethod
-    def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
-        """Take the characters of texts: all, or the most frequent ones when `vocab_size` limits them."""
-        room = vocab_size - N_SPECIAL - reserved if vocab_size else None
-        if room is not None and room < 1:
-            raise ValueError(
-                f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
-                f"{N_SPECIAL + reserved + 1} are needed"
-            )
-        return cls(most_frequent(Counter(chain.from_iterable(texts)), room), reserved)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._table[_code_points(text)].astype(np.int64) for text in texts]
@@ -230,7 +229,35 @@ def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-class AsciiTokenizer(CharTokenizer):
+class CharTokenizer(CharTableTokenizer):
+    """One id per character of the training text.
+
+    Args:
+        alphabet: the characters in the order of their ids, which start at 4.
+    """
+
+    kind = "char"
+    parts = ("alphabet",)
+
+    def __init__(self, alphabet: str, reserved: int = 0) -> None:
+        if len(set(alphabet)) != len(alphabet):
+            raise ValueError("the alphabet names a character twice")
+        self.alphabet = alphabet
+        super().__init__(numbered(alphabet), reserved)
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
+        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
+        room = vocab_size - N_SPECIAL - reserved if vocab_size else None
+        if room is not None and room < 1:
+            raise ValueError(
+                f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
+                f"{N_SPECIAL + reserved + 1} are needed"
+            )
+        return cls("".join(most_frequent(Counter(chain.from_iterable(texts)), room)), reserved)
+
+
+class AsciiTokenizer(CharTableTokenizer):
     """The ASCII code of a character is its id; nothing is fitted, so ids are the same in every project.
 
     Characters beyond ASCII become unk, and so do the control characters 0 to 3, whose ids are the special tokens'.
@@ -271,7 +298,7 @@ class WordTokenizer(TableTokenizer):
     def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> WordTokenizer:
         """Take the most frequent words, in their order."""
         counts = Counter(chain.from_iterable(map(_words, texts)))
-        return cls(most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved)), reserved)
+        return cls(numbered(most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))), reserved)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         known = self.vocabulary
@@ -457,6 +484,17 @@ class HfTokenizer(LibraryTokenizer):
         return len("".join(compress(text, lost)).encode())
 
 
+KINDS: tuple[type[Tokenizer], ...] = (
+    CharTokenizer,
+    CharTableTokenizer,
+    AsciiTokenizer,
+    ByteTokenizer,
+    WordTokenizer,
+    BpeTokenizer,
+    HfTokenizer,
+)
+
+
 def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
     """Read what `Tokenizer.save` wrote.
 
@@ -487,11 +525,10 @@ def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
 
 
 def _tokenizer_of(record: dict[str, Any]) -> Tokenizer:
-    kinds = (CharTokenizer, AsciiTokenizer, ByteTokenizer, WordTokenizer, BpeTokenizer, HfTokenizer)
-    for found in kinds:
+    for found in KINDS:
         if found.kind == record.get("kind"):
             saved = {name: record[name] for name in found.parts}
             if "spec" in saved:
                 saved["spec"] = json.dumps(saved["spec"], ensure_ascii=False)
             return found(**saved, reserved=record.get("reserved", 0))
-    raise ValueError(f"tokenizer kind is {record.get('kind')!r}, expected char, ascii, bytes, word, bpe or hf")
+    raise ValueError(f"tokenizer kind is {record.get('kind')!r}, expected {', '.join(one.kind for one in KINDS)}")

@@ -22,7 +22,7 @@ def bundle_folder(tmp_path: Path) -> Path:
     """A model folder as training leaves it, with random weights."""
     folder = tmp_path / "model"
     folder.mkdir()
-    tokenizer = CharTokenizer.fit([" HWdelor"])
+    tokenizer = CharTokenizer(" HWdelor")
     config = ModelConfig(tokenizer.vocab_size, max_seq_len=16, n_layer=2, n_head=2, d_model=16)
     save_weights(folder / WEIGHTS_FILE, Transformer(config))
     train = {"max_steps": 7, "lr": 0.002, "seed": 11}

@@ -21,7 +21,7 @@ def lengths(texts: list[str]) -> list[int]:
 
 
 def printable() -> CharTokenizer:
-    return CharTokenizer.fit(map(chr, range(32, 127)))
+    return CharTokenizer("".join(map(chr, range(32, 127))))
 
 
 @operation("encode_offset")

@@ -316,7 +316,7 @@ def test_no_character_of_validation_alone_is_in_the_alphabet(home: Home, source:
         path.write_text(f"{path.read_text()}\n{chr(0x4E00 + number)}\n", encoding="utf-8")
     ran = run_prepare(home, source)
     tokenizer = load_tokenizer(ran.folder(ran.prepared.tokenizer) / "tokenizer.json")
-    strange = {char for char in tokenizer.record()["vocabulary"] if ord(char) >= 0x4E00}
+    strange = {char for char in tokenizer.record()["alphabet"] if ord(char) >= 0x4E00}
     validation = {text[-1] for text in evaluation_texts(ran)}
     assert held_out
     assert validation

@@ -93,7 +93,7 @@ def test_json_holds_the_rounded_values_of_the_trace() -> None:
 
 
 def test_a_bundle_begins_as_in_training_with_bos() -> None:
-    found = look(tokenizer=CharTokenizer.fit(["Helo"]), bos=True, vocab_size=8)
+    found = look(tokenizer=CharTokenizer("Helo"), bos=True, vocab_size=8)
     assert found.labels == ["<bos>", "H", "e", "l", "l", "o", "<unk>", "<unk>", "o", "<unk>", "l", "<unk>"]
 
 

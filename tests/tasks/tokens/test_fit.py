@@ -104,7 +104,7 @@ def letters(texts: Sequence[str], fit: Fit, fit_bytes: int, **options: Any) -> s
     """The characters that a fit on one segment saw."""
     made = fit([texts], FitSettings("char", fit_bytes=fit_bytes), **options)[1]
     assert isinstance(made, CharTokenizer)
-    return "".join(made.vocabulary)
+    return made.alphabet
 
 
 TEXTS = [letter * 10 for letter in "abcdefgh"]

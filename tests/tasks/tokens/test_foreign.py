@@ -496,7 +496,7 @@ def test_a_vocabulary_without_a_token_is_told(spec: dict[str, Any], tmp_path: Pa
     [
         (b"", r"is not JSON \(Expecting value"),
         (b"\xff", "is not UTF-8"),
-        (b'{"kind": "char"}', "lacks 'vocabulary'"),
+        (b'{"kind": "char"}', "lacks 'alphabet'"),
         (b'{"kind": "x"}', "tokenizer kind is 'x'"),
         (b"[]", "a list, expected"),
         (b'{"model": {}}', "not a tokeniser that"),

@@ -200,12 +200,12 @@ def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
     [(True, True, [BOS, 4, EOS]), (False, True, [4, EOS]), (True, False, [BOS, 4]), (False, False, [4])],
 )
 def test_a_document_begins_and_ends_as_asked(bos: bool, eos: bool, expected: list[int], tmp_path: Path) -> None:
-    encode(tmp_path, CharTokenizer.fit(["a"]), ["a", ""], bos=bos, eos=eos)
+    encode(tmp_path, CharTokenizer("a"), ["a", ""], bos=bos, eos=eos)
     shard = np.load(tmp_path / "out" / "tokens.npy")
     assert shard.tolist() == expected + [index for index in expected if index != 4]
     settings = TokeniseSettings(bos, eos)
-    ids = CharTokenizer.fit(["a"]).encode(["a"])[0]
-    assert encode_document(CharTokenizer.fit(["a"]), "a", ids, settings)[0].tolist() == expected
+    ids = CharTokenizer("a").encode(["a"])[0]
+    assert encode_document(CharTokenizer("a"), "a", ids, settings)[0].tolist() == expected
 
 
 def test_no_documents_give_an_empty_shard(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_no_documents_give_an_empty_shard(tmp_path: Path) -> None:
 def test_a_broken_tokeniser_is_told_to_the_user(tmp_path: Path) -> None:
     source = write_documents(tmp_path, ["a"])
     (tmp_path / "tokenizer.json").write_text('{"kind": "char"}')
-    for fingerprint, told in (("", "lacks 'vocabulary'"), ("0" * 64, "fingerprint is")):
+    for fingerprint, told in (("", "lacks 'alphabet'"), ("0" * 64, "fingerprint is")):
         with pytest.raises(UserError, match=told):
             tokenise_segment(
                 source, tmp_path / "tokenizer.json", fingerprint, tmp_path, TokeniseSettings(), "auto", print

@@ -28,6 +28,7 @@ from tasks.tokens.tokenizer_kinds import (
     AsciiTokenizer,
     BpeTokenizer,
     ByteTokenizer,
+    CharTableTokenizer,
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
@@ -106,7 +107,7 @@ def test_ascii_makes_no_control_token_but_unk(name: str) -> None:
 
 def test_a_limited_alphabet_holds_the_most_frequent_characters() -> None:
     fitted = CharTokenizer.fit(["aaaa bbb cc d"], vocab_size=N_SPECIAL + 3)
-    assert fitted.vocabulary == {" ": 4, "a": 5, "b": 6}
+    assert fitted.alphabet == " ab"
     assert fitted.vocab_size == N_SPECIAL + 3
 
 
@@ -153,9 +154,9 @@ def test_the_fingerprint_is_that_of_the_saved_file(kind: str, tmp_path: Path) ->
 
 
 def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
-    CharTokenizer.fit(["ab"]).save(tmp_path / "tokenizer.json")
+    CharTokenizer("ab").save(tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokeniser's fingerprint is \w+, expected \w+: "):
-        load_tokenizer(tmp_path / "tokenizer.json", CharTokenizer.fit(["ac"]).fingerprint)
+        load_tokenizer(tmp_path / "tokenizer.json", CharTokenizer("ac").fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,9 @@ def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
     [
         ('{"kind": "char", "alph', "Unterminated string"),
         ("[]", "a list, expected the JSON of a tokeniser"),
-        ('{"kind": "char"}', "the tokeniser lacks 'vocabulary'"),
-        ('{"kind": "char", "vocabulary": {"ab": 4}}', "'ab' is not one character"),
+        ('{"kind": "char"}', "the tokeniser lacks 'alphabet'"),
+        ('{"kind": "char", "alphabet": "aa"}', "names a character twice"),
+        ('{"kind": "table", "vocabulary": {"ab": 4}}', "'ab' is not one character"),
         ('{"kind": "bpe", "spec": {"version": "1.0"}}', "not a tokeniser that `tokenizers` can read"),
         ('{"kind": "word", "vocabulary": {"the": 1}}', "from 4 (0 to 3 are special)"),
         ('{"kind": "word", "vocabulary": {"the": 4, "fold": 4}}', "'the' and 'fold' have the same id 4"),
@@ -311,7 +313,7 @@ def test_unknown_words_become_unk_and_their_bytes_are_counted() -> None:
     assert tokenizer.lost_bytes("Hi straße  Hi", ids) == len("straße  ".encode())
 
 
-@pytest.mark.parametrize("made", [WordTokenizer({"Hi": 4, "Thomas": 8}, 1), CharTokenizer({" ": 4, "z": 8}, 1)])
+@pytest.mark.parametrize("made", [WordTokenizer({"Hi": 4, "Thomas": 8}, 1), CharTableTokenizer({" ": 4, "z": 8}, 1)])
 def test_ids_in_gaps_of_a_table_stand_for_no_text(made: Tokenizer) -> None:
     assert (made.vocab_size, made.special_ids) == (10, (0, 1, 2, 3, 5, 6, 7, 9))
     assert made.decode([5, 6, 7, 9]) == ""
