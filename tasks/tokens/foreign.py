@@ -100,9 +100,8 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
         if not isinstance(record, dict):
             raise ValueError(f"a {type(record).__name__}, expected the JSON of a tokeniser")
         if merges := files.get(PAIRS.get(first.name, "")):
-            with _faults_of(merges):
-                record = byte_level_spec(record, merges.read_text(encoding="utf-8"))
-            spec = json.dumps(record)
+            spec = byte_level_spec(record, _read_merges(merges))
+            record = json.loads(spec)
         elif "kind" in record and "model" not in record:
             found = load_tokenizer(first)
             if reserved not in (0, found.reserved):
@@ -115,6 +114,18 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
         if merges and named["eos_id"] is None:
             named["eos_id"] = vocabulary.get(_END_OF_TEXT)
         return HfTokenizer(spec, **named, reserved=reserved)
+
+
+def _read_merges(path: Path) -> list[list[str]]:
+    """Return the pairs of tokens in a merges.txt, which follow a line with its version."""
+    pairs = []
+    with _faults_of(path):
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            if line and not (number == 1 and line.startswith("#version")):
+                pairs.append(line.split(" "))
+                if len(pairs[-1]) != 2 or not all(pairs[-1]):
+                    raise ValueError(f"line {number} is {line[:80]!r}, expected two tokens with a space between")
+    return pairs
 
 
 def _character_table(text: str) -> dict[str, int]:

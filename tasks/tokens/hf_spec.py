@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
@@ -76,25 +76,17 @@ def library_tokenizer(spec: str) -> Any:
     return found
 
 
-def byte_level_spec(vocabulary: Mapping[str, int], merges: str) -> Spec:
-    """Return the JSON of GPT-2's byte-pair encoding.
+def byte_level_spec(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> str:
+    """Return the JSON of byte-pair encoding with GPT-2's rule for cutting text into words, which runs natively.
 
     Args:
         vocabulary: tokens and their ids, bytes as `byte_spellings` has them.
-        merges: the content of a merges.txt: two tokens a line, behind a line with a version.
-
-    Raises:
-        ValueError: a line does not hold two tokens.
+        merges: pairs of tokens.
     """
-    pairs = []
-    for number, line in enumerate(merges.split("\n"), 1):
-        if line and not (number == 1 and line.startswith("#version")):
-            pairs.append(line.split(" "))
-            if len(pairs[-1]) != 2 or not all(pairs[-1]):
-                raise ValueError(f"line {number} is {line[:80]!r}, expected two tokens with a space between")
     spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    model = {"type": "BPE", "vocab": dict(vocabulary), "merges": pairs}
-    return {"version": "1.0", "pre_tokenizer": spelling, "decoder": spelling, "model": model}
+    model = {"type": "BPE", "vocab": dict(vocabulary), "merges": list(merges)}
+    decoder = {**spelling, "add_prefix_space": True}  # as the library has it; it changes nothing
+    return json.dumps({"version": "1.0", "pre_tokenizer": spelling, "decoder": decoder, "model": model})
 
 
 def cuts_before_spaces(spec: Spec) -> bool:

@@ -28,7 +28,7 @@ from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
 from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file, tokenizer_files
-from tasks.tokens.hf_spec import byte_spellings, cut_text
+from tasks.tokens.hf_spec import byte_level_spec, byte_spellings, cut_text, library_tokenizer
 from tasks.tokens.tokenise import EngineError, engine_errors
 from tasks.tokens.tokenizer_kinds import (
     MIN_BPE_VOCAB,
@@ -205,20 +205,9 @@ def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> Bp
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    engine = _byte_level_engine()
+    engine = library_tokenizer(byte_level_spec({}, []))
     engine.train_from_iterator(texts, trainer=trainer)
     return BpeTokenizer(str(engine.to_str()), reserved)
-
-
-def _byte_level_engine(*model: Any) -> Any:
-    """Return an engine with GPT-2's rule for cutting text into words, which `tokenizers` runs natively."""
-    from tokenizers import Tokenizer as Engine
-    from tokenizers import decoders, models, pre_tokenizers
-
-    engine = Engine(models.BPE(*model))
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.decoder = decoders.ByteLevel()
-    return engine
 
 
 def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
@@ -234,7 +223,7 @@ def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
     if len(learned) != len(set(learned)) or len(learned) > vocab_size - MIN_BPE_VOCAB:
         raise EngineError("it learned one token twice, or too many")
     words = dict.fromkeys([*SPECIAL_TOKENS, *sorted(spelling), *learned])
-    engine = _byte_level_engine({word: index for index, word in enumerate(words)}, merges)
+    engine = library_tokenizer(byte_level_spec({word: index for index, word in enumerate(words)}, merges))
     engine.add_special_tokens(list(SPECIAL_TOKENS))
     return str(engine.to_str())
 

@@ -248,12 +248,7 @@ class CharTokenizer(CharTableTokenizer):
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
         """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
-        room = vocab_size - N_SPECIAL - reserved if vocab_size else None
-        if room is not None and room < 1:
-            raise ValueError(
-                f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
-                f"{N_SPECIAL + reserved + 1} are needed"
-            )
+        room = max(0, vocab_size - N_SPECIAL - reserved) if vocab_size else None
         return cls("".join(most_frequent(Counter(chain.from_iterable(texts)), room)), reserved)
 
 

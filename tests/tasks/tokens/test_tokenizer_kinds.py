@@ -245,12 +245,6 @@ def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
         learn_merges(["a"], 100)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 3, 4])
-def test_a_character_vocabulary_without_a_character_is_refused(vocab_size: int) -> None:
-    with pytest.raises(ValueError, match="vocab_size"):
-        CharTokenizer.fit(["abc"], vocab_size)
-
-
 @pytest.mark.parametrize(
     ("n_bytes", "kind", "word"), [(CHAR_BELOW_BYTES - 1, "char", "are less"), (CHAR_BELOW_BYTES, "bpe", "not less")]
 )
