@@ -105,7 +105,7 @@ def answers(served_home: Home, model_folder: Path, tmp_path_factory: pytest.Temp
     text = code.read_text()
     assert '        return "".join(self._entries' in text
     code.write_text(
-        text.replace('        return "".join(self._entries', '        return "EDITED" + "".join(self.alphabet')
+        text.replace('        return "".join(self._entries', '        return "EDITED" + "".join(self._entries')
     )
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
