@@ -200,6 +200,8 @@ def continue_prompt(
         bundle = Bundle(folder, machine.device)
         record = folder / MANIFEST_NAME
         digest = Manifest.from_json(record.read_text(encoding="utf-8")).digest if record.is_file() else ""
+        if bundle.tokenizer.kind == "hf":
+            say(f"the prompt begins with {bundle.tokenizer.beginning(bundle.bos)}")
         if on_text is not None:
             on_text(asked.prompt)
         begun = time.monotonic()

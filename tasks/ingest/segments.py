@@ -318,10 +318,10 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
     Of several extractions of one content the one with more text counts: a retry on a bad day takes nothing away. Among
     equals it is the latest attempt, then the newest.
     """
-    wanted = plain(options)
+    wanted, standard = plain(options), plain(ExtractOptions())  # an option that came since had its standard value
     made = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
     segments = present_segments(
-        item for item in made if item.version == extract.version and item.settings["options"] == wanted
+        item for item in made if item.version == extract.version and standard | item.settings["options"] == wanted
     )
     attempts: dict[tuple[str, str], list[tuple[Content, int]]] = defaultdict(list)  # nearly always one
     for number, manifest in enumerate(segments):

@@ -81,7 +81,8 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
     Args:
         data: The whole file.
         suffix: Its suffix with the dot, in any case; empty if it has none.
-        options: What makes a table of documents. Whatever is of the kind "archive" or "table" can be read as one.
+        options: What makes a table of documents, such as lines of text. Whatever is of the kind "archive" or "table"
+            can be read as one.
     """
     detected = detect(data[:HEAD_BYTES], len(data), suffix)
     if data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -94,6 +95,8 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
                 return replace(detected, kind="table")
     if detected.media_type == SQLITE_MEDIA and not options.sqlite_query:
         return replace(detected, kind="")
+    if options.lines and detected.kind == "text" and detected.media_type.startswith("text/"):
+        return detected if detected.media_type == "text/html" else replace(detected, kind="table")
     return detected
 
 

@@ -9,6 +9,7 @@ here, becomes that member's row, and the next member follows. Members left out b
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
@@ -33,9 +34,21 @@ from tasks.readers.records import (
     PageText,
     judge_pages,
 )
-from tasks.readers.rows import LINES, PARQUET, SQLITE, TEXT, Columns, Table, document_column, list_columns, read_rows
+from tasks.readers.rows import (
+    LINES,
+    PARQUET,
+    SQLITE,
+    TEXT,
+    Columns,
+    Row,
+    Table,
+    document_column,
+    list_columns,
+    read_rows,
+)
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
+_LINE = re.compile("^.*$", re.MULTILINE)  # one at a time, as a large text may have a hundred million
 _READERS: dict[str, Callable[[bytes], Decoded]] = {
     "text/html": read_html,
     "application/xhtml+xml": read_html,
@@ -240,7 +253,7 @@ class _Members:
         if detected.kind == "archive":
             yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
             return
-        form = _FORMS[detected.media_type]
+        form = _FORMS.get(detected.media_type, "")
         # the budget ends what is larger, whatever a row may hold
         longest = self._options.archive_max_bytes
         table = Table(data, form, query=self._options.sqlite_query, errors="replace", max_row_bytes=longest)
@@ -258,7 +271,7 @@ class _Members:
             column = found
             return [column]
 
-        for row in read_rows(table, choose):
+        for row in read_rows(table, choose) if form else _lines(decode(data).text):
             try:
                 text = row.text(column)
                 raw = text.encode()
@@ -269,6 +282,13 @@ class _Members:
             yield entry
             if self._budget.spent:
                 return
+
+
+def _lines(text: str) -> Iterator[Row]:
+    """Yield the lines of a text that are not blank."""
+    for number, line in enumerate(_LINE.finditer(text), 1):
+        if line[0] and not line[0].isspace():
+            yield Row(f"line {number}", number, {"": line[0]})
 
 
 def _as_problem(error: Exception) -> ExtractionProblem:

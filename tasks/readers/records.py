@@ -143,12 +143,13 @@ class ExtractOptions:
     max_pages: int = option(5000, "Read at most this many pages of a document; its last page record says so.", ge=1)
     archive_depth: int = option(3, "Levels of nested archives; refuse members of deeper ones.", ge=1)
     archive_max_members: int = option(
-        100_000, "Read at most this many members of an archive or rows of a table; a row says so.", ge=1
+        100_000, "Read at most this many members of an archive, rows of a table or `lines`; a row says so.", ge=1
     )
     archive_max_bytes: int = option(1024**3, "Bytes that all members of one file may unpack to.", ge=1)
     table_columns: str = option(
         "text,content,body", "Columns that hold documents in Parquet and JSON Lines, in order of preference."
     )
+    lines: bool = option(False, "Make every line of a text file that is not blank a document of its own.")
     sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 LARGEST_VOCAB = 2**24  # every id costs a row of a network and a count: more is a mistake in a file
@@ -74,6 +74,19 @@ def library_tokenizer(spec: str) -> Any:
     found.no_truncation()
     found.no_padding()
     return found
+
+
+def byte_level_spec(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> str:
+    """Return the JSON of byte-pair encoding with GPT-2's rule for cutting text into words, which runs natively.
+
+    Args:
+        vocabulary: tokens and their ids, bytes as `byte_spellings` has them.
+        merges: pairs of tokens.
+    """
+    spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": dict(vocabulary), "merges": list(merges)}
+    decoder = {**spelling, "add_prefix_space": True}  # as the library has it; it changes nothing
+    return json.dumps({"version": "1.0", "pre_tokenizer": spelling, "decoder": decoder, "model": model})
 
 
 def cuts_before_spaces(spec: Spec) -> bool:

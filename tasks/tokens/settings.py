@@ -40,7 +40,12 @@ class TokenizerSettings:
         "characters.",
     )
     fit_bytes: int = option(32 * 2**20, "Largest sample of training text to fit the vocabulary on.", ge=1)
-    file: str = option("", "With `kind=file`, a tokenizer.json of Hugging Face's tokenizers or of this project.")
+    file: str = option(
+        "",
+        "With `kind=file`, a tokenizer.json of Hugging Face's tokenizers or of this project, GPT-2's vocab.json or "
+        "encoder.json with merges.txt or vocab.bpe beside it, a folder with these, or a table of characters as JSON, "
+        'such as `{" ": 4, "!": 5}`: ids 0 to 3 are special, and gaps are allowed.',
+    )
     reserved: int = option(0, "Unused ids at the end of the vocabulary, for later use.", ge=0)
     bos: bool = option(True, "Begin every document with the id that begins a text.")
     eos: bool = option(True, "End every document with the id that ends a text.")

@@ -27,8 +27,8 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
-from tasks.tokens.foreign import BESIDE, digest_of_tokenizer_file, read_tokenizer_file
-from tasks.tokens.hf_spec import byte_spellings, cut_text
+from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file, tokenizer_files
+from tasks.tokens.hf_spec import byte_level_spec, byte_spellings, cut_text, library_tokenizer
 from tasks.tokens.tokenise import EngineError, engine_errors
 from tasks.tokens.tokenizer_kinds import (
     MIN_BPE_VOCAB,
@@ -205,20 +205,9 @@ def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> Bp
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    engine = _byte_level_engine()
+    engine = library_tokenizer(byte_level_spec({}, []))
     engine.train_from_iterator(texts, trainer=trainer)
     return BpeTokenizer(str(engine.to_str()), reserved)
-
-
-def _byte_level_engine(*model: Any) -> Any:
-    """Return an engine with GPT-2's rule for cutting text into words, which `tokenizers` runs natively."""
-    from tokenizers import Tokenizer as Engine
-    from tokenizers import decoders, models, pre_tokenizers
-
-    engine = Engine(models.BPE(*model))
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.decoder = decoders.ByteLevel()
-    return engine
 
 
 def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
@@ -234,7 +223,7 @@ def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
     if len(learned) != len(set(learned)) or len(learned) > vocab_size - MIN_BPE_VOCAB:
         raise EngineError("it learned one token twice, or too many")
     words = dict.fromkeys([*SPECIAL_TOKENS, *sorted(spelling), *learned])
-    engine = _byte_level_engine({word: index for index, word in enumerate(words)}, merges)
+    engine = library_tokenizer(byte_level_spec({word: index for index, word in enumerate(words)}, merges))
     engine.add_special_tokens(list(SPECIAL_TOKENS))
     return str(engine.to_str())
 
@@ -261,11 +250,11 @@ def tokenizer(
 ) -> str:
     """Fit the tokeniser on training documents, or take an existing one."""
     if settings.kind == "file":
-        path = None if file is None else work.folder(file) / TOKENIZER_FILE
+        path = None if file is None else work.folder(file)
         if path is None or digest_of_tokenizer_file(path) != settings.file:
             raise UserError("the file of the tokeniser changed while this run began: run again")
         found = read_tokenizer_file(path, settings.reserved)
-        choice = _save(found, f"the file {path.name}: asked for", work.out)
+        choice = _save(found, f"the file {next(iter(tokenizer_files(path)))}: asked for", work.out)
     else:
         chosen, n_bytes = _choose_documents(work, curated, documents, settings.fit_bytes)
         made = work.in_subprocess(
@@ -362,7 +351,5 @@ def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef
         return run.reuse(tokenizer, known)
     file = None
     if settings.file:
-        path = Path(settings.file).expanduser()
-        beside = {name: path.with_name(name) for name in BESIDE if path.with_name(name).is_file()}
-        file, _ = run.add("tokenizer_file", {**beside, TOKENIZER_FILE: path})
+        file, _ = run.add("tokenizer_file", tokenizer_files(Path(settings.file).expanduser()))
     return tokenizer(run, asked, curated=curated, documents=documents, file=file)

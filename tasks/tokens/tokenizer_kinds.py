@@ -97,9 +97,15 @@ class Tokenizer(ABC):
         """Id that begins a text: bos, or else eos, which stands between texts; None where there is neither."""
         return self.eos_id if self.bos_id is None else self.bos_id
 
+    def beginning(self, bos: bool = True) -> str:
+        """Return in words what prompts begin with; `bos` is False if no id stood before texts in training."""
+        if not bos or self.start_id is None:
+            return "nothing"
+        return f"bos (id {self.bos_id})" if self.bos_id is not None else f"eos (id {self.eos_id}), as there is no bos"
+
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """All ids that stand for no text, in ascending order."""
+        """All ids that stand for no text, in ascending order: those in gaps of a table, too."""
         return (*range(N_SPECIAL), *range(self.used_ids, self.vocab_size))
 
     @property
@@ -151,44 +157,69 @@ def most_frequent(counts: Mapping[str, int], room: int | None) -> list[str]:
     return sorted(sorted(counts, key=lambda item: (-counts[item], item))[:room])
 
 
-class CharTokenizer(Tokenizer):
-    """One id per character of the training text, by a look-up table over all code points; other characters become unk.
+def numbered(items: Iterable[str]) -> dict[str, int]:
+    """Return ids for items in their order, behind the special ones."""
+    return {item: index for index, item in enumerate(items, N_SPECIAL)}
+
+
+class TableTokenizer(Tokenizer):
+    """A table of characters or words and their ids; all else becomes unk.
 
     Args:
-        alphabet: the characters in the order of their ids, which start at 4.
+        vocabulary: the entries and their ids, 4 or more; ids without an entry stand for nothing.
+
+    Raises:
+        ValueError: an entry is empty, or its id is none, special, or another entry's.
     """
 
-    kind = "char"
-    parts: tuple[str, ...] = ("alphabet",)
+    parts: tuple[str, ...] = ("vocabulary",)
     may_lose = True
 
-    def __init__(self, alphabet: str, reserved: int = 0) -> None:
+    def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
         super().__init__(reserved)
-        if len(set(alphabet)) != len(alphabet):
-            raise ValueError("the alphabet names a character twice")
-        self.alphabet = alphabet
-        self.used_ids = N_SPECIAL + len(alphabet)
-        self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(self.used_ids))
-        self._table[_code_points(alphabet)] = np.arange(N_SPECIAL, self.used_ids)
+        self.vocabulary = dict(vocabulary)
+        self._entries: dict[int, str] = {}
+        for entry, index in self.vocabulary.items():
+            if not entry:
+                raise ValueError(f"id {index!r} stands for an entry without a character; take it out")
+            if not is_id(index) or index < N_SPECIAL:
+                raise ValueError(
+                    f"the id of {entry!r} is {index!r}, expected a whole number from {N_SPECIAL} (0 to "
+                    f"{N_SPECIAL - 1} are special) to {LARGEST_VOCAB - 1:,}"
+                )
+            other = self._entries.setdefault(index, entry)
+            if other != entry:
+                raise ValueError(
+                    f"{other!r} and {entry!r} have the same id {index}, expected an id of its own for each"
+                )
+        self.used_ids = max(self._entries, default=N_SPECIAL - 1) + 1
 
-    @classmethod
-    def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
-        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
-        room = vocab_size - N_SPECIAL - reserved if vocab_size else None
-        if room is not None and room < 1:
-            raise ValueError(
-                f"vocab_size is {vocab_size}; {N_SPECIAL} ids are special and {reserved} reserved, so at least "
-                f"{N_SPECIAL + reserved + 1} are needed"
-            )
-        counts = Counter(chain.from_iterable(texts))
-        return cls("".join(most_frequent(counts, room)), reserved)
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return tuple(index for index in range(self.vocab_size) if index not in self._entries)
+
+
+class CharTableTokenizer(TableTokenizer):
+    """One id per character, by a look-up table over all code points."""
+
+    kind = "table"
+
+    def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
+        for entry in vocabulary:
+            if len(entry) > 1 or "\ud800" <= entry <= "\udfff":
+                raise ValueError(
+                    f"{entry!r} is not one character, expected a table of single characters and their ids; a "
+                    "vocabulary of tokens needs its merges.txt or vocab.bpe beside it"
+                )
+        super().__init__(vocabulary, reserved)
+        self._table = np.full(CODE_POINTS, UNK, dtype=smallest_dtype(self.used_ids))
+        self._table[_code_points("".join(self.vocabulary))] = list(self.vocabulary.values())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._table[_code_points(text)].astype(np.int64) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        known = (index for index in map(int, ids) if N_SPECIAL <= index < self.used_ids)
-        return "".join(self.alphabet[index - N_SPECIAL] for index in known)
+        return "".join(self._entries.get(int(index), "") for index in ids)
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
         return sum(len(text[place].encode()) for place in np.flatnonzero(ids == UNK))
@@ -198,7 +229,30 @@ def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-class AsciiTokenizer(CharTokenizer):
+class CharTokenizer(CharTableTokenizer):
+    """One id per character of the training text.
+
+    Args:
+        alphabet: the characters in the order of their ids, which start at 4.
+    """
+
+    kind = "char"
+    parts = ("alphabet",)
+
+    def __init__(self, alphabet: str, reserved: int = 0) -> None:
+        if len(set(alphabet)) != len(alphabet):
+            raise ValueError("the alphabet names a character twice")
+        self.alphabet = alphabet
+        super().__init__(numbered(alphabet), reserved)
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
+        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
+        room = max(0, vocab_size - N_SPECIAL - reserved) if vocab_size else None
+        return cls("".join(most_frequent(Counter(chain.from_iterable(texts)), room)), reserved)
+
+
+class AsciiTokenizer(CharTableTokenizer):
     """The ASCII code of a character is its id; nothing is fitted, so ids are the same in every project.
 
     Characters beyond ASCII become unk, and so do the control characters 0 to 3, whose ids are the special tokens'.
@@ -208,7 +262,7 @@ class AsciiTokenizer(CharTokenizer):
     parts = ()
 
     def __init__(self, reserved: int = 0) -> None:
-        super().__init__("".join(map(chr, range(N_SPECIAL, 128))), reserved)
+        super().__init__({chr(code): code for code in range(N_SPECIAL, 128)}, reserved)
 
 
 class ByteTokenizer(Tokenizer):
@@ -226,39 +280,20 @@ class ByteTokenizer(Tokenizer):
         return data.decode(errors="replace")
 
 
-class WordTokenizer(Tokenizer):
-    """One id per word, for toys: a word is what stands between white space, and other words become unk.
+class WordTokenizer(TableTokenizer):
+    """One id per word, for toys: a word is what stands between white space.
 
     One space between two words needs no id, so "Hi Thomas" is two ids. All other white space is a word, too, and a text
     of known words comes back as it was.
-
-    Args:
-        vocabulary: the words and their ids; ids without a word stand for nothing.
     """
 
     kind = "word"
-    parts = ("vocabulary",)
-    may_lose = True
-
-    def __init__(self, vocabulary: Mapping[str, int], reserved: int = 0) -> None:
-        super().__init__(reserved)
-        self.vocabulary = dict(vocabulary)
-        for word, index in self.vocabulary.items():
-            if not word:
-                raise ValueError(f"id {index!r} stands for a word without a character; take it out")
-            if not is_id(index):
-                raise ValueError(f"the id of {word!r} is {index!r}, expected a whole number below {LARGEST_VOCAB:,}")
-        self._words = {index: word for word, index in self.vocabulary.items()}
-        self.used_ids = max(self._words, default=N_SPECIAL - 1) + 1
-        if len(self._words) < len(self.vocabulary) or min(self._words, default=N_SPECIAL) < N_SPECIAL:
-            raise ValueError(f"every word needs an id of its own, {N_SPECIAL} or more: the ids before are special")
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> WordTokenizer:
         """Take the most frequent words, in their order."""
         counts = Counter(chain.from_iterable(map(_words, texts)))
-        chosen = most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))
-        return cls({word: index for index, word in enumerate(chosen, N_SPECIAL)}, reserved)
+        return cls(numbered(most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))), reserved)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         known = self.vocabulary
@@ -266,7 +301,7 @@ class WordTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         words: list[str] = []
-        for word in (self._words.get(int(index)) for index in ids):
+        for word in (self._entries.get(int(index)) for index in ids):
             if word is not None:
                 between = words and not words[-1][-1].isspace() and not word[0].isspace()
                 words += [" ", word] if between else [word]
@@ -410,7 +445,8 @@ class HfTokenizer(LibraryTokenizer):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        return (*sorted(self._special), *range(self.used_ids, self.vocab_size))
+        without_token = set(range(self.vocab_size)).difference(self.vocabulary().values())
+        return tuple(sorted(self._special | without_token))
 
     def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
         # many decoders drop the space before the first word of a text, which is not the first word here
@@ -443,6 +479,17 @@ class HfTokenizer(LibraryTokenizer):
         return len("".join(compress(text, lost)).encode())
 
 
+KINDS: tuple[type[Tokenizer], ...] = (
+    CharTokenizer,
+    CharTableTokenizer,
+    AsciiTokenizer,
+    ByteTokenizer,
+    WordTokenizer,
+    BpeTokenizer,
+    HfTokenizer,
+)
+
+
 def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
     """Read what `Tokenizer.save` wrote.
 
@@ -473,11 +520,10 @@ def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
 
 
 def _tokenizer_of(record: dict[str, Any]) -> Tokenizer:
-    kinds = (CharTokenizer, AsciiTokenizer, ByteTokenizer, WordTokenizer, BpeTokenizer, HfTokenizer)
-    for found in kinds:
+    for found in KINDS:
         if found.kind == record.get("kind"):
             saved = {name: record[name] for name in found.parts}
             if "spec" in saved:
                 saved["spec"] = json.dumps(saved["spec"], ensure_ascii=False)
             return found(**saved, reserved=record.get("reserved", 0))
-    raise ValueError(f"tokenizer kind is {record.get('kind')!r}, expected char, ascii, bytes, word, bpe or hf")
+    raise ValueError(f"tokenizer kind is {record.get('kind')!r}, expected {', '.join(one.kind for one in KINDS)}")

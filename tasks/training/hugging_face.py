@@ -30,7 +30,7 @@ from tasks.tokens.tokenizer_kinds import (
     TOKENIZER_FILE,
     BpeTokenizer,
     ByteTokenizer,
-    CharTokenizer,
+    CharTableTokenizer,
     HfTokenizer,
     Tokenizer,
 )
@@ -46,13 +46,19 @@ class ExchangeError(UserError):
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Result of an export or import; `layout` is Hugging Face's name, `gpt2`, `llama` or `qwen3`."""
+    """Result of an export or import.
+
+    Attributes:
+        layout: Hugging Face's name: `gpt2`, `llama` or `qwen3`.
+        prompts_begin_with: what `generate` puts before every prompt.
+    """
 
     folder: str
     layout: str
     n_parameters: int
     vocab_size: int
     tokenizer: str
+    prompts_begin_with: str
 
 
 def export_bundle(bundle_folder: Path, target: Path) -> Exchanged:
@@ -92,19 +98,20 @@ def export_bundle(bundle_folder: Path, target: Path) -> Exchanged:
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
     shape = bundle.model_config
-    size = count_parameters(bundle.model)["total"]
-    return Exchanged(str(target), layout_of(shape), size, shape.vocab_size, tokenizer.kind)
+    size, begin = count_parameters(bundle.model)["total"], tokenizer.beginning(bundle.bos)
+    return Exchanged(str(target), layout_of(shape), size, shape.vocab_size, tokenizer.kind, begin)
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     """Make a bundle of a Hugging Face folder of a GPT-2, LLaMA or Qwen3 model.
 
-    The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. How
-    often its ids occurred in training is unknown, so all counts are zero, and the unigram baseline of an evaluation is
-    the uniform one.
+    The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. Prompts
+    will begin with bos, or for want of it with eos, whatever the folder says of adding special tokens. How often its
+    ids occurred in training is unknown, so all counts are zero, and the unigram baseline of an evaluation is the
+    uniform one.
 
     Args:
-        hf_folder: config.json, safetensors and tokenizer.json.
+        hf_folder: config.json, safetensors and tokenizer.json, or GPT-2's vocab.json and merges.txt.
         target: where to; it must not exist, or be empty.
 
     Raises:
@@ -130,14 +137,15 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
             save_weights(work / WEIGHTS_FILE, model)
             tokenizer.save(work / TOKENIZER_FILE)
             digest = sha256_file(work / TOKENIZER_FILE)
-            config = {"model": model.config.to_dict(), "tokenizer": digest, **_read_framing(hf_folder)}
+            framing = _read_framing(hf_folder)
+            config = {"model": model.config.to_dict(), "tokenizer": digest, **framing}
             (work / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
             rows = ({"token": token, "count": 0} for token in range(model.config.vocab_size))
             write_table(work / COUNTS_FILE, TOKEN_COUNTS, rows)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
-    size = count_parameters(model)["total"]
-    return Exchanged(str(target), layout, size, model.config.vocab_size, tokenizer.kind)
+    size, begin = count_parameters(model)["total"], tokenizer.beginning(framing.get("bos", True))
+    return Exchanged(str(target), layout, size, model.config.vocab_size, tokenizer.kind, begin)
 
 
 def _read_framing(hf_folder: Path) -> dict[str, bool]:
@@ -189,8 +197,8 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
         return {**tokenizer.record()["spec"], "truncation": None, "padding": None, "post_processor": None}
     if isinstance(tokenizer, BpeTokenizer):
         return {**tokenizer.record()["spec"], "added_tokens": [], "post_processor": None}
-    if isinstance(tokenizer, CharTokenizer):  # words of one character: a text is cut between all code points
-        words = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *tokenizer.alphabet])}
+    if isinstance(tokenizer, CharTableTokenizer):  # words of one character: a text is cut between all code points
+        words = {token: index for index, token in enumerate(SPECIAL_TOKENS)} | tokenizer.vocabulary
         engine = Engine(models.WordLevel(words, unk_token=SPECIAL_TOKENS[1]))
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         engine.decoder = decoders.Fuse()
@@ -201,7 +209,7 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
         engine.decoder = decoders.ByteLevel()
     else:
         raise ExchangeError(
-            f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, ascii, bytes, bpe or hf"
+            f"a tokeniser of kind {tokenizer.kind!r} cannot be exported; expected char, table, ascii, bytes, bpe or hf"
         )
     spec: dict[str, Any] = json.loads(engine.to_str())
     return spec
@@ -211,20 +219,14 @@ def read_hf_tokenizer(folder: Path) -> HfTokenizer:
     """Return the tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
 
     Raises:
-        ExchangeError: there is no tokenizer.json, or `tokenizers` cannot read it.
+        ExchangeError: there is no tokeniser, or `tokenizers` cannot read it.
     """
-    path = folder / TOKENIZER_FILE
-    if not path.is_file():
-        raise ExchangeError(
-            f"{folder} has no {TOKENIZER_FILE}; write one with "
-            f"transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
     try:
-        found = read_tokenizer_file(path)
+        found = read_tokenizer_file(folder)
     except ForeignTokenizerError as error:
         raise ExchangeError(str(error)) from error
     if not isinstance(found, HfTokenizer):
-        raise ExchangeError(f"{path} is a tokeniser of Sheepfold, expected one of Hugging Face")
+        raise ExchangeError(f"{folder / TOKENIZER_FILE} is a tokeniser of Sheepfold, expected one of Hugging Face")
     return found
 
 

@@ -45,9 +45,19 @@ def test_a_model_goes_out_comes_in_and_continues_with_the_same_text(folder: Path
     assert (out["layout"], out["vocab_size"], out["tokenizer"]) == ("gpt2", 128, "ascii")
     back = done(home, "import", str(tmp_path / "hf"), str(tmp_path / "again"))
     assert back["n_parameters"] == out["n_parameters"]
+    assert back["prompts_begin_with"] == out["prompts_begin_with"] == "bos (id 2)"
     asked = ["generate", "The fold", "--temperature", "0", "--max-new-tokens", "12", "--model"]
     first, second = (done(home, *asked, str(place))["rows"][0] for place in (folder, tmp_path / "again"))
     assert first["text"] == second["text"] != ""
+
+
+def test_what_a_prompt_of_an_imported_model_begins_with_is_said(folder: Path, tmp_path: Path) -> None:
+    home, again = tmp_path / "home", str(tmp_path / "again")
+    done(home, "export", str(folder), str(tmp_path / "hf"))
+    assert "prompts_begin_with: bos (id 2)\n" in invoke(home, "import", str(tmp_path / "hf"), again).stdout
+    told = "the prompt begins with bos (id 2)\n"
+    assert told in invoke(home, "generate", "The fold", "--model", again).stderr
+    assert told not in invoke(home, "generate", "The fold", "--model", str(folder)).stderr
 
 
 def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_a_setting_computes_its_own_stage_and_where_nothing_changes_by_it_no_oth
     assert ran.computed() == computed
     assert ran.reports["measure"].cached
     assert len(first.ingested.measured) == len(ran.ingested.measured)
+
+
+def test_an_option_that_came_with_an_upgrade_reads_nothing_again(known: Home, texts: Path) -> None:
+    for manifest in Path(known.store).glob("extract/*/manifest.json"):
+        record = json.loads(manifest.read_text(encoding="utf-8"))
+        del record["settings"]["options"]["lines"]
+        manifest.write_text(json.dumps(record), encoding="utf-8")
+    assert ingest(known, texts).reports["extract"].computed == 0
+    assert ingest(known, texts, "extract.lines=true").reports["extract"].computed == 12
 
 
 def test_a_changed_threshold_of_near_duplicates_signs_nothing_again(home: Home, source: Path) -> None:

@@ -8,6 +8,8 @@ import random
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
+import zipfile
 from contextlib import closing
 from pathlib import Path
 
@@ -315,3 +317,50 @@ def test_no_heavy_library_is_imported_before_a_file_needs_it():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+LINES = ExtractOptions(lines=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"Hello world\nMachine learning is cool.", {"1": "Hello world", "2": "Machine learning is cool."}),
+        (b"\na\r\n \t\r\nb\rc\n\n", {"2": "a", "4": "b", "5": "c"}),
+        ("é ß\u2028x\nü\x00".encode("utf-16"), {"1": "é ß\u2028x", "2": "ü"}),
+        ("Größe\nüber".encode("cp1252"), {"1": "Größe", "2": "über"}),
+        (b"one", {"1": "one"}),
+    ],
+)
+def test_lines_that_are_not_blank_are_documents_in_any_encoding(data: bytes, expected: dict[str, str]) -> None:
+    assert texts(extract_document(data, ".txt", LINES)) == expected
+
+
+def test_only_text_of_lines_is_cut_into_lines() -> None:
+    assert texts(extract_document(b"# A\nb\n", ".md", LINES)) == {"1": "# A", "2": "b"}
+    for data, suffix in ((b"<p>a</p>\n<p>b</p>", ".html"), (b"import os\nx = 1\n", ".py"), (b'{"a":\n1}', ".json")):
+        assert extract_document(data, suffix, LINES).pages, suffix
+    assert len(extract_document(b"a\nb\n", ".txt", ExtractOptions()).pages) == 1
+
+
+def test_lines_within_an_archive_and_beyond_a_limit_are_told() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("notes.txt", "a\n\nb\nc\n")
+    found = extract_document(file.getvalue(), ".zip", ExtractOptions(lines=True, archive_max_members=2))
+    assert [(line.locator, line.reason_code) for line in found.members] == [
+        ("notes.txt/1", ""),
+        ("notes.txt/3", ""),
+        ("notes.txt/4", "too_many"),
+    ]
+    assert "more than 2 in one file (archive_max_members)" in found.reason
+
+
+def test_a_text_of_nothing_but_line_ends_is_empty_at_little_memory() -> None:
+    data = b"\n" * 2**22
+    tracemalloc.start()
+    found = extract_document(data, ".txt", LINES)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found.status, found.reason_code) == ("skipped", "empty")
+    assert peak < 8 * len(data)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tiny_run import TinyMachine, home_at
+from tokenizer_samples import prose
 
 from storage.errors import UserError
 from storage.lineage import manifest_of
@@ -21,7 +22,7 @@ from storage.manifest import Manifest, RefSet
 from storage.schemas import SELECTION
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
-from tasks.tokens.foreign import BESIDE, ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
+from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file, tokenizer_files
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import FitSettings, check_tokenizer, fit_bpe, fit_tokenizer, learn_merges, tokenizer
 from tasks.tokens.tokenizer_kinds import (
@@ -32,15 +33,6 @@ from tasks.tokens.tokenizer_kinds import (
     WordTokenizer,
     load_tokenizer,
 )
-
-TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's x=1;"
-
-
-def prose(seed: int = 0, n_words: int = 2_000) -> str:
-    chosen = random.Random(seed).choices(TEXT.split(), k=n_words)
-    return "".join(
-        word + random.Random(seed + place).choice([" ", "\n", "\n    "]) for place, word in enumerate(chosen)
-    )
 
 
 def name_of(text: str) -> str:
@@ -100,8 +92,7 @@ def fit(tmp_path: Path) -> Iterator[Fit]:
             "documents": RefSet(tuple(refs), name_of(str(sorted(sides))), ("s",) * len(refs), live),
         }
         if file is not None:
-            beside = {name: file.with_name(name) for name in BESIDE if file.with_name(name).is_file()}
-            inputs["file"], _ = run.add("tokenizer_file", {**beside, "tokenizer.json": file})
+            inputs["file"], _ = run.add("tokenizer_file", tokenizer_files(file))
         ref = tokenizer(run, asked, **inputs)
         return manifest_of(run.store, ref), load_tokenizer(run.store.folder(ref) / "tokenizer.json", ref.digest)
 

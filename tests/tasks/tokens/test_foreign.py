@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiktoken
+from tokenizer_samples import HOSTILE, byte_level_engine
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfEngine
 
 from tasks.report.vocabulary import special_names
 from tasks.tokens.foreign import ForeignTokenizerError, digest_of_tokenizer_file, read_tokenizer_file
-from tasks.tokens.hf_spec import WORD_PATTERNS, cut_text
+from tasks.tokens.hf_spec import WORD_PATTERNS, cut_text, spelled_bytes
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenise import (
     ADDED_CHARS,
@@ -28,6 +32,7 @@ from tasks.tokens.tokenise import (
 from tasks.tokens.tokenizer import FitSettings, learn_merges
 from tasks.tokens.tokenizer_kinds import (
     HfTokenizer,
+    Tokenizer,
     TokenizerError,
     load_tokenizer,
 )
@@ -324,6 +329,105 @@ def test_a_token_of_a_million_characters_is_no_hang() -> None:
     assert "of up to 1,000,000 characters, 1,000,000 in all; 1,024 and 262,144 can be" in reason
 
 
+# -- GPT-2's pair of files, tables of characters -----------------------------------------------------------------------
+
+GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+PAIR_NAMES = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")]
+
+
+def write_pair(folder: Path, names: tuple[str, str]) -> HfEngine:
+    """A pair of files as GPT-2's: 400 tokens, and the end of a text behind them; returns what they were made of."""
+    engine = byte_level_engine(400)
+    model = json.loads(engine.to_str())["model"]
+    (folder / names[0]).write_text(json.dumps({**model["vocab"], "<|endoftext|>": 400}))
+    lines = ["#version: 0.2", *map(" ".join, model["merges"]), ""]
+    (folder / names[1]).write_text("\n".join(lines), encoding="utf-8")
+    return engine
+
+
+@pytest.mark.parametrize("names", PAIR_NAMES)
+def test_gpt_2_s_pair_of_files_gives_the_ids_of_tokenizers_and_tiktoken(names: tuple[str, str], tmp_path: Path) -> None:
+    engine = write_pair(tmp_path, names)
+    ranks = {spelled_bytes(token): index for token, index in engine.get_vocab().items()}
+    theirs = tiktoken.Encoding("pair", pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 400})
+    found = read_tokenizer_file(tmp_path)
+    assert found.saved == read_tokenizer_file(tmp_path / names[0]).saved
+    assert (found.vocab_size, found.bos_id, found.eos_id, found.start_id) == (401, None, 400, 400)
+    for text, ids in zip(HOSTILE.values(), found.encode(list(HOSTILE.values())), strict=True):
+        assert ids.tolist() == engine.encode(text).ids == theirs.encode_ordinary(text)
+        assert (found.decode(ids.tolist()), found.lost_bytes(text, ids)) == (text, 0)
+
+
+def test_the_digest_of_a_pair_follows_both_files(tmp_path: Path) -> None:
+    write_pair(tmp_path, PAIR_NAMES[0])
+    before = digest_of_tokenizer_file(tmp_path)
+    with (tmp_path / "merges.txt").open("a") as merges:
+        merges.write("x y\n")
+    assert digest_of_tokenizer_file(tmp_path) != before
+
+
+@pytest.mark.parametrize("line", ["one", "a b c", " "])
+def test_a_line_that_is_no_merge_is_told(line: str, tmp_path: Path) -> None:
+    write_pair(tmp_path, PAIR_NAMES[0])
+    merges = tmp_path / "merges.txt"
+    merges.write_text(f"#version: 0.2\nt h\n{line}\n")
+    with pytest.raises(ForeignTokenizerError, match=rf"merges\.txt: line 3 is '{line}'"):
+        read_tokenizer_file(tmp_path)
+
+
+def test_a_pair_without_its_merges_is_told(tmp_path: Path) -> None:
+    write_pair(tmp_path, PAIR_NAMES[0])
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(ForeignTokenizerError, match=r"vocab\.json: '.+' is not one character, .*merges\.txt"):
+        read_tokenizer_file(tmp_path / "vocab.json")
+
+
+@pytest.mark.skipif("SHEEPFOLD_GPT2_FILES" not in os.environ, reason="needs the folder with GPT-2's own pair of files")
+def test_gpt_2_s_own_files_have_its_ids() -> None:
+    found = read_tokenizer_file(Path(os.environ["SHEEPFOLD_GPT2_FILES"]))
+    assert (found.vocab_size, found.eos_id) == (50257, 50256)
+    assert found.encode(["The"])[0].tolist() == [464]
+
+
+def read_table(folder: Path, text: str) -> Tokenizer:
+    (folder / "table.json").write_text(text, encoding="utf-8")
+    return read_tokenizer_file(folder / "table.json")
+
+
+def test_a_table_of_characters_is_taken_as_it_is_gaps_too(tmp_path: Path) -> None:
+    table = {"<pad>": 0, "<unk>": 1, "<bos>": 2, "<eos>": 3, " ": 4, "!": 5, "ß": 7, "\n": 9, "z": 129}
+    found = read_table(tmp_path, json.dumps(table))
+    assert found.encode(["z! ß\na<pad>"])[0].tolist() == [129, 5, 4, 7, 9, *[1] * 6]
+    assert (found.decode([129, 6, 5, 128, 0]), found.vocab_size, found.unk_id) == ("z!", 130, 1)
+    assert set(range(130)).difference(found.special_ids) == {4, 5, 7, 9, 129}
+    assert read_table(tmp_path, '{" ": 4, "!": 5, "ß": 7, "\\n": 9, "z": 129}').saved == found.saved
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": 4, "a": 5}', "'a' stands in the table twice"),
+        ('{"a": 4, "b": 4}', "'a' and 'b' have the same id 4"),
+        ('{"a": 3}', "the id of 'a' is 3, expected a whole number from 4"),
+        ('{"<pad>": 4, "a": 5}', "'<pad>' is not one character"),
+        ('{"a": "4"}', "the id of 'a' is '4'"),
+        ('{"a": {"b": 4}}', "the id of 'a' is "),
+        ('{"a": 16777216}', "to 16,777,215"),
+        ('{"\\ud800": 4}', "is not one character"),
+        ('{"": 4}', "id 4 stands for an entry without a character"),
+        ('{"<pad>": 0}', "an empty table"),
+    ],
+)
+def test_a_faulty_table_is_told_by_name(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ForeignTokenizerError, match=rf"table\.json: .*{re.escape(told)}"):
+        read_table(tmp_path, text)
+
+
+def test_ids_that_a_tokeniser_from_elsewhere_leaves_out_stand_for_no_text() -> None:
+    engine = HfEngine(models.WordLevel({"<unk>": 0, "the": 1, "fold": 5}, unk_token="<unk>"))
+    assert HfTokenizer(engine.to_str(), unk_id=0, reserved=1).special_ids == (0, 2, 3, 4, 6)
+
+
 # -- odd files -------------------------------------------------------------------------------------------------------
 
 
@@ -349,7 +453,7 @@ def test_json_without_end_of_nesting_is_told(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"kind": "word", "vocabulary": {"": 4}}', "id 4 stands for a word without a character"),
+        ('{"kind": "word", "vocabulary": {"": 4}}', "id 4 stands for an entry without a character"),
         ('{"kind": "word", "vocabulary": {"a": 5000000000}}', "the id of 'a' is 5000000000, expected a whole number"),
         ('{"kind": "word", "vocabulary": {"a": true}}', "the id of 'a' is True"),
         ('{"kind": "word", "vocabulary": {"a": 4.0}}', "the id of 'a' is 4.0"),
@@ -396,7 +500,7 @@ def test_a_vocabulary_without_a_token_is_told(spec: dict[str, Any], tmp_path: Pa
         (b'{"kind": "x"}', "tokenizer kind is 'x'"),
         (b"[]", "a list, expected"),
         (b'{"model": {}}', "not a tokeniser that"),
-        (None, "is a folder: name the tokenizer.json in it"),
+        (None, "tokenizer.json: expected a tokenizer.json"),
     ],
 )
 def test_an_error_names_the_file_once(content: bytes | None, told: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tiny_run import direct_run, home_at
+from tokenizer_samples import WORDS, prose
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import models, pre_tokenizers
 
@@ -39,23 +40,18 @@ from tasks.tokens.tokenizer_kinds import (
     WordTokenizer,
 )
 
-TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's\n\n"
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 
 
-def prose(seed: int = 0, n_words: int = 200) -> str:
-    return " ".join(random.Random(seed).choices(TEXT.split(" "), k=n_words))
-
-
-BPE = learn_merges([prose(n_words=3_000)], 500)
+BPE = learn_merges([prose()], 500)
 KINDS: dict[str, Tokenizer] = {
-    "char": CharTokenizer.fit([TEXT]),
+    "char": CharTokenizer.fit([WORDS]),
     "ascii": AsciiTokenizer(),
     "bytes": ByteTokenizer(),
-    "word": WordTokenizer.fit([TEXT], 30),
+    "word": WordTokenizer.fit([WORDS], 30),
     "bpe": BPE,
 }
-DOCUMENTS = [prose(1), "", "a", "<|bos|> <|eos|>", "unknown Ω €", "w " * 2_000, prose(2)]
+DOCUMENTS = [prose(1, 200), "", "a", "<|bos|> <|eos|>", "unknown Ω €", "w " * 2_000, prose(2, 200)]
 
 
 def write_documents(folder: Path, texts: list[str], rows_per_group: int = 3) -> Path:
@@ -187,7 +183,7 @@ class Raising(Broken):
 def test_an_engine_that_goes_wrong_on_the_way_gives_way_to_the_reference(
     engine: Any, compare_bytes: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [prose(1), prose(2), "late " * 50]
+    texts = [prose(1, 200), prose(2, 200), "late " * 50]
     encode(tmp_path / "a", BPE, texts, rows_per_group=1, engine="reference")
     monkeypatch.setattr(module, "WORTH_AN_ENGINE", 0)
     monkeypatch.setattr(module, "COMPARE_BYTES", compare_bytes)

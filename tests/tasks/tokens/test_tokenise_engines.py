@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizer_samples import HOSTILE, prose
 from tokenizers import Tokenizer as HfEngine
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -17,7 +17,6 @@ from tasks.tokens import tokenise as module
 from tasks.tokens.tokenise import WORTH_AN_ENGINE, Engine, EngineError, GigatokenEngine, choose_engine
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
-    SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,
     ByteTokenizer,
@@ -27,24 +26,8 @@ from tasks.tokens.tokenizer_kinds import (
     WordTokenizer,
 )
 
-TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve it's\n\n    x=1;"
-
-
-def prose(seed: int = 0, n_words: int = 2_000) -> str:
-    return " ".join(random.Random(seed).choices(TEXT.split(" "), k=n_words))
-
-
 BPE = learn_merges([prose(), "<|bos|> <|eos|> " * 200], 500)
-HARD = [
-    "".join(SPECIAL_TOKENS) + " <|endoftext|>",
-    "",
-    "a" * 5_000,
-    " " * 500 + "x" + "\n" * 500,
-    "👩‍👩‍👧 e\u0301\u0302 \u00a0\u2028\u3000\x00\x1c",
-    "Ελληνικά עברית العربية ไทย 東京",
-    "",
-    "don't I'LL 1234.5 --- _x_",
-]
+HARD = list(HOSTILE.values())
 
 
 def texts(items: list[str]) -> list[bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_samples import HOSTILE, prose
 
 from tasks.tokens.hf_spec import PIECE_BYTES, cut_text
 from tasks.tokens.settings import TokenizerSettings
@@ -24,11 +24,11 @@ from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer, lear
 from tasks.tokens.tokenizer_kinds import (
     EOS,
     N_SPECIAL,
-    SPECIAL_TOKENS,
     UNK,
     AsciiTokenizer,
     BpeTokenizer,
     ByteTokenizer,
+    CharTableTokenizer,
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
@@ -37,29 +37,7 @@ from tasks.tokens.tokenizer_kinds import (
     load_tokenizer,
 )
 
-TEXT = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve"
-
-
 KINDS = ("char", "ascii", "bytes", "word", "bpe")
-
-
-def prose(seed: int = 0, n_words: int = 2_000) -> str:
-    return " ".join(random.Random(seed).choices(TEXT.split(), k=n_words))
-
-
-HOSTILE = {
-    "special-tokens": "".join(SPECIAL_TOKENS) + " <|endoftext|> <|bos|><|pad|>\n<|unk|>x",
-    "emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 😀",
-    "nul": "a\x00b\x00",
-    "controls": "".join(map(chr, range(32))),
-    "long-line": "a" * 100_000,
-    "spaces": " \t  \n\n   \u00a0\u2028 ",
-    "combining": "e\u0301\u0302\u0303" * 50,
-    "astral": "\U0010ffff\U00010000",
-    "empty": "",
-    "digits": "1234567890" * 20,
-    "unseen-script": "Ελληνικά עברית العربية ไทย",
-}
 
 
 @pytest.fixture(scope="module")
@@ -188,9 +166,10 @@ def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
         ("[]", "a list, expected the JSON of a tokeniser"),
         ('{"kind": "char"}', "the tokeniser lacks 'alphabet'"),
         ('{"kind": "char", "alphabet": "aa"}', "names a character twice"),
+        ('{"kind": "table", "vocabulary": {"ab": 4}}', "'ab' is not one character"),
         ('{"kind": "bpe", "spec": {"version": "1.0"}}', "not a tokeniser that `tokenizers` can read"),
-        ('{"kind": "word", "vocabulary": {"the": 1}}', "4 or more"),
-        ('{"kind": "word", "vocabulary": {"the": 4, "fold": 4}}', "an id of its own"),
+        ('{"kind": "word", "vocabulary": {"the": 1}}', "from 4 (0 to 3 are special)"),
+        ('{"kind": "word", "vocabulary": {"the": 4, "fold": 4}}', "'the' and 'fold' have the same id 4"),
         ("\x00\x01", "Expecting value"),
     ],
 )
@@ -266,12 +245,6 @@ def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
         learn_merges(["a"], 100)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 3, 4])
-def test_a_character_vocabulary_without_a_character_is_refused(vocab_size: int) -> None:
-    with pytest.raises(ValueError, match="vocab_size"):
-        CharTokenizer.fit(["abc"], vocab_size)
-
-
 @pytest.mark.parametrize(
     ("n_bytes", "kind", "word"), [(CHAR_BELOW_BYTES - 1, "char", "are less"), (CHAR_BELOW_BYTES, "bpe", "not less")]
 )
@@ -332,6 +305,12 @@ def test_unknown_words_become_unk_and_their_bytes_are_counted() -> None:
     ids = tokenizer.encode(["Hi straße  Hi"])[0]
     assert ids.tolist() == [4, UNK, UNK, 4]
     assert tokenizer.lost_bytes("Hi straße  Hi", ids) == len("straße  ".encode())
+
+
+@pytest.mark.parametrize("made", [WordTokenizer({"Hi": 4, "Thomas": 8}, 1), CharTableTokenizer({" ": 4, "z": 8}, 1)])
+def test_ids_in_gaps_of_a_table_stand_for_no_text(made: Tokenizer) -> None:
+    assert (made.vocab_size, made.special_ids) == (10, (0, 1, 2, 3, 5, 6, 7, 9))
+    assert made.decode([5, 6, 7, 9]) == ""
 
 
 def test_a_word_vocabulary_holds_the_most_frequent_words() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import Ran
+from tokenizer_samples import HOSTILE, byte_level_engine, prose
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -22,9 +22,9 @@ from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
     BOS,
     EOS,
-    SPECIAL_TOKENS,
     AsciiTokenizer,
     ByteTokenizer,
+    CharTableTokenizer,
     CharTokenizer,
     HfTokenizer,
     Tokenizer,
@@ -40,17 +40,7 @@ from tasks.training.hugging_face import (
     write_hf_tokenizer,
 )
 
-WORDS = "the shepherd counts his sheep and the fold is full of wool über straße 東京 naïve\n"
-PROSE = " ".join(random.Random(1).choices(WORDS.split(" "), k=2000))
-TEXTS = [
-    PROSE[:300],
-    "".join(SPECIAL_TOKENS) + " <|endoftext|> <|bos|>x",
-    " two  spaces\t and \n\n lines ",
-    "emoji 👩‍👩‍👧 and e\u0301\u0302, NUL \x00 and \x02\x03",
-    "",
-    "\U0010ffff unseen Ελληνικά",
-    "it's 12345 o'clock.",
-]
+PROSE, TEXTS = prose(1), list(HOSTILE.values())
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 
@@ -154,14 +144,7 @@ def foreign_folder(folder: Path, extra_rows: int = 3, **ids: Any) -> Path:
     """A model of `transformers` with GPT-2's one special token, which lies at the end of the vocabulary."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine.decoder = decoders.ByteLevel()
-    from tokenizers.trainers import BpeTrainer
-
-    engine.train_from_iterator(
-        [PROSE], BpeTrainer(vocab_size=300, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    )
+    engine = byte_level_engine(300)
     engine.add_special_tokens(["<|endoftext|>"])
     folder.mkdir()
     engine.save(str(folder / "tokenizer.json"))
@@ -177,7 +160,7 @@ def test_a_foreign_model_generates_with_its_own_special_ids(tmp_path: Path) -> N
     folder = foreign_folder(tmp_path / "hf", bos_token_id=None, eos_token_id=300)
     made = import_folder(folder, tmp_path / "bundle")
     bundle = Bundle(tmp_path / "bundle")
-    assert made.vocab_size == 304
+    assert (made.vocab_size, made.prompts_begin_with) == (304, "eos (id 300), as there is no bos")
     assert (bundle.tokenizer.bos_id, bundle.tokenizer.eos_id, bundle.tokenizer.pad_id) == (None, 300, None)
     # a text begins behind the token that ends texts; one that spells it does not hold it
     assert bundle.encode_prompts([""]) == [[300]]
@@ -188,8 +171,21 @@ def test_a_foreign_model_generates_with_its_own_special_ids(tmp_path: Path) -> N
     assert all(0 < item.n_tokens <= 40 for item in found)
 
 
+def test_a_foreign_model_with_gpt_2_s_pair_of_files_is_the_same_model(tmp_path: Path) -> None:
+    folder = foreign_folder(tmp_path / "hf", bos_token_id=None, eos_token_id=300)
+    import_folder(folder, tmp_path / "one")
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({**model["vocab"], "<|endoftext|>": 300}))
+    (folder / "merges.txt").write_text("\n".join(map(" ".join, model["merges"])), encoding="utf-8")
+    import_folder(folder, tmp_path / "two")
+    found, expected = (Bundle(tmp_path / name).complete(["it's the fold"], **GREEDY) for name in ("two", "one"))
+    assert found == expected
+
+
 def test_a_model_without_special_ids_needs_a_prompt(tmp_path: Path) -> None:
-    import_folder(foreign_folder(tmp_path / "hf", bos_token_id=None, eos_token_id=None), tmp_path / "bundle")
+    folder = foreign_folder(tmp_path / "hf", bos_token_id=None, eos_token_id=None)
+    assert import_folder(folder, tmp_path / "bundle").prompts_begin_with == "nothing"
     bundle = Bundle(tmp_path / "bundle")
     assert len(bundle.complete(["the fold"], max_new_tokens=3)[0].logprobs) == 3
     with pytest.raises(ValueError, match="no token to begin with"):
@@ -286,6 +282,29 @@ def test_a_taken_target_is_left_alone(tmp_path: Path) -> None:
 def test_words_have_no_place_in_hugging_face_s_layouts(tmp_path: Path) -> None:
     with pytest.raises(ExchangeError, match="kind 'word' cannot be exported"):
         export_bundle(bundle_at(tmp_path / "bundle", WordTokenizer({"the": 4, "fold": 5})), tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [WordTokenizer({"Hi": 4, "Thomas": 8, "Nguyen": 9}), CharTableTokenizer({"H": 4, "i": 8, " ": 99})]
+)
+def test_ids_in_gaps_of_a_table_are_never_drawn(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    bundle = Bundle(bundle_at(tmp_path / "bundle", tokenizer))
+    drawn = bundle.complete(["Hi"] * 20, temperature=5.0, max_new_tokens=20, ignore_eos=True)
+    ids = {index for item in drawn for index in item.ids}
+    assert ids == set(tokenizer.vocabulary.values())  # type: ignore[attr-defined]
+
+
+def test_a_table_with_gaps_goes_out_and_comes_back(tmp_path: Path) -> None:
+    folder = bundle_at(tmp_path / "bundle", CharTableTokenizer({"H": 4, "i": 8, " ": 19}))
+    export_bundle(folder, tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "again")
+    prompts = ["Hi H", "i"]
+    assert Bundle(tmp_path / "again").complete(prompts, **GREEDY) == Bundle(folder).complete(prompts, **GREEDY)
+    assert json.loads((tmp_path / "hf" / "generation_config.json").read_text())["suppress_tokens"] == [
+        *[0, 1, 2],
+        *range(5, 8),
+        *range(9, 19),
+    ]
 
 
 def test_reserved_ids_are_rows_of_the_network_that_are_never_drawn(tmp_path: Path) -> None:

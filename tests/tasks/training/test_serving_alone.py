@@ -103,9 +103,9 @@ def answers(served_home: Home, model_folder: Path, tmp_path_factory: pytest.Temp
     edited = shutil.copytree(model_folder, elsewhere / "edited")
     code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tokenizer_kinds.py"
     text = code.read_text()
-    assert '        return "".join(self.alphabet' in text
+    assert '        return "".join(self._entries' in text
     code.write_text(
-        text.replace('        return "".join(self.alphabet', '        return "EDITED" + "".join(self.alphabet')
+        text.replace('        return "".join(self._entries', '        return "EDITED" + "".join(self._entries')
     )
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
