@@ -206,7 +206,7 @@ def test_the_fall_begins_behind_the_warmup_even_where_both_are_rounded_up(max_st
     peak = rates.index(1.0)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert rates[-1] == (0.0 if max_steps > config.warmup_steps else 1.0)
+    assert rates[-1] == (0.0 if max_steps > config.warmup else 1.0)
 
 
 def test_a_longer_run_shares_the_plateau_of_a_shorter_one() -> None:

@@ -370,7 +370,7 @@ KEYS = {
     "dataset": "8d70e8752594ce06",
     "mix": "7aa22c9868e2dd31",
     "model": "c516c48bd0aa3a38",
-    "train": "3dce2c7a6d99e90a",
+    "train": "4217de8c69a1a288",
     "execution": "3d20ba881814f0ed",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",
