@@ -190,11 +190,12 @@ def continue_prompt(
     from storage.store import MANIFEST_NAME
     from tasks.core.machine import Machine
     from tasks.generation.completions import BATCH_SIZES, complete_prompts, one_prompt
-    from tasks.training.bundle import Bundle
+    from tasks.training.bundle import Bundle, read_sampling
 
-    settings = options.load().generate
+    given = options.load()
     asked = one_prompt(prompt, options.template or "")
     folder = model_folder(options.home or "", options.model, options.corpus)
+    settings = given.generate_with(read_sampling(folder))
     with Machine(deterministic=settings.deterministic) as machine:
         machine.seed(settings.seed)
         bundle = Bundle(folder, machine.device)

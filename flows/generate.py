@@ -20,6 +20,7 @@ from tasks.generation.completions import Prompt
 from tasks.generation.generate import join_completions, joined
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of
+from tasks.training.bundle import read_sampling
 
 
 @flow(GenerateOptions)
@@ -53,13 +54,15 @@ def continue_prompts(
     workers: int = 1,
     after: tuple[ArtifactRef, ...] = (),
 ) -> ArtifactRef:
-    """Continue prompts, shard by shard.
+    """Continue prompts, shard by shard; what the settings leave open is as recorded with the model.
 
     Args:
         workers: Shards computed at once on a CPU, each in a process of its own with one thread.
         after: Artefacts that the prompts were read from.
     """
-    asked = settings.generate
+    asked = run.read(
+        checkpoint, lambda ref: settings.generate_with(read_sampling(run.store.folder(ref))), settings.generate
+    )
     shards = cut_prompts(list(prompts), asked)
     kept = keep_prompts.map(
         run, [Call(PromptsSettings(sha256_json(shard)), {"prompts": shard}, len(shard), after) for shard in shards]

@@ -141,7 +141,9 @@ class TrainOptions(PrepareOptions):
     max_steps: int | None = setting_field("train.max_steps")
     max_tokens: int | None = setting_field("train.max_tokens")
     seed: int | None = setting_field("train.seed")
-    deterministic: bool | None = Field(None, description="Ask torch for deterministic kernels only.")
+    deterministic: bool | None = Field(
+        None, description="The same bits on a GPU each time, at a price in speed; a CPU gives them anyway."
+    )
 
 
 class RetrainOptions(TrainOptions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,24 @@ from storage.catalog import read_state
 from storage.manifest import ArtifactRef
 from storage.store import StoreError
 from tasks.core.executor import act
+from tasks.core.machine import detect_device
 from tasks.core.run import Run
 from tasks.core.settings import AUTO, Settings
 from tasks.registry.base import Base, with_base
 from tasks.registry.models import ensure_training_run
-from tasks.training.suggest import SUGGESTED, read_suggestion, suggest_settings
+from tasks.training.suggest import SUGGESTED, read_suggestion, suggest_settings, suggestion_sentence
 from tasks.training.suggest import suggest as suggest_stage
-from tasks.training.train import TrainStageSettings, model_config, steps_of, train_config, vocab_size_of
+from tasks.training.train import (
+    TrainStageSettings,
+    model_config,
+    recorded_sampling,
+    steps_of,
+    train_config,
+    vocab_size_of,
+)
 from tasks.training.train import train as train_stage
+
+logger = logging.getLogger("sheepfold")
 
 
 @flow(TrainOptions)
@@ -56,12 +67,15 @@ def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> Artifa
 @subflow("train")
 def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | None = None) -> ArtifactRef:
     """Choose what the settings leave open, and train, from a base if there is one; returns the checkpoint."""
+    sampling = recorded_sampling(settings.model.preset) if base is None else base.sampling
     settings = with_base(settings, base)
     budget = settings.train
     by_time = not (budget.max_steps or budget.max_tokens)
     if by_time:
         run.expect_seconds(train_stage, budget.minutes * 60)
     suggestion = suggest_training(run, settings, prepared) if by_time or settings.model.preset == AUTO else None
+    if suggestion is not None:
+        run.read(suggestion, lambda ref: _say(read_suggestion(run.store.folder(ref))), None)
 
     def asked() -> TrainStageSettings:
         if suggestion is None:
@@ -72,9 +86,10 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
             suggested = {name: found["train"][name] for name in SUGGESTED}
         if base is not None:
             network["vocab_size"] = base.shape["vocab_size"]  # its rows may be more than the tokeniser has ids
-        probe = train_config(budget, network, 1_000, **suggested)
+        device = detect_device()
+        probe = train_config(budget, network, device, 1_000, **suggested)
         steps = steps_of(run, budget, probe, prepared.dataset, fitting)
-        return TrainStageSettings(network, train_config(budget, network, steps, **suggested))
+        return TrainStageSettings(network, train_config(budget, network, device, steps, **suggested), sampling)
 
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}
     if base is not None:
@@ -83,6 +98,10 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
     checkpoint = train_stage(run, asked, **inputs, execution=settings.execution, tags=run.tags, after=after)
     run.remember(train=checkpoint)
     return checkpoint
+
+
+def _say(suggestion: dict[str, Any]) -> None:
+    logger.info("suggest: %s", " ".join([suggestion_sentence(suggestion), *suggestion["why"]]))
 
 
 def latest_training(run: Run) -> ArtifactRef:

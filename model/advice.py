@@ -55,6 +55,26 @@ def device_advice(device: torch.device) -> str | None:
     return None
 
 
+def best_precision(device: torch.device) -> str:
+    """The precision that trains fastest on a device at the quality of float32: "bf16", "fp16" or "fp32".
+
+    Args:
+        device: where the training will be computed.
+    """
+    return cuda_precision(torch.cuda.get_device_capability(device)) if device.type == "cuda" else "fp32"
+
+
+def cuda_precision(capability: tuple[int, int]) -> str:
+    """ "bf16" for a GPU that has it, else "fp16"; "fp32" for one that multiplies neither natively.
+
+    Args:
+        capability: compute capability of the GPU.
+    """
+    if capability >= _AMPERE:
+        return "bf16"
+    return "fp16" if capability >= _VOLTA else "fp32"
+
+
 def precision_advice(precision: str, device: torch.device) -> str | None:
     """A sentence if this device is slow in this precision, or clearly faster in another of the same quality.
 
@@ -84,14 +104,14 @@ def cuda_advice(precision: str, capability: tuple[int, int], name: str) -> str |
         name: of the GPU.
     """
     if precision == "bf16" and capability < _AMPERE:
-        instead = "fp16" if capability >= _VOLTA else "fp32"
+        instead = cuda_precision(capability)
         return f"The {name} has no bfloat16 units and emulates it slowly: use precision={instead!r}."
     if precision == "fp16" and capability < _VOLTA:
         return f"The {name} has no fast float16 units: precision='fp32' trains faster on it."
     if precision == "fp16" and capability >= _AMPERE:
         return f"The {name} is as fast in bfloat16, which needs no loss scaling: precision='bf16' is safer than 'fp16'."
     if precision == "fp32" and capability >= _VOLTA:
-        better = "bf16" if capability >= _AMPERE else "fp16"
+        better = cuda_precision(capability)
         return f"Float32 leaves most of the {name}'s speed unused: precision={better!r} trains several times faster."
     return None
 

@@ -36,6 +36,11 @@ class TrainConfig(Settings):
             et al. 2017) or "wsd" (linear warm-up, a plateau, a linear fall to the floor).
         min_lr_ratio: the floor of a cosine or of "wsd" as a share of lr; None means 0.1.
         warmup_ratio: share of max_steps with a linearly rising learning rate; None means 0.05. With "noam" above 0.
+        warmup_steps: optimiser steps with a linearly rising learning rate, instead of warmup_ratio; they may be more
+            than max_steps. With "noam" at least 1.
+        first_step: place of the first optimiser step on the schedule, 0 or 1: at 0 a warm-up begins with a rate of 0
+            and "cosine" with lr; at 1 both are one step ahead, and the last step has the floor. None means 0 with
+            "cosine" and 1 otherwise; "noam" is not defined at 0.
         decay_ratio: share of max_steps, at the end, in which "wsd" falls; None means 0.2.
         weight_decay: strength of the decay; None means 0.1, and 0 with "adam".
         decay_groups: decay matrices and tables only; False decays biases and norms too.
@@ -60,6 +65,8 @@ class TrainConfig(Settings):
     schedule: str = "warmup_cosine"
     min_lr_ratio: float = derived()
     warmup_ratio: float = derived()
+    warmup_steps: int = derived()
+    first_step: int = derived()
     decay_ratio: float = derived()
     weight_decay: float = derived()
     decay_groups: bool = True
@@ -92,16 +99,31 @@ class TrainConfig(Settings):
         else:
             self.refuse(["min_lr_ratio"], f"schedule={self.schedule!r} has no floor")
         if self.schedule in ("warmup_cosine", "noam", "wsd"):
-            self.resolve("warmup_ratio", 0.05)
-            # The inverse square root grows without bound towards step 0; only a warm-up keeps it below lr.
-            check_number("warmup_ratio", self.warmup_ratio, 0.0, 1.0, open_low=self.schedule == "noam")
+            self._check_warmup()
         else:
-            self.refuse(["warmup_ratio"], f"schedule={self.schedule!r} has no warm-up")
+            self.refuse(["warmup_ratio", "warmup_steps"], f"schedule={self.schedule!r} has no warm-up")
+        if self.schedule == "constant":
+            self.refuse(["first_step"], "schedule='constant' has the same rate at every step")
+        else:
+            self.resolve("first_step", 0 if self.schedule == "cosine" else 1)
+            lowest = 1 if self.schedule == "noam" else 0
+            if isinstance(self.first_step, bool) or self.first_step not in range(lowest, 2):
+                raise ValueError(f"first_step={self.first_step!r}; expected {'1' if lowest else '0 or 1'}")
         if self.schedule == "wsd":
             self.resolve("decay_ratio", 0.2)
-            check_number("decay_ratio", self.decay_ratio, 0.0, 1.0 - self.warmup_ratio)
+            check_number("decay_ratio", self.decay_ratio, 0.0, 1.0 - (self.warmup_ratio or 0.0))
         else:
             self.refuse(["decay_ratio"], f"schedule={self.schedule!r} does not end with a linear fall")
+
+    def _check_warmup(self) -> None:
+        # The inverse square root grows without bound towards step 0; only a warm-up keeps it below lr.
+        is_needed = self.schedule == "noam"
+        if self.warmup_steps is None:
+            self.resolve("warmup_ratio", 0.05)
+            check_number("warmup_ratio", self.warmup_ratio, 0.0, 1.0, open_low=is_needed)
+        else:
+            self.refuse(["warmup_ratio"], f"warmup_steps={self.warmup_steps!r} gives the warm-up")
+            check_int("warmup_steps", self.warmup_steps, int(is_needed))
 
     def _check_decay(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
@@ -122,8 +144,10 @@ class TrainConfig(Settings):
             raise ValueError("decay_groups=False has no effect: weight_decay is 0, so nothing decays; leave it out")
 
     @property
-    def warmup_steps(self) -> int:
-        """Optimiser steps with a rising learning rate; at least one if any warm-up is asked for."""
+    def warmup(self) -> int:
+        """Optimiser steps with a rising learning rate; of a share above 0 at least one."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
         return max(1, round(self.warmup_ratio * self.max_steps)) if self.warmup_ratio else 0
 
 

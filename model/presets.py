@@ -1,11 +1,12 @@
 """Ready-made shapes: our own, from one that trains in seconds on a laptop, and those of well-known models.
 
 A preset is a set of ModelConfig fields. Its vocab_size is that of the model it is named after, and gives way to the
-tokeniser's.
+tokeniser's. A preset named after a published document is that document's whole recipe: RECIPES holds the rest of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .architecture import ModelConfig
@@ -85,6 +86,44 @@ PRESETS: dict[str, Fields] = {
     "modern-1b": {**_modern(20, 16, 2048, 5632, 2048, 50257), "n_kv_head": 8},
 }
 
+_NO_FILTERS = {"generate.temperature": 1.0, "generate.top_k": 0, "generate.top_p": 1.0, "generate.min_new_tokens": 0}
+_FUNDAMENTALS = {
+    **{"train.optimizer": "adam", "train.betas": (0.9, 0.98), "train.eps": 1e-9},
+    **{"train.schedule": "noam", "train.warmup_steps": 4000},  # its peak follows from the width
+    **_NO_FILTERS,
+    "generate.max_new_tokens": 100,
+}
+# what the documents state beside the network, as settings of a run by dotted names; on the rest they are silent
+RECIPES: dict[str, Fields] = {
+    "sheepop": {
+        **{"tokenizer.kind": "ascii", "dataset.packing": "chunk"},
+        **{"train.optimizer": "adamw", "train.betas": (0.9, 0.999), "train.eps": 1e-8, "train.lr": 1e-3},
+        **{"train.weight_decay": 0.01, "train.decay_groups": False, "train.clip_norm": 1.0},
+        **{"train.schedule": "cosine", "train.min_lr_ratio": 0.0, "train.first_step": 0},
+        **_NO_FILTERS,
+    },
+    "light_llm": {
+        **{"tokenizer.kind": "bpe", "tokenizer.vocab_size": 50257},
+        **{"train.optimizer": "adamw", "train.betas": (0.9, 0.95), "train.eps": 1e-8, "train.decay_groups": True},
+        **{"train.schedule": "warmup_cosine", "train.min_lr_ratio": 0.0, "train.first_step": 0},
+        **_NO_FILTERS,
+    },
+    # a walk through inference, which picks the likeliest token: nothing of it says how to train
+    "llama_toy": {
+        **{"tokenizer.kind": "word", "tokenizer.vocab_size": 10, "tokenizer.bos": False, "tokenizer.eos": False},
+        **{**_NO_FILTERS, "generate.temperature": 0.0},
+    },
+    "fundamentals": _FUNDAMENTALS,
+    "fundamentals-pre": _FUNDAMENTALS,
+}
+# settings of a recipe that hold for its own choice of another one, and go when that is chosen otherwise
+_DETAILS = {
+    "tokenizer.kind": ("tokenizer.vocab_size",),
+    "train.optimizer": ("train.weight_decay", "train.decay_groups"),
+    "train.schedule": ("train.min_lr_ratio", "train.warmup_steps", "train.first_step"),
+    "train.warmup_ratio": ("train.warmup_steps",),
+}
+
 # from small to large: what a suggestion chooses from
 LADDER = (
     "modern-200k",
@@ -113,3 +152,20 @@ def preset(name: str, vocab_size: int | None = None, **overrides: Any) -> ModelC
         raise ValueError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
     fields = {**PRESETS[name], **overrides}
     return ModelConfig.from_dict(fields if vocab_size is None else {**fields, "vocab_size": vocab_size})
+
+
+def recipe_beside(name: str, given: Mapping[str, Any]) -> Fields:
+    """The settings of a preset's recipe that hold beside given ones, by dotted names; {} without a recipe.
+
+    Args:
+        name: a preset.
+        given: settings by dotted names; they win, also over what the recipe says of a choice that they replace.
+    """
+    recipe = RECIPES.get(name, {})
+    gone = set(given)
+    for choice, details in _DETAILS.items():
+        if choice in given and given[choice] != recipe.get(choice):
+            gone |= {*details}
+    if given.get("train.weight_decay") == 0:
+        gone.add("train.decay_groups")  # nothing decays
+    return {setting: value for setting, value in recipe.items() if setting not in gone}

@@ -28,12 +28,14 @@ def derive_seed(seed: int, *stream: int) -> int:
 def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]:
     """Seeds python, numpy and torch on the CPU and every CUDA device, and chooses torch's kernels.
 
-    Equal seed, data, device kind, torch and thread count then give equal weights, gradients and updates.
+    Equal seed, data, torch and thread count then give equal weights, gradients and updates: on a CPU always, on a GPU
+    if `deterministic`, on the same model of GPU.
 
     Args:
         seed: at least 0.
-        deterministic: only kernels that give the same bits each time; an operation without one raises RuntimeError.
-            Without it kernels may be faster, and on a GPU may differ in the last bits from run to run.
+        deterministic: only kernels that give the same bits each time, which are slower; an operation without one raises
+            RuntimeError. Without it some kernels of a GPU add in an order that changes from run to run, so that two
+            runs differ in the last bits of a step and drift apart from there.
 
     Returns:
         What was set, as text for a record.

@@ -49,18 +49,22 @@ def inverse_square_root(t: float, peak: float, warmup_steps: int) -> float:
     return peak * min(t / warmup_steps, math.sqrt(warmup_steps / t))
 
 
+def noam_peak(d_model: int, warmup_steps: int) -> float:
+    """Highest rate of `noam`, (d_model * warmup_steps)^-0.5; as lr it makes schedule="noam" that very curve."""
+    return float((d_model * warmup_steps) ** -0.5)
+
+
 def noam(t: float, d_model: int, warmup_steps: int) -> float:
     """d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3).
 
-    The width and the warm-up only set the peak of an inverse square root, (d_model * warmup_steps)^-0.5. With that peak
-    as lr, schedule="noam" gives these very rates.
+    The width and the warm-up only set the peak of an inverse square root.
 
     Args:
         t: from 1.
         d_model: width of the network.
         warmup_steps: length of the rise, at least 1.
     """
-    return inverse_square_root(t, (d_model * warmup_steps) ** -0.5, warmup_steps)
+    return inverse_square_root(t, noam_peak(d_model, warmup_steps), warmup_steps)
 
 
 def warmup_stable_decay(
@@ -90,23 +94,23 @@ def warmup_stable_decay(
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Learning rate of one optimiser step.
 
-    A schedule that rises from zero counts this step already: its first step has a small rate above zero, because a
-    step at rate 0 is lost. So the last warm-up step has the peak, and the last step of "warmup_cosine" and of "wsd" the
-    floor. "cosine" counts the steps before this one: its first step has the peak. No schedule changes once it is at its
-    floor.
+    By default a schedule with a warm-up begins at t = 1, because a step at rate 0 is lost: so the last warm-up step has
+    the peak, and the last step of "warmup_cosine" and of "wsd" the floor. "cosine" begins at t = 0, with the peak.
+    `first_step` chooses otherwise. No schedule changes once it is at its floor.
 
     Args:
         step: number of optimiser steps before this one, from 0.
-        config: gives schedule, lr, min_lr_ratio, max_steps, the warm-up and decay_ratio.
+        config: gives schedule, lr, min_lr_ratio, max_steps, first_step, the warm-up and decay_ratio.
     """
     if config.schedule == "constant":
         return config.lr
+    t = step + config.first_step
     if config.schedule == "noam":
-        return inverse_square_root(step + 1, config.lr, config.warmup_steps)
+        return inverse_square_root(t, config.lr, config.warmup)
     floor = config.lr * config.min_lr_ratio
     if config.schedule == "cosine":
-        return cosine(step, config.lr, floor, config.max_steps)
+        return cosine(t, config.lr, floor, config.max_steps)
     if config.schedule == "wsd":
         decay_steps = round(config.decay_ratio * config.max_steps)
-        return warmup_stable_decay(step + 1, config.lr, floor, config.warmup_steps, decay_steps, config.max_steps)
-    return warmup_cosine(step + 1, config.lr, floor, config.warmup_steps, config.max_steps)
+        return warmup_stable_decay(t, config.lr, floor, config.warmup, decay_steps, config.max_steps)
+    return warmup_cosine(t, config.lr, floor, config.warmup, config.max_steps)

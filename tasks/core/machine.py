@@ -54,7 +54,7 @@ class Machine:
 
     Args:
         workers: Extraction processes, and units computed at once; 0 means one per core.
-        deterministic: Ask torch for deterministic kernels.
+        deterministic: Only kernels that give the same bits each time, which a GPU takes no other way.
         limits: Deadlines and memory of extraction, and memory of queries; None takes the defaults.
 
     Attributes:

@@ -29,7 +29,7 @@ from pydantic.fields import FieldInfo
 from model.architecture import ModelConfig
 from model.config import Sampling, TrainConfig
 from model.execution import Execution
-from model.presets import LADDER, preset
+from model.presets import LADDER, preset, recipe_beside
 from storage.errors import UserError
 from tasks.core.option import MAX_SEED, STRICT, option
 
@@ -128,7 +128,10 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, config=STRICT)
 class ModelSettings:
-    """The network: a preset, and fields of `model.ModelConfig` that replace the preset's."""
+    """The network: a preset, and fields of `model.ModelConfig` that replace the preset's.
+
+    `sheepop`, `light_llm`, `llama_toy` and `fundamentals` bring settings of other sections as well, see docs/papers.md.
+    """
 
     preset: str = option(AUTO, "One of the presets, or `auto` for the size that suits corpus, device and budget.")
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -136,7 +139,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, config=STRICT)
 class TrainSettings:
-    """The training: its budget, and fields of `model.TrainConfig`.
+    """The training: its budget, its number format, and fields of `model.TrainConfig`.
 
     There is one budget: steps before tokens before minutes, whichever is given.
     """
@@ -148,6 +151,11 @@ class TrainSettings:
         20.0, "Most passes over the training text under `minutes` or `max_tokens`; one step at least.", gt=0
     )
     seed: int = option(1337, "Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+        AUTO,
+        "Number format: float32, autocast to bfloat16, or to float16 with loss scaling; auto is bf16 on a GPU that "
+        "computes in it, else fp16, and fp32 on a CPU. What it stands for is recorded.",
+    )
     base: str = option(
         "",
         "Model to continue from: an alias, a version number, a `models:/` address, a run id, or a folder with a "
@@ -183,7 +191,11 @@ class ExecutionSettings(Execution):
 
 
 class Settings:
-    """Every section; one without given values is made when it is first read."""
+    """Every section; one without given values is made when it is first read.
+
+    Args:
+        given: What the sources gave, by dotted names: neither defaults nor the recipe of a preset.
+    """
 
     sources: tasks.sources.address.WalkSettings
     documents: tasks.ingest.importing.DocumentsSettings
@@ -206,7 +218,8 @@ class Settings:
     gates: tasks.evaluation.gates.GateSettings
     generate: GenerateSettings
 
-    def __init__(self, **sections: Any) -> None:
+    def __init__(self, given: Mapping[str, Any] | None = None, **sections: Any) -> None:
+        self.given: Mapping[str, Any] = given or {}
         vars(self).update(sections)
 
     if not TYPE_CHECKING:  # a checker knows the sections by their annotations, and no other attribute
@@ -226,6 +239,16 @@ class Settings:
     def replace(self, **sections: Any) -> Settings:
         """Return the settings with other sections in place of some."""
         return Settings(**{**vars(self), **sections})
+
+    def generate_with(self, recorded: Mapping[str, Any]) -> GenerateSettings:
+        """Return the settings of generation for a model: those given, then those recorded with it, then the defaults.
+
+        Args:
+            recorded: Fields of `Sampling` by name.
+        """
+        given = {name.partition(".")[2]: value for name, value in self.given.items() if name.startswith("generate.")}
+        found: GenerateSettings = _section("generate", {**recorded, **given})
+        return found
 
 
 SECTIONS: dict[str, str] = Settings.__annotations__  # classes, behind their modules where those are others
@@ -350,8 +373,9 @@ def load_settings(
 ) -> Settings:
     """Combine the settings of a run from all sources, here in rising precedence.
 
-    Below all of them are the defaults; the environment (`SHEEPFOLD_SECTION__NAME`) overrides the file. A budget of a
-    training in one source replaces that of the sources below it.
+    Below all of them are the defaults, and above those the recipe of the preset; the environment
+    (`SHEEPFOLD_SECTION__NAME`) overrides the file. A budget of a training in one source replaces that of the sources
+    below it.
 
     Args:
         config: TOML or JSON file with the sections as tables.
@@ -376,7 +400,8 @@ def load_settings(
         if budgets:
             values = {name: value for name, value in values.items() if name not in BUDGETS}
         values.update(source)
-    return _checked(values)
+    recipe = recipe_beside(str(values.get("model.preset")), values)
+    return _checked({**recipe, **values}).replace(given=values)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -505,7 +530,8 @@ def reference() -> str:
         "one table per section), the environment (`SHEEPFOLD_TRAIN__LR=0.001`), `--set train.lr=0.001` (or the flow",
         "parameter `settings`), and the command's own options. Unknown names are refused. A training has one budget:",
         "`minutes`, `max_steps` or `max_tokens`; one given in a source replaces that of the sources below it. A",
-        "setting without a default is worked out from others, such as the preset.",
+        "setting without a default is worked out from others, such as the preset. A preset that is a document's recipe",
+        "([papers.md](papers.md)) replaces defaults, and gives way to all else.",
     ]
     for section in SECTIONS:
         lines += ["", f"## {section}", "", (section_class(section).__doc__ or "").split("\n\n")[0], ""]

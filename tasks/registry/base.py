@@ -24,7 +24,7 @@ from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
 from tasks.registry.promote import trained_on
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE
-from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, read_sampling
 from tasks.training.hugging_face import import_folder
 from tasks.training.train import train
 
@@ -38,13 +38,17 @@ class BaseError(UserError):
 
 @dataclass(frozen=True)
 class Base:
-    """A model to continue from; `framing` says which ids stood around its documents, `bos` and `eos`."""
+    """A model to continue from.
+
+    `framing` says which ids stood around its documents, `bos` and `eos`; `sampling` are its defaults of generation.
+    """
 
     name: str  # as it was asked for
     checkpoint: ArtifactRef
     folder: Path
     shape: dict[str, Any]  # fields of its `model.ModelConfig`
     framing: dict[str, bool]
+    sampling: dict[str, Any]
 
 
 def check_base(run: Run, settings: Settings) -> Base | None:
@@ -61,7 +65,7 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     folder = run.store.folder(checkpoint)
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
-    base = Base(name, checkpoint, folder, config["model"], framing)
+    base = Base(name, checkpoint, folder, config["model"], framing, read_sampling(folder))
     with_base(settings, base)
     trainings = {f"{one.stage}/{one.key}" for one in trainings_of(run.store, checkpoint)}
     tombstones = read_tombstones(run.store).documents.values()
@@ -152,6 +156,11 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
     """
     if base is None:
         return settings
+    if settings.model.preset != ModelSettings().preset:
+        raise BaseError(
+            f"train.base brings its own network, but the preset {settings.model.preset} is given as well; leave one of "
+            "them out"
+        )
     asked = settings.tokenizer
     own = TokenizerSettings(engine=asked.engine)
     given = [item.name for item in fields(asked) if getattr(asked, item.name) != getattr(own, item.name)]
@@ -165,11 +174,6 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
                 f"model.{name} is {value}, but the base has {base.shape.get(name)}; weights have the shape that they "
                 f"were trained in: leave it out (only {', '.join(FREE_FIELDS)} may differ)"
             )
-    if settings.model.preset != ModelSettings().preset:
-        raise BaseError(
-            f"train.base brings its own network, but the preset {settings.model.preset} is given as well; leave one of "
-            "them out"
-        )
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     shape = {**base.shape, **settings.model.overrides}
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -43,6 +43,7 @@ from tasks.evaluation.gates import Verdict, curated_of, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
 from tasks.lineage.training_data import trainings_of
 from tasks.report.gates import model_card, parameters_of
+from tasks.training.bundle import read_sampling
 from tasks.training.train import sync_run, train
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
                 item.tags,
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"bundle": str(prepare_bundle(store.folder(item.checkpoint), Path(folder) / "bundle"))},
-                signature=signature(),
+                signature=signature(read_sampling(store.folder(item.checkpoint))),
                 pip_requirements=requirements(),
             )
     else:
@@ -395,14 +396,17 @@ def requirements() -> list[str]:
     return [f"mlflow=={installed('mlflow')}", *pinned]
 
 
-def served_parameters() -> dict[str, tuple[str, Any]]:
+def served_parameters(sampling: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return MLflow's type and the default of each parameter of a request; a list's type is that of its items.
+
+    Args:
+        sampling: Defaults that are recorded with the model, as far as it has its own.
 
     `logit_bias` is a JSON object, and `details` asks for more than texts (see `tasks.registry.serving`).
     """
     from model.config import GenerationConfig
 
-    defaults, found = GenerateSettings(), {}
+    defaults, found = GenerateSettings(**sampling), {}
     hints = get_type_hints(GenerationConfig)
     for name in (item.name for item in fields(GenerationConfig) if item.name != "eos_id"):
         (kind, *_) = [item for item in get_args(hints[name]) or (hints[name],) if item is not NoneType]
@@ -414,14 +418,14 @@ def served_parameters() -> dict[str, tuple[str, Any]]:
     return {**found, "ignore_eos": ("boolean", defaults.ignore_eos), "details": ("boolean", False)}
 
 
-def signature() -> ModelSignature:
-    """Return MLflow's signature of the served model: texts to texts, with the parameters of generation."""
+def signature(sampling: Mapping[str, Any]) -> ModelSignature:
+    """Return MLflow's signature of a model: texts to texts, with the parameters of generation and their defaults."""
     from mlflow.models.signature import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
     params = [
         ParamSpec(name, DataType[kind], default, (-1,) if isinstance(default, list) else None)
-        for name, (kind, default) in served_parameters().items()
+        for name, (kind, default) in served_parameters(sampling).items()
     ]
     texts = Schema([ColSpec(DataType.string)])
     return ModelSignature(inputs=texts, outputs=texts, params=ParamSchema(params))

@@ -395,8 +395,8 @@ def optimizer_name(subject: Subject) -> str:
 
 def _schedule(train: TrainConfig) -> str:
     parts = [train.schedule]
-    if train.warmup_steps:
-        parts.append(f"warm-up {train.warmup_steps} of {train.max_steps} steps")
+    if train.warmup:
+        parts.append(f"warm-up {train.warmup} of {train.max_steps} steps")
     if train.min_lr_ratio is not None:
         parts.append(f"floor {train.min_lr_ratio:g} of the rate")
     return ", ".join(parts)

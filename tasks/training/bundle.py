@@ -50,6 +50,12 @@ class TextCompletion:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
+def read_sampling(folder: Path) -> dict[str, Any]:
+    """Return the fields of `model.config.Sampling` that were recorded with a model as its defaults; often none."""
+    found: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("sampling", {})
+    return found
+
+
 class Bundle:
     """A trained model, loaded for generation.
 
@@ -157,13 +163,13 @@ class Bundle:
 
         Args:
             sampling: fields of that configuration, but `eos_id`, which is the model's; `suppress` is added to the ids
-                that stand for no text; with `ignore_eos` the id that ends a text is never drawn. At least one token is
-                drawn by default.
+                that stand for no text; with `ignore_eos` the id that ends a text is never drawn. What is left out is as
+                recorded with the model, or else a temperature of 0.8 and at least one token.
 
         Raises:
             ValueError: for a name that is none of these, or a value that is not to be had.
         """
-        given = {"temperature": 0.8, "min_new_tokens": 1, **sampling}
+        given = {"temperature": 0.8, "min_new_tokens": 1, **self.config.get("sampling", {}), **sampling}
         ignore_eos = given.pop("ignore_eos", False)
         known = {item.name for item in fields(self.network.GenerationConfig)} - {"eos_id"}
         unknown = sorted(given.keys() - known)

@@ -116,7 +116,7 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=1, unkeyed=("execution",))
+@stage("suggest", version=2, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
@@ -249,7 +249,7 @@ def candidates_of(
         if model.preset == AUTO:
             rows = batch_for(shape["max_seq_len"], device)
             suggested = {"batch_size": rows, "optimizer": OPTIMIZER, "patience": PATIENCE}
-        plans[name] = train_config(train, shape, 1_000, **suggested)
+        plans[name] = train_config(train, shape, _kind(device), 1_000, **suggested)
     return shapes, plans
 
 
@@ -288,15 +288,19 @@ def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]
     return rounded(tokens), rounded(tokens / max(1, documents))
 
 
-def suggestion_text(suggestion: Mapping[str, Any]) -> str:
-    """Return a proposal and its reasons in Markdown."""
+def suggestion_sentence(suggestion: Mapping[str, Any]) -> str:
+    """Return what is proposed, without the reasons."""
     shape, plan = suggestion["model"], suggestion["train"]
     steps = f"{suggestion['max_steps']:,} steps" if suggestion["max_steps"] else "the steps asked for"
-    head = (
-        f"**{suggestion['preset']}**: {shape['n_layer']} layers of width {shape['d_model']}, context "
-        f"{shape['max_seq_len']}, batches of {plan['batch_size'] * plan['grad_accum']}, highest learning rate "
-        f"{plan['lr']:g}, {steps}."
+    return (
+        f"{suggestion['preset']}: {shape['n_layer']} layers of width {shape['d_model']}, context "
+        f"{shape['max_seq_len']}, {plan['optimizer']} in {plan['precision']}, batches of "
+        f"{plan['batch_size'] * plan['grad_accum']}, highest learning rate {plan['lr']:g}, {steps}."
     )
+
+
+def suggestion_text(suggestion: Mapping[str, Any]) -> str:
+    """Return a proposal and its reasons in Markdown."""
     rows = []
     for item in suggestion["candidates"]:
         figures = ["", "", "", item["note"]]
@@ -305,4 +309,6 @@ def suggestion_text(suggestion: Mapping[str, Any]) -> str:
             figures = [seconds, f"{item['steps']:,}", passes, f"{item['loss']:.2f}"]
         rows.append([item["name"], f"{item['parameters']:,}", *figures])
     lines = table(["network", "parameters", "s/step", "steps", "passes", "promised loss"], rows)
-    return "\n\n".join([head, "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)])
+    return "\n\n".join(
+        [suggestion_sentence(suggestion), "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)]
+    )

@@ -12,7 +12,7 @@ import math
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from storage.store import Store
 from storage.tables import read_rows, write_table
 from storage.tracking import CORPUS_TAG, Tracking
 from tasks.core.machine import describe_device, threads_each
-from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings
+from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import groups_of, load_index
@@ -55,10 +55,14 @@ VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once,
 
 @dataclass(frozen=True)
 class TrainStageSettings:
-    """All that shapes the weights: complete fields of `model.ModelConfig` and `model.TrainConfig`."""
+    """All that shapes the weights: complete fields of `model.ModelConfig` and `model.TrainConfig`.
+
+    `sampling` are fields of `model.config.Sampling` that a text of this model is generated with by default.
+    """
 
     model: dict[str, Any]
     train: dict[str, Any]
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 def model_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
@@ -73,24 +77,70 @@ def vocab_size_of(run: Run, tokenizer: ArtifactRef) -> int:
     return int(load_tokenizer(run.store.folder(tokenizer) / TOKENIZER_FILE).vocab_size)
 
 
-def train_config(settings: TrainSettings, network: dict[str, Any], max_steps: int, **suggested: Any) -> dict[str, Any]:
+def recorded_sampling(preset: str) -> dict[str, Any]:
+    """Return the fields of `model.config.Sampling` that the recipe of a preset states."""
+    from model.presets import RECIPES
+
+    stated = {name.partition("."): value for name, value in RECIPES.get(preset, {}).items()}
+    return {leaf: value for (section, _, leaf), value in stated.items() if section == "generate"}
+
+
+def train_config(
+    settings: TrainSettings, network: dict[str, Any], device: str, max_steps: int, **suggested: Any
+) -> dict[str, Any]:
     """Return the complete training configuration of a network for a number of steps.
 
-    Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), and a
-    learning rate that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006.
+    Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), the
+    number format that suits the device, and a learning rate that falls with the width, from 0.004 for the smallest
+    networks to GPT-2's 0.0006; with "noam" it is the published peak.
 
     Args:
+        device: `cpu` or `cuda`.
         suggested: fields of `model.TrainConfig` that take the place of these, and give way to the settings'.
     """
     from model.config import TrainConfig
+    from model.schedule import noam_peak
 
     defaults = {
         "eval_every": max(1, math.ceil(max_steps / 10)),
         "batch_size": PRESET_BATCH,
         "lr": round(min(4e-3, 0.5 / network["d_model"]), 6),
     }
-    values = {**defaults, **suggested, **settings.overrides}
-    return TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed}).to_dict()
+    precision = _device_precision(device) if settings.precision == AUTO else settings.precision
+    values = {**defaults, **suggested, **settings.overrides, "precision": precision}
+    found = TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed})
+    if found.schedule == "noam" and "lr" not in settings.overrides:
+        found = replace(found, lr=noam_peak(network["d_model"], found.warmup))
+    return found.to_dict()
+
+
+def _device_precision(device: str) -> str:
+    if device == "cpu":
+        return "fp32"  # known without torch, which takes seconds to import
+    import torch
+
+    from model.advice import best_precision
+
+    return best_precision(torch.device(device))
+
+
+def training_sentence(settings: TrainStageSettings, device: str) -> str:
+    """Return how a network will be trained: its size, device, number format, optimiser, rates and steps.
+
+    Args:
+        device: `cpu` or `cuda`.
+    """
+    from model import ModelConfig, TrainConfig, count_parameters
+
+    plan = TrainConfig.from_dict(settings.train)
+    rise = f" after {plan.warmup:,} steps of warm-up" if plan.warmup_ratio or plan.warmup_steps else ""
+    if plan.warmup >= plan.max_steps:
+        rise += ", which is longer than the training"
+    return (
+        f"{count_parameters(ModelConfig.from_dict(settings.model))['total']:,} parameters on {device} in "
+        f"{plan.precision} by {plan.optimizer}: {plan.max_steps:,} steps of {plan.batch_size * plan.grad_accum} "
+        f"sequences, {plan.schedule} with a highest rate of {plan.lr:.3g}{rise}"
+    )
 
 
 def steps_of_tokens(
@@ -229,7 +279,7 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
 
 @stage(
     "train",
-    version=4,
+    version=5,
     tables={HISTORY_FILE: HISTORY, TELEMETRY_FILE: HISTORY},
     unkeyed=("execution", "tags"),
 )
@@ -257,6 +307,7 @@ def train(
 
     network = ModelConfig.from_dict(settings.model)
     work.seed(settings.train["seed"])
+    logger.info("train: %s", training_sentence(settings, work.machine.device))
     execution, tags = execution or ExecutionSettings(), dict(tags or {})
     tracking = Tracking(work.home)
     attempt_file = work.scratch / ATTEMPT_FILE  # kept there, so that a resume belongs to the same attempt
@@ -312,7 +363,7 @@ def train(
     watch.journal.write(work.out)
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
     framing = framing_of(work.store, dataset)
-    config = {"model": settings.model, "train": settings.train, "tokenizer": tokenizer.digest, **framing}
+    config = {**asdict(settings), "tokenizer": tokenizer.digest, **framing}
     (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
     shutil.copyfile(work.folder(tokenizer) / TOKENIZER_FILE, work.out / TOKENIZER_FILE)
     shutil.copyfile(work.folder(dataset) / COUNTS_FILE, work.out / COUNTS_FILE)

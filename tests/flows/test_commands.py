@@ -296,7 +296,7 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
     [
         (["run", "no-such-folder"], "does not exist"),
         (["plan", ".", "--set", "train.learning=1"], "unknown setting 'train.learning'"),
-        (["plan", ".", "--set", "train.precision=fp8"], "expected one of fp32, bf16, fp16"),
+        (["plan", ".", "--set", "train.precision=fp8"], "expected auto, fp32, bf16 or fp16"),
         (["plan", ".", "--refresh", "tranform"], "no such stage"),
         (["sql", "selec 1"], "syntax error"),
         (["why", "nothing-of-that-name"], "nothing goes by"),

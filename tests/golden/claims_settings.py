@@ -97,8 +97,7 @@ def adam_settings(entry: Entry) -> None:
     optimizer = {"optimizer": "adam", "betas": (stated["beta1"], stated["beta2"]), "eps": stated["eps"]}
     for warmup in stated["warmup"]:
         peak = noam(warmup, 2048, warmup)
-        config = TrainConfig(20 * warmup, schedule="noam", warmup_ratio=0.05, lr=peak, **optimizer)
-        assert config.warmup_steps == warmup
+        config = TrainConfig(20 * warmup, schedule="noam", warmup_steps=warmup, lr=peak, **optimizer)
         rates = [learning_rate(t - 1, config) for t in (1, warmup, 10 * warmup)]
         assert rates == pytest.approx([noam(t, 2048, warmup) for t in (1, warmup, 10 * warmup)], rel=1e-14)
     (group,) = build_optimizer(nn.Linear(1, 1, bias=False), config).param_groups

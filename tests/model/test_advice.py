@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from model import ModelConfig, TrainConfig
-from model.advice import SLOWER, advice, attention_kernel, cuda_advice, precision_advice, slowdown
+from model.advice import (
+    SLOWER,
+    advice,
+    attention_kernel,
+    best_precision,
+    cuda_advice,
+    cuda_precision,
+    precision_advice,
+    slowdown,
+)
 from model.execution import Execution
 
 CPU = torch.device("cpu")
@@ -36,6 +45,19 @@ def test_only_what_is_clearly_slower_is_told(factor: float, is_told: bool, monke
     monkeypatch.setattr("model.advice.slowdown", lambda precision: factor)
     assert (precision_advice("bf16", CPU) is not None) is is_told
     assert bool(advice(TrainConfig(1, precision="bf16"), "cpu")) is is_told
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"),
+    [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp16"), ((7, 0), "fp16"), ((6, 1), "fp32")],
+)
+def test_the_precision_chosen_for_a_gpu_draws_no_advice_against_it(capability: tuple[int, int], precision: str) -> None:
+    assert cuda_precision(capability) == precision
+    assert cuda_advice(precision, capability, "Some GPU") is None
+
+
+def test_a_cpu_computes_in_float32_by_default() -> None:
+    assert best_precision(CPU) == "fp32"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,12 @@ def test_plain_adam_decays_nothing() -> None:
         ({"schedule": "constant", "min_lr_ratio": 0.1}, "has no floor"),
         ({"schedule": "noam", "min_lr_ratio": 0.1}, "has no floor"),
         ({"schedule": "noam", "warmup_ratio": 0.0}, "warmup_ratio=0.0"),
+        ({"schedule": "noam", "warmup_steps": 0}, "warmup_steps=0"),
+        ({"warmup_steps": 10, "warmup_ratio": 0.1}, "warmup_steps=10 gives the warm-up"),
+        ({"schedule": "cosine", "warmup_steps": 10}, "has no warm-up"),
+        ({"schedule": "constant", "first_step": 0}, "same rate at every step"),
+        ({"schedule": "noam", "first_step": 0}, "first_step=0; expected 1"),
+        ({"first_step": 2}, "first_step=2; expected 0 or 1"),
     ],
 )
 def test_a_training_setting_without_effect_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -168,6 +175,45 @@ def test_learning_rate_is_linear_then_cosine(done: int, factor: float) -> None:
     assert learning_rate(done - 1, CONFIG) == pytest.approx(0.002 * factor, abs=1e-12)
 
 
+@pytest.mark.parametrize(("schedule", "end"), [("warmup_cosine", 0.0), ("wsd", 0.0), ("noam", 0.1**0.5)])
+def test_a_warmup_is_as_long_as_its_steps_whatever_the_length_of_the_run(schedule: str, end: float) -> None:
+    floor = {} if schedule == "noam" else {"min_lr_ratio": 0.0}
+    config = TrainConfig(1000, lr=0.002, schedule=schedule, warmup_steps=100, **floor)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    for longer in (config, dataclasses.replace(config, max_steps=5000)):
+        rates = [learning_rate(step, longer) for step in range(100)]
+        assert rates == pytest.approx([0.002 * n / 100 for n in range(1, 101)], rel=1e-13)
+    assert learning_rate(999, config) == pytest.approx(0.002 * end, abs=1e-15)
+
+
+def test_a_warmup_that_is_longer_than_the_run_only_rises() -> None:
+    for schedule in ("warmup_cosine", "wsd", "noam"):
+        config = TrainConfig(10, lr=1.0, schedule=schedule, warmup_steps=40)
+        assert [learning_rate(step, config) for step in range(10)] == pytest.approx([n / 40 for n in range(1, 11)])
+
+
+def test_from_step_0_on_a_warmup_starts_at_0() -> None:
+    config = TrainConfig(1000, lr=0.002, warmup_steps=100, min_lr_ratio=0.0, first_step=0)
+    factors = {
+        0: 0.0,
+        50: 0.5,
+        100: 1.0,
+        325: 0.853553390593274,
+        550: 0.5,
+        775: 0.146446609406726,
+        1000: 0.0,
+        2000: 0.0,
+    }
+    found = [learning_rate(step, config) for step in factors]
+    assert found == pytest.approx([0.002 * factor for factor in factors.values()], abs=1e-15)
+
+
+def test_from_step_1_on_a_cosine_ends_at_its_floor_with_the_last_step() -> None:
+    config = TrainConfig(100, lr=1.0, schedule="cosine", min_lr_ratio=0.0, first_step=1)
+    assert learning_rate(49, config) == pytest.approx(0.5, abs=1e-15)
+    assert learning_rate(99, config) == 0.0
+
+
 @pytest.mark.parametrize("schedule", ["warmup_cosine", "wsd"])
 @pytest.mark.parametrize("max_steps", [1, 2, 3])
 def test_shortest_runs_have_a_rate(max_steps: int, schedule: str) -> None:
@@ -206,7 +252,7 @@ def test_the_fall_begins_behind_the_warmup_even_where_both_are_rounded_up(max_st
     peak = rates.index(1.0)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert rates[-1] == (0.0 if max_steps > config.warmup_steps else 1.0)
+    assert rates[-1] == (0.0 if max_steps > config.warmup else 1.0)
 
 
 def test_a_longer_run_shares_the_plateau_of_a_shorter_one() -> None:

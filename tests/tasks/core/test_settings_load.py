@@ -118,6 +118,48 @@ def test_fields_of_the_network_and_the_trainer_pass_through_as_overrides() -> No
     assert settings.train.seed == 5 and settings.train.overrides == {"lr": 0.001}
 
 
+def test_a_setting_beside_a_preset_wins_over_its_recipe_wherever_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[train]\nlr = 0.01\n[tokenizer]\nkind = "char"\n')
+    settings = load_settings(tmp_path / "run.toml", {"generate.temperature": 0.5}, {"model.preset": "sheepop"})
+    assert settings.train.overrides["lr"] == 0.01 and settings.train.overrides["betas"] == (0.9, 0.999)
+    assert settings.tokenizer.kind == "char"
+    assert (settings.generate.temperature, settings.generate.top_p) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "given"),
+    [
+        ("sheepop", {"train.schedule": "constant"}),
+        ("sheepop", {"train.optimizer": "adam"}),
+        ("sheepop", {"train.weight_decay": 0}),
+        ("light_llm", {"train.schedule": "noam"}),
+        ("light_llm", {"tokenizer.kind": "ascii"}),
+        ("fundamentals", {"train.schedule": "cosine"}),
+        ("fundamentals", {"train.warmup_ratio": 0.1}),
+    ],
+)
+def test_another_choice_than_the_recipes_takes_the_details_of_the_recipes_choice_with_it(
+    preset: str, given: dict[str, object]
+) -> None:
+    settings = load_settings(None, {"model.preset": preset, **given})
+    alone = load_settings(None, {"model.preset": preset})
+    assert settings.train.overrides != alone.train.overrides or settings.tokenizer != alone.tokenizer
+    ((name, value),) = given.items()
+    section, _, leaf = name.partition(".")
+    assert (settings.train.overrides.get(leaf) if section == "train" else settings.tokenizer.kind) == value
+
+
+def test_what_a_model_records_of_its_sampling_stands_between_the_given_and_the_defaults() -> None:
+    found = load_settings(None, {"generate.top_p": 0.5}).generate_with({"temperature": 0.1, "top_p": 1.0})
+    assert (found.temperature, found.top_p, found.max_new_tokens) == (0.1, 0.5, Settings().generate.max_new_tokens)
+
+
+def test_the_recipe_of_a_preset_in_the_configuration_gives_way_to_what_another_model_records() -> None:
+    found = load_settings(None, {"model.preset": "llama_toy"})
+    assert found.generate.temperature == 0.0
+    assert found.generate_with({"temperature": 0.3}).temperature == 0.3
+
+
 def test_equal_settings_digest_equally_however_their_numbers_were_written() -> None:
     written = [["train.minutes=3"], ["train.minutes=3.0"], ['train.minutes="3"'], ["train.minutes = 3e0"]]
     assert len({sha256_json(load_settings(None, parse_assignments(items)).train) for items in written}) == 1
@@ -370,7 +412,7 @@ KEYS = {
     "dataset": "8d70e8752594ce06",
     "mix": "7aa22c9868e2dd31",
     "model": "c516c48bd0aa3a38",
-    "train": "3dce2c7a6d99e90a",
+    "train": "4217de8c69a1a288",
     "execution": "3d20ba881814f0ed",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",

@@ -201,7 +201,7 @@ def test_a_bad_parameter_is_refused_by_its_name(answers: dict[str, Any], name: s
 
 def test_a_request_may_set_all_that_a_generation_has(tiny: Ran) -> None:
     sampling = json.loads(json.dumps(GenerateSettings().sampling()))
-    offered = {name: default for name, (_, default) in served_parameters().items() if name != "details"}
+    offered = {name: default for name, (_, default) in served_parameters({}).items() if name != "details"}
     assert offered == {**sampling, "logit_bias": ""}
 
 
