@@ -42,6 +42,29 @@ def test_evaluation_leaves_mode_and_random_state_alone(
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_losses_of_tokens_and_of_sequences_add_up_to_the_sum(
+    build_model: Callable[..., Transformer], ignored: int
+) -> None:
+    model = build_model()
+    ids = torch.randint(31, (3, 9), generator=torch.Generator().manual_seed(0))
+    labels = ids[:, 1:].clone()
+    labels[0, 2:], labels[1, 5] = ignored, ignored
+    with torch.no_grad():
+        expected = -model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0] * (labels != ignored)
+        found = {
+            name: model.nll(ids[:, :-1], labels, reduction=name, ignore_index=ignored)
+            for name in ("token", "sequence", "sum")
+        }
+        mean = model.loss(ids[:, :-1], labels, ignore_index=ignored)
+    torch.testing.assert_close(found["token"], expected)
+    torch.testing.assert_close(found["sequence"], expected.sum(1))
+    assert float(found["sum"]) == pytest.approx(float(expected.sum()), rel=1e-6)
+    assert float(mean) == pytest.approx(float(expected.sum() / (labels != ignored).sum()), rel=1e-6)
+    with pytest.raises(ValueError, match="reduction='mean'; expected 'sum', 'sequence' or 'token'"):
+        model.nll(ids[:, :-1], labels, reduction="mean")
+
+
 def test_perplexity_beyond_floats_is_infinite() -> None:
     assert perplexity(1e6, 1) == math.inf
 

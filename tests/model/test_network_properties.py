@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from network_variants import ATTENTION_VARIANTS, VARIANTS, ids_of
+from torch.nn.attention.flex_attention import flex_attention
 
 from model import ModelConfig, Transformer
-from model.attention import attention_mask, attention_weights
+from model.attention import additive, attend, attention_mask, attention_weights, block_mask
 from model.kv_cache import KVCache
 from model.positions import rotary_frequencies, rotary_table, rotate
 
@@ -139,6 +140,38 @@ def test_mask_is_causal_windowed_and_keeps_documents_apart() -> None:
         [0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 1, 1],
     ]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_what_is_added_to_the_scores_hides_tokens_too(build_model: Build, window: int | None) -> None:
+    model, ids = build_model(window=window), ids_of(2, 9)
+    padding = torch.zeros(2, 1, 1, 9)
+    padding[1, ..., :4] = -torch.inf  # the second row is padded on the left, where its own tokens look at nothing
+    padding[1, ..., 0] = 0.0
+    with torch.no_grad():
+        found, plain = model(ids, attention_mask=padding), model(ids)
+        other = ids.clone()
+        other[1, 1:4] = 5
+        unseen = model(other, attention_mask=padding)
+    assert torch.equal(found[0], plain[0])
+    assert torch.equal(found[1, 4:], unseen[1, 4:])
+    assert not torch.allclose(found[1, 4:], plain[1, 4:])
+    with pytest.raises(ValueError, match="an attention mask and documents are given"):
+        model(ids, attention_mask=padding, documents=[[9], [9]])
+    with pytest.raises(ValueError, match="an attention mask has no place behind a cache"):
+        model(ids, attention_mask=padding, cache=KVCache(model.config, 2))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_mask_of_blocks_hides_what_the_mask_of_documents_hides(window: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, n_head, 160, 16, generator=generator) for n_head in (4, 2, 2))
+    numbers, places = torch.tensor([[0] * 100 + [1] * 60, [0] * 3 + [1] * 157]), torch.arange(160)
+    seen = attention_mask(places, places, window, (numbers, numbers))[:, None]
+    dense = attend(q, k, v, additive(seen, torch.float32))
+    with torch.no_grad():
+        blocks = flex_attention(q, k, v, block_mask=block_mask(numbers, window), enable_gqa=True)
+    torch.testing.assert_close(blocks, dense, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("window", [1, 3, 5, 16])

@@ -191,7 +191,16 @@ def test_xavier_weights_have_the_deviation_of_each_matrix(act: str) -> None:
     assert checked == 2 + 8 * (3 + 1 + (3 if act == "swiglu" else 2)) + 1
 
 
-@pytest.mark.parametrize("init", ["normal", "xavier"])
+def test_weights_drawn_by_the_inverse_cdf_are_normal() -> None:
+    model = built(init="inverse_cdf", init_std=0.5, init_residual_scaling=False)
+    weights = model.blocks[0].mlp.up.weight.detach()
+    # the share below each of the normal distribution's quantiles
+    for share in (0.01, 0.1, 0.5, 0.9, 0.99):
+        quantile = 0.5 * torch.special.ndtri(torch.tensor(share))
+        assert float((weights < quantile).float().mean()) == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize("init", ["normal", "xavier", "inverse_cdf"])
 def test_gains_start_at_one_and_shifts_and_biases_at_zero(init: str) -> None:
     model = built(init=init, qk_norm=True, head_bias=True)
     for name, parameter in model.named_parameters():
