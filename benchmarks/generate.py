@@ -250,22 +250,19 @@ def cuda_step_seconds(network: Any, n_rows: int, context: int, repeats: int = 50
     """Seconds of a decoding step in which every row has this context."""
     import torch
 
+    from model.cuda_graphs import GraphedStep
     from model.kv_cache import KVCache
-    from model.generating.decoder import Decoder, Reach
-    from model.generating.graphs import step_for
 
     with torch.inference_mode():
         cache = KVCache(network.config, n_rows, device="cuda", dtype=torch.bfloat16)
-        step = step_for(Decoder(network, n_rows), cache)
-        ids = torch.ones(n_rows, dtype=torch.int64, device="cuda")
-        positions = torch.full_like(ids, context - 1)
-        reaches = [Reach(0, n_rows, context)]
+        cache.lengths += context - 1
+        step, ids = GraphedStep(network, cache), torch.ones(n_rows, dtype=torch.int64, device="cuda")
         for _ in range(5):
-            step(ids, positions, reaches)
+            step(ids)
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(repeats):
-            step(ids, positions, reaches)
+            step(ids)
         torch.cuda.synchronize()
         return (time.perf_counter() - started) / repeats
 

@@ -451,7 +451,7 @@ class Engine:
         for row, window in enumerate(windows):
             ids[row, : len(window)] = torch.tensor(window)
         self.cache.lengths[slots] = 0
-        places = self.cache.slots(*ids.shape, slots)
+        places = self.cache.slots(len(windows), ids.shape[1], slots)
         features = self.model.read(ids.to(self.device), self.model.continued(places))
         self.cache.lengths[slots] = lengths
         return features

@@ -407,6 +407,7 @@ class Transformer(nn.Module):
     def products(self) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
         """Weights and biases of all products; those of one input together."""
         for block in self.blocks:
+            assert isinstance(block, Block)
             attention, mlp = block.attention, block.mlp
             inputs = [mlp.up] if mlp.gate is None else [mlp.up, mlp.gate]
             for group in ([attention.q, attention.k, attention.v], [attention.proj], inputs, [mlp.down]):

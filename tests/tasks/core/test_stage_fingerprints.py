@@ -164,7 +164,7 @@ def covered_by(stage: str) -> set[str]:
 
 
 def test_generation_covers_the_network_that_a_bundle_loads_by_name() -> None:
-    needed = {"model.checkpoint", "model.generating.chooser", "model.generation", "model.sampling", "model.transformer"}
+    needed = {"model.checkpoint", "model.generation", "model.sampling", "model.transformer"}
     assert needed <= covered_by("complete")
 
 
