@@ -116,6 +116,8 @@ _packed = threading.local()
 
 
 def _packed_for(x: Tensor, weight: Tensor) -> _Ready | None:
+    if torch.compiler.is_compiling():
+        return None
     ready: dict[int, _Ready] | None = getattr(_packed, "weights", None)
     if ready is None or x.dtype != torch.float32 or x.numel() < LEAST_ROWS * x.shape[-1]:
         return None
