@@ -11,6 +11,7 @@ were computed from a text that is gone then, so the cache cannot simply be shift
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from .architecture import ModelConfig
@@ -19,6 +20,7 @@ from .generating.engine import Engine
 from .generating.reading import evaluating, prompt_fault, room_fault
 from .generating.rows import Completion, Row
 from .generating.stops import Decode, StopStrings
+from .strategies import search
 from .transformer import Transformer
 
 
@@ -30,7 +32,7 @@ def stream(
     key: int = 0,
     decode: Decode | None = None,
 ) -> Iterator[Completion]:
-    """Continues one prompt (its first sample), token by token.
+    """Continues one prompt (its first sample), token by token; not by a search, which knows it at the end only.
 
     Args:
         model: as for generate, as are the others.
@@ -42,7 +44,10 @@ def stream(
     Yields:
         The same completion after each token, and at last with its finish_reason.
     """
+    if config.is_search:
+        raise ValueError(f"strategy={config.strategy!r} has no continuation before its end; use generate")
     _check([prompt], [key], config, model.config, decode)
+    config = _sized(config, [prompt])
     row = Row(prompt, key, Completion(), config.max_new_tokens)
     with evaluating(model) as trained:
         for _ in Engine(model, [row], config, 1, _stops(config, decode), keep=not trained).run():
@@ -52,8 +57,11 @@ def stream(
 def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
     """Why a prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
     fault = prompt_fault(prompt, network)
+    room = config.room(len(prompt))
+    if not fault and room < 1:
+        fault = f"has {len(prompt)} tokens, and max_length={config.max_length} leaves none to continue it; raise that"
     if not fault and config.overflow == "refuse":
-        fault = room_fault(prompt, config.max_new_tokens, network)
+        fault = room_fault(prompt, room, network)
     return fault
 
 
@@ -77,7 +85,7 @@ def generate(
         config: how to draw.
         keys: one number per prompt that, with the seed and the sample's number, names its noise; the prompts' places
             by default. A prompt with the same key gets the same noise in any batch.
-        limits: the longest continuation of each prompt, where they differ; config.max_new_tokens is the longest of all.
+        limits: the longest continuation of each prompt, where it is below what config gives it.
         batch_size: rows that grow at once; it bounds the memory of the cache.
         decode: the text that new ids add to that of the ids before them, which may be the last few only; needed where
             config.stop is set.
@@ -94,11 +102,17 @@ def generate(
     """
     keys = range(len(prompts)) if keys is None else keys
     _check(prompts, keys, config, model.config, decode)
-    longest = config.max_new_tokens
-    if limits is not None and (len(limits) != len(prompts) or not all(1 <= limit <= longest for limit in limits)):
-        raise ValueError(f"limits={limits!r}; expected a number from 1 to max_new_tokens={longest} for each prompt")
+    longest = [config.room(len(prompt)) for prompt in prompts]
+    if limits is None:
+        limits = longest
+    elif len(limits) != len(prompts) or not all(1 <= a <= b for a, b in zip(limits, longest, strict=True)):
+        raise ValueError(f"limits={limits!r}; expected a number from 1 up for each prompt, at most {longest!r}")
+    if config.is_search:
+        with evaluating(model):
+            return search(model, prompts, limits, config, on_step, on_finished)
+    config = _sized(config, prompts)
     rows = [
-        Row(prompt, key, Completion(place, sample), limits[place] if limits is not None else longest)
+        Row(prompt, key, Completion(place, sample), limits[place])
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
         for sample in range(config.n_samples)
     ]
@@ -113,6 +127,14 @@ def generate(
             if on_step:
                 on_step(n_finished, len(rows))
     return [row.completion for row in rows]
+
+
+def _sized(config: GenerationConfig, prompts: Sequence[Sequence[int]]) -> GenerationConfig:
+    """The same generation with max_new_tokens as its only bound, which sizes the cache."""
+    if not config.max_length:
+        return config
+    longest = config.room(min(map(len, prompts), default=0))
+    return dataclasses.replace(config, max_length=0, max_new_tokens=longest)
 
 
 def _stops(config: GenerationConfig, decode: Decode | None) -> StopStrings | None:
@@ -141,5 +163,8 @@ def _check(
         beyond = [token for token in tokens if token >= network.vocab_size]
         if beyond:
             raise ValueError(f"{name} names token {beyond[0]}; the model's tokens are 0 to {network.vocab_size - 1}")
-    if len(set(config.suppress)) == network.vocab_size:
+    n_allowed = network.vocab_size - len(set(config.suppress))
+    if config.strategy == "beam" and config.n_beams >= n_allowed:
+        raise ValueError(f"n_beams={config.n_beams}; expected less than the {n_allowed} tokens that may be chosen")
+    if n_allowed == 0:
         raise ValueError(f"suppress forbids all {network.vocab_size} tokens, so that none could be drawn; leave some")

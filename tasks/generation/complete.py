@@ -26,7 +26,7 @@ from tasks.training.bundle import Bundle
 
 @stage(
     "complete",
-    version=1,
+    version=2,
     unit="shard",
     modules=("model.checkpoint", "model.generation"),
     tables={COMPLETIONS_FILE: COMPLETIONS},

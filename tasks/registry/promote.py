@@ -398,7 +398,7 @@ def requirements() -> list[str]:
 def served_parameters() -> dict[str, tuple[str, Any]]:
     """Return MLflow's type and the default of each parameter of a request; a list's type is that of its items.
 
-    `logit_bias` is a JSON object, and `details` asks for more than texts (see `tasks.registry.serving`).
+    `logit_bias` is a JSON object; `details` asks for more than texts, `echo` for the prompt before its text.
     """
     from model.config import GenerationConfig
 
@@ -411,7 +411,11 @@ def served_parameters() -> dict[str, tuple[str, Any]]:
             found[name] = (_MLFLOW_TYPES[kind], list(default) if isinstance(default, tuple) else default)
         else:
             found[name] = ("string", "")
-    return {**found, "ignore_eos": ("boolean", defaults.ignore_eos), "details": ("boolean", False)}
+    return {
+        **found,
+        "ignore_eos": ("boolean", defaults.ignore_eos),
+        **dict.fromkeys(("details", "echo"), ("boolean", False)),
+    }
 
 
 def signature() -> ModelSignature:
