@@ -168,18 +168,30 @@ def inspect(
     model: Model = CHAMPION,
     preset: Annotated[str, typer.Option(help="A fresh network of this shape instead; ids are ASCII codes.")] = "",
     out: Annotated[str, typer.Option(help="HTML file to write (default: inspect.html in the home's reports).")] = "",
+    diagrams: Annotated[
+        str, typer.Option(help="Folder for the block diagrams as SVG and diagrams.json; needs no prompt.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
+    if preset and model != CHAMPION:
+        raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
+    if diagrams:
+        if prompt or out:
+            raise UserError("--diagrams draws the network without a prompt; leave out --prompt and --out")
+        from tasks.report.diagrams import plan_of_folder, plan_of_preset, write_diagrams
+
+        plan = plan_of_preset(preset) if preset else plan_of_folder(model_folder(home, model, corpus))
+        drawn = write_diagrams(plan, absolute(diagrams))
+        answer({"diagrams": drawn}, as_json, lambda _: [print(f"{item['file']}: {item['title']}") for item in drawn])
+        return
     from tasks.report.inspection import Subject, inspect_prompt, inspection_text, to_json
     from tasks.report.inspection_page import write_page
     from tasks.training.bundle import Bundle
 
-    if preset and model != CHAMPION:
-        raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
     if preset:
         subject = Subject.untrained(preset, seed)
     else:

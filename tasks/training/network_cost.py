@@ -49,7 +49,7 @@ def network_cost(
     Raises:
         UserError: an unknown preset or field, a shape that is not possible, or a target too small for any layer.
     """
-    config = _config(preset, vocab_size, context, assignments)
+    config = network_shape(preset, vocab_size, context, assignments)
     config, solved = _solve(config, target) if target else (config, {})
     counts = count_parameters(config)
     return {
@@ -88,7 +88,8 @@ def cost_at_a_glance(found: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "parameters": rows, "complexity": cost.pop("complexity"), "cost": cost}
 
 
-def _config(name: str, vocab_size: int, context: int, assignments: Sequence[str]) -> ModelConfig:
+def network_shape(name: str, vocab_size: int = 0, context: int = 0, assignments: Sequence[str] = ()) -> ModelConfig:
+    """Return the shape of a preset; arguments and errors as for `network_cost`."""
     if name not in PRESETS:
         raise UserError(f"no preset {name!r}; {_hint(name, list(PRESETS))}")
     chosen: dict[str, Any] = dict(PRESETS[name])

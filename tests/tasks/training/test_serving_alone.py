@@ -79,7 +79,7 @@ answers = {
     "no_contrast": list(served.predict_stream(
         "The sheep", params={"strategy": "contrastive", "alpha": 0.0, "max_new_tokens": 20, "echo": True}
     )),
-    "echo": served.predict(["The sheep", "a dog"], params={**greedy, "max_length": 12, "echo": True}),
+    "echo": served.predict(["The sheep", "a dog"], params={"temperature": 0.0, "max_length": 12, "echo": True}),
     "refused": {name: refused(params) for name, params in BAD.items()},
     "imported": sorted(n for n in sys.modules if n.partition(".")[0] in ("flows", "tasks", "model", "storage")),
     "packages": sorted(n for n in sys.modules if n.startswith("sheepfold_code_") and "." not in n),
