@@ -147,12 +147,28 @@ def count(
     batch: Annotated[int, typer.Option(help="Sequences per batch, for the memory figures.", min=1)] = 1,
     target: Annotated[float, typer.Option(help="Parameters, such as 1e9, for which the depth is chosen.", min=0)] = 0,
     table: Annotated[bool, typer.Option("--table", help="Compare the published GPT-2 and LLaMA sizes.")] = False,
+    waves: Annotated[bool, typer.Option("--wavelengths", help="Wavelength of each pair of position columns.")] = False,
+    base: Annotated[
+        list[float] | None, typer.Option(help="Another base for --wavelengths, to compare; may be repeated.")
+    ] = None,
     assign: Assign = None,
     as_json: AsJson = False,
 ) -> None:
     """Count a network's parameters, arithmetic and memory without building it."""
-    from tasks.training.network_cost import cost_at_a_glance, network_cost, published_sizes
+    from tasks.training.network_cost import (
+        cost_at_a_glance,
+        network_cost,
+        network_shape,
+        published_sizes,
+        wavelength_table,
+    )
 
+    if base and not waves:
+        raise UserError("--base compares wavelengths; add --wavelengths")
+    if waves:
+        rows = wavelength_table(network_shape(preset, vocab_size, context, assign or []), base or [])
+        answer({"preset": preset, "wavelengths": rows}, as_json)
+        return
     if table:
         if vocab_size or context or target or assign:
             raise UserError("--table shows the published sizes as they are; leave out what would change them")

@@ -20,7 +20,6 @@ from .generating.engine import Engine
 from .generating.reading import evaluating, prompt_fault, room_fault
 from .generating.rows import Completion, Row
 from .generating.stops import Decode, StopStrings
-from .strategies import search
 from .transformer import Transformer
 
 
@@ -108,6 +107,8 @@ def generate(
     elif len(limits) != len(prompts) or not all(1 <= a <= b for a, b in zip(limits, longest, strict=True)):
         raise ValueError(f"limits={limits!r}; expected a number from 1 up for each prompt, at most {longest!r}")
     if config.is_search:
+        from .strategies import search  # which stands on top of this module
+
         with evaluating(model):
             return search(model, prompts, limits, config, on_step, on_finished)
     config = _sized(config, prompts)
