@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=IMAGES, help="where to (default: docs/images)")
     parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--max-steps", type=int, default=400)
+    parser.add_argument("--max-steps", type=int, default=200)
     asked = parser.parse_args()
     for file in draw(asked.folder, asked.preset, asked.max_steps):
         print(f"{file.stat().st_size:>8,} bytes  {file}")

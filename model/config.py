@@ -185,11 +185,6 @@ class Sampling(Settings):
     """
 
     max_new_tokens: int = limited(64, ge=1)
-    max_length: int = limited(0, ge=0)
-    strategy: str = "sample"
-    n_beams: int = limited(4, ge=1)
-    length_penalty: float = 1.0
-    alpha: float = limited(0.6, ge=0, le=1)
     temperature: float = limited(1.0, ge=0)
     top_k: int | None = limited(None, ge=0)
     top_p: float | None = limited(None, ge=0, le=1)
@@ -209,6 +204,11 @@ class Sampling(Settings):
     top_logprobs: int = limited(0, ge=0)
     overflow: str = "roll"
     deterministic: bool = False
+    max_length: int = limited(0, ge=0)
+    strategy: str = "sample"
+    n_beams: int = limited(4, ge=1)
+    length_penalty: float = 1.0
+    alpha: float = limited(0.6, ge=0, le=1)
 
     def __post_init__(self) -> None:
         self.check_limits()

@@ -105,7 +105,12 @@ def generate(
     if limits is None:
         limits = longest
     elif len(limits) != len(prompts) or not all(1 <= a <= b for a, b in zip(limits, longest, strict=True)):
-        raise ValueError(f"limits={limits!r}; expected a number from 1 up for each prompt, at most {longest!r}")
+        most = (
+            f"what max_length={config.max_length} leaves"
+            if config.max_length
+            else f"max_new_tokens={config.max_new_tokens}"
+        )
+        raise ValueError(f"limits={limits!r}; expected a number from 1 to {most} for each prompt")
     if config.is_search:
         from .strategies import search  # which stands on top of this module
 
