@@ -417,7 +417,7 @@ STYLE = """.blocks{color:#2b2b28;font:13px system-ui,sans-serif}
 
 
 def to_svg(diagram: Diagram, style: str = "") -> Markup:
-    """Return a diagram as an SVG element, which needs the style sheet `STYLE`; a file of its own holds it."""
+    """Return a diagram as an SVG element of a page with the sheet `STYLE`, or with a style as a document of its own."""
     boxes, height = _placed(diagram)
     rows = {node.id: place for place, row in enumerate(diagram.rows) for node in row if node is not None}
     lines, sides = [], []
