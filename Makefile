@@ -6,7 +6,7 @@ BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 3
 
-.PHONY: demo test test-full test-faults audit setup ocr check fingerprints clean
+.PHONY: demo test test-full test-faults audit setup ocr check fingerprints pictures clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
@@ -52,6 +52,10 @@ check: setup
 # after a change that alters no stage's output: acknowledge the new code
 fingerprints: setup
 	$(BIN)/python -m tests.fingerprints
+
+# a small training on the sample corpus, for docs/images
+pictures: setup ocr
+	$(BIN)/python -m benchmarks.pictures
 
 setup: .venv/installed
 

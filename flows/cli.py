@@ -149,20 +149,28 @@ def lm_eval(options: models.LmEvalOptions, as_json: AsJson = False) -> None:
 def generate(
     options: Any,
     prompt: Annotated[str, typer.Argument(help="A prompt; or use --prompts.")] = "",
+    echo: Annotated[
+        bool | None,
+        typer.Option("--echo/--no-echo", help="Put the prompt before its continuation (default: not in --json)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt at the terminal, or every prompt of a file; further settings by --set generate.NAME=VALUE."""
     if bool(prompt) == bool(options.prompts):
         raise UserError("give either a PROMPT or --prompts FILE")
+    echo = not as_json if echo is None else echo
     if prompt:
         streamed = not as_json and options.load().generate.n_samples == 1
-        rows, seconds = continue_prompt(options, prompt, partial(print, end="", flush=True) if streamed else None)
+        on_text = partial(print, end="", flush=True) if streamed else None
+        rows, seconds = continue_prompt(options, prompt, on_text, echo)
         document: dict[str, Any] = {"rows": rows, "completions": None, "page": ""}
         tokens = sum(row["n_tokens"] for row in rows)
         remark = f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
     else:
         streamed, document = False, _continue_file(options)
         rows, remark = document["rows"], f"completions: {document['completions']}\npage: {document['page']}"
+    if echo:
+        document["rows"] = [{**row, "text": row["prompt"] + row["text"]} for row in rows]
     if streamed:
         print()
     else:
@@ -176,12 +184,13 @@ def generate(
 
 
 def continue_prompt(
-    options: Any, prompt: str, on_text: Callable[[str], None] | None
+    options: Any, prompt: str, on_text: Callable[[str], None] | None, echo: bool = False
 ) -> tuple[list[dict[str, Any]], float]:
     """Continue a prompt, which commits nothing; returns rows as in the table of completions, one a sample, and seconds.
 
     Args:
-        on_text: Called first with the prompt, then with each piece of a single continuation as it grows.
+        on_text: Called with each piece of a single continuation as it grows.
+        echo: Call it with the prompt first.
 
     Raises:
         UserError: if the settings do not go with the model, or no name leads to it.
@@ -203,7 +212,7 @@ def continue_prompt(
         digest = Manifest.from_json(record.read_text(encoding="utf-8")).digest if record.is_file() else ""
         if bundle.tokenizer.kind == "hf":
             say(f"the prompt begins with {bundle.tokenizer.beginning(bundle.bos)}")
-        if on_text is not None:
+        if on_text is not None and echo:
             on_text(asked.prompt)
         begun = time.monotonic()
         size = settings.batch_size or BATCH_SIZES[machine.device]
@@ -227,7 +236,7 @@ def _continue_file(options: Any) -> dict[str, Any]:
 
 def _print_rows(found: dict[str, Any]) -> None:
     for row in found["rows"]:
-        print(f"{row['prompt']}{row['text']}\n" if row["error"] is None else f"{row['id']}: {row['error']}\n")
+        print(f"{row['text']}\n" if row["error"] is None else f"{row['id']}: {row['error']}\n")
 
 
 app.add_typer(others)

@@ -178,12 +178,28 @@ def count(
     batch: Annotated[int, typer.Option(help="Sequences per batch, for the memory figures.", min=1)] = 1,
     target: Annotated[float, typer.Option(help="Parameters, such as 1e9, for which the depth is chosen.", min=0)] = 0,
     table: Annotated[bool, typer.Option("--table", help="Compare the published GPT-2 and LLaMA sizes.")] = False,
+    waves: Annotated[bool, typer.Option("--wavelengths", help="Wavelength of each pair of position columns.")] = False,
+    base: Annotated[
+        list[float] | None, typer.Option(help="Another base for --wavelengths, to compare; may be repeated.")
+    ] = None,
     assign: Assign = None,
     as_json: AsJson = False,
 ) -> None:
     """Count a network's parameters, arithmetic and memory without building it."""
-    from tasks.training.network_cost import cost_at_a_glance, network_cost, published_sizes
+    from tasks.training.network_cost import (
+        cost_at_a_glance,
+        network_cost,
+        network_shape,
+        published_sizes,
+        wavelength_table,
+    )
 
+    if base and not waves:
+        raise UserError("--base compares wavelengths; add --wavelengths")
+    if waves:
+        rows = wavelength_table(network_shape(preset, vocab_size, context, assign or []), base or [])
+        answer({"preset": preset, "wavelengths": rows}, as_json)
+        return
     if table:
         if vocab_size or context or target or assign:
             raise UserError("--table shows the published sizes as they are; leave out what would change them")
@@ -199,18 +215,30 @@ def inspect(
     model: Model = CHAMPION,
     preset: Annotated[str, typer.Option(help="A fresh network of this shape instead; ids are ASCII codes.")] = "",
     out: Annotated[str, typer.Option(help="HTML file to write (default: inspect.html in the home's reports).")] = "",
+    diagrams: Annotated[
+        str, typer.Option(help="Folder for the block diagrams as SVG and diagrams.json; needs no prompt.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
     """Show every step from a prompt to the next token: values, attention, states, gains, block diagrams."""
+    if preset and model != CHAMPION:
+        raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
+    if diagrams:
+        if prompt or out:
+            raise UserError("--diagrams draws the network without a prompt; leave out --prompt and --out")
+        from tasks.report.diagrams import plan_of_folder, plan_of_preset, write_diagrams
+
+        plan = plan_of_preset(preset) if preset else plan_of_folder(model_folder(home, model, corpus))
+        drawn = write_diagrams(plan, absolute(diagrams))
+        answer({"diagrams": drawn}, as_json, lambda _: [print(f"{item['file']}: {item['title']}") for item in drawn])
+        return
     from tasks.report.inspection import Subject, inspect_prompt, inspection_text, to_json
     from tasks.report.inspection_page import write_page
     from tasks.training.bundle import Bundle
 
-    if preset and model != CHAMPION:
-        raise UserError(f"--preset {preset} and --model {model} were both given; give one of them")
     if preset:
         subject = Subject.untrained(preset, seed)
     else:

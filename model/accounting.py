@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .transformer import Transformer
 
 COMPONENTS = ("token_embedding", "position", "attention", "mlp", "norm", "head")
-COMPLEXITY = "O(T^2 d + T d^2) per layer: attention scores and values, and matrix products"
 
 
 def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
@@ -132,6 +131,67 @@ def layer_flops(config: ModelConfig, n_tokens: int) -> dict[str, int]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Term:
+    """One term of a network's complexity: factor times order is what one layer, or the part alone, needs.
+
+    Attributes:
+        part: what needs it.
+        order: its growth in T tokens, d columns, V ids, H heads and N parameters.
+        factor: constant before it.
+        per_layer: FLOPs or values of one layer; None for what stands outside the layers.
+        total: the same of the whole network.
+    """
+
+    part: str
+    order: str
+    factor: float
+    per_layer: int | None
+    total: int
+
+
+def time_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
+    """Forward FLOPs of one sequence of n_tokens as terms O(T d^2), O(T^2 d) and O(T d V); the layers' times L."""
+    found, d = layer_flops(config, n_tokens), config.d_model
+    square, quadratic = ("O(T d^2)", n_tokens * d**2), ("O(T^2 d)", n_tokens**2 * d)
+    parts = [
+        ("projections", found["projections"], *square),
+        ("scores, values", found["scores_and_values"], *quadratic),
+        ("feed-forward", found["mlp"], *square),
+    ]
+    terms = [Term(part, order, flops / unit, flops, config.n_layer * flops) for part, flops, order, unit in parts]
+    head = 2 * n_tokens * d * config.padded_vocab_size
+    return [*terms, Term("head", "O(T d V)", head / (n_tokens * d * config.vocab_size), None, head)]
+
+
+def memory_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
+    """Values of one sequence of n_tokens as terms O(H T^2), O(T d) and O(N), as the formulas hold them."""
+    n_layer, stream, parameters = config.n_layer, n_tokens * config.d_model, count_parameters(config)["total"]
+    scores, kept = attention_scores(config, n_tokens), 2 * n_tokens * config.n_kv_head * config.head_dim
+    return [
+        Term("attention scores", "O(H T^2)", 1.0, scores, n_layer * scores),
+        Term("activations", "O(T d)", 1.0, stream, activation_values(config, n_tokens)),
+        Term("keys and values", "O(T d)", kept / stream, kept, n_layer * kept),
+        Term("gradients", "O(N)", 1.0, None, parameters),
+    ]
+
+
+def wavelengths(config: ModelConfig, base: float | None = None) -> list[float]:
+    """Wavelength of each pair of columns in tokens, 2 pi base^(2i / dim), the shortest first.
+
+    Args:
+        config: with sinusoidal or rotary positions, which turn all columns of the stream or rope_dim of a head.
+        base: instead of pos_base. A rope_scaling, which comes on top, is left out.
+
+    Raises:
+        ValueError: the positions have no wavelengths.
+    """
+    if config.pos not in ("sinusoidal", "rope"):
+        raise ValueError(f"pos={config.pos!r} has no wavelengths; choose pos='sinusoidal' or 'rope'")
+    dim = config.d_model if config.pos == "sinusoidal" else config.rope_dim
+    return [2 * math.pi * (base or config.pos_base) ** (i / dim) for i in range(0, dim, 2)]
+
+
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """What reading, training and generating cost.
 
@@ -155,7 +215,6 @@ class Cost:
         optimizer_bytes: AdamW's two running means per parameter.
         activation_bytes: what the forward pass keeps for the backward pass; see activation_bytes().
         training_bytes: the sum of the last four. Buffers of single operations come on top.
-        complexity: the leading terms.
     """
 
     batch_size: int
@@ -175,7 +234,6 @@ class Cost:
     optimizer_bytes: int
     activation_bytes: int
     training_bytes: int
-    complexity: str = COMPLEXITY
 
 
 def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> Cost:

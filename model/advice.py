@@ -1,14 +1,10 @@
 """What a person should know before a training starts: settings that this machine does badly, and the kernel in use.
 
-One sentence for each; nothing is refused, and nothing here changes what is computed. What a CPU does badly is measured,
-because its instruction set alone does not tell (the same torch multiplies bfloat16 several times faster than float32 on
-one machine and several times slower on the next); what a GPU does badly follows from its generation.
+One sentence for each; nothing is refused, and nothing here changes what is computed. What a GPU does badly follows from
+its generation.
 """
 
 from __future__ import annotations
-
-import time
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,9 +16,7 @@ from .execution import Execution
 from .kernels import suits_short_attention
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SLOWER = 1.25  # times float32 from which on a precision is worth a word; below, it is noise
 
-_SIZE, _ROUNDS = 192, 5  # of the matrix product that is measured: some milliseconds, emulated types included
 _WORDS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capability from which on a GPU multiplies bfloat16, float16 natively
 _KERNELS = {
@@ -41,7 +35,10 @@ def advice(train_config: TrainConfig, device: torch.device | str) -> list[str]:
         device: where the training will be computed.
     """
     device = torch.device(device)
-    found = [device_advice(device), precision_advice(train_config.precision, device)]
+    found = [device_advice(device)]
+    if device.type == "cuda":
+        capability, name = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device)
+        found.append(cuda_advice(train_config.precision, capability, name))
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -75,26 +72,6 @@ def cuda_precision(capability: tuple[int, int]) -> str:
     return "fp16" if capability >= _VOLTA else "fp32"
 
 
-def precision_advice(precision: str, device: torch.device) -> str | None:
-    """A sentence if this device is slow in this precision, or clearly faster in another of the same quality.
-
-    Args:
-        precision: "fp32", "bf16" or "fp16".
-        device: where the training will be computed.
-    """
-    if device.type == "cuda":
-        return cuda_advice(precision, torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
-    if device.type != "cpu" or precision == "fp32":
-        return None
-    factor = slowdown(precision)
-    if factor < SLOWER:
-        return None
-    return (
-        f"This CPU multiplies {_WORDS[precision]} {factor:.1f} times slower than float32 (measured): precision='fp32' "
-        f"trains faster here, and more exactly."
-    )
-
-
 def cuda_advice(precision: str, capability: tuple[int, int], name: str) -> str | None:
     """The sentence for a GPU.
 
@@ -114,25 +91,6 @@ def cuda_advice(precision: str, capability: tuple[int, int], name: str) -> str |
         better = cuda_precision(capability)
         return f"Float32 leaves most of the {name}'s speed unused: precision={better!r} trains several times faster."
     return None
-
-
-@cache
-def slowdown(precision: str) -> float:
-    """How many times longer a matrix product takes on this CPU than in float32; measured once per process.
-
-    Args:
-        precision: "fp32", "bf16" or "fp16".
-    """
-    pairs = [torch.ones(_SIZE, _SIZE, dtype=DTYPES[name]) for name in ("fp32", precision)]
-    seconds: list[list[float]] = [[], []]
-    for _ in range(_ROUNDS + 1):  # by turns, so that what else the machine does meets both; the first round warms up
-        for times, matrix in zip(seconds, pairs, strict=True):
-            started = time.perf_counter()
-            torch.mm(matrix, matrix)
-            times.append(time.perf_counter() - started)
-    # whatever disturbs only makes a product slower: the fastest is the machine's own
-    plain, other = (min(times[1:]) for times in seconds)
-    return other / plain
 
 
 def attention_kernel(

@@ -12,6 +12,19 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
 SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam", "wsd")
 OVERFLOWS = ("roll", "stop", "refuse")
+STRATEGIES = ("sample", "greedy", "beam", "contrastive")
+# Defaults where people generate text; those of Sampling itself leave the network's probabilities as they are.
+USUAL = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "min_new_tokens": 1, "min_p": 0.0, "typical_p": 1.0}
+
+_DRAWING = ("temperature", "top_p", "min_p", "typical_p", "seed")
+_CHANGING = ("repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram", "logit_bias")
+_ENDING = ("min_new_tokens", "stop_ids", "stop")
+_UNUSED = {
+    "sample": ("n_beams", "length_penalty", "alpha"),
+    "greedy": (*_DRAWING, "top_k", "n_samples", "n_beams", "length_penalty", "alpha"),
+    "beam": (*_DRAWING, *_CHANGING, *_ENDING, "top_k", "alpha"),
+    "contrastive": (*_DRAWING, *_CHANGING, *_ENDING, "n_samples", "n_beams", "length_penalty"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,23 +166,32 @@ class TrainConfig(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Settings):
-    """Sampling parameters, whatever the vocabulary.
+    """Parameters of generation, whatever the vocabulary.
 
-    They apply in the order repetition, frequency and presence penalty, logit bias, forbidden tokens, temperature,
-    top-k, top-p, min-p, typical; each filter works within what the one before it left. At temperature 0 the filters
-    change nothing, the rest does.
+    Those that the strategy does not use are refused. They apply in the order repetition, frequency and presence
+    penalty, logit bias, forbidden tokens, temperature, top-k, top-p, min-p, typical; each filter works within what the
+    one before it left. At temperature 0 the filters change nothing, the rest does.
 
     Args:
         max_new_tokens: longest continuation, in tokens.
+        max_length: longest prompt and continuation together, in tokens, instead of max_new_tokens; 0 leaves it to that.
+        strategy: way to choose the tokens, "sample" (draw each one), "greedy" (take the likeliest), "beam" (follow the
+            n_beams likeliest continuations and return the best n_samples) or "contrastive" (of the top_k likeliest
+            tokens the one whose state is least like those before, Su et al. 2022). Beam and contrastive search
+            need prompt and continuation to fit the context.
+        n_beams: continuations that beam search follows.
+        length_penalty: exponent of the length by which beam search divides log-probabilities; 0 prefers short
+            continuations, 1 compares the mean per token, more prefers long ones.
+        alpha: weight of the likeness in contrastive search; 0 is greedy.
         temperature: divisor of the logits; 0 is greedy decoding.
-        top_k: keep the k likeliest tokens; 0 and None keep all.
+        top_k: keep the k likeliest tokens; 0 and None keep all. Contrastive search compares so many; 0 takes 4.
         top_p: keep the smallest set of likeliest tokens whose probabilities reach p; 1 and None keep all.
         seed: seed of the sampling noise.
         suppress: ids of tokens that are never drawn, such as padding.
         min_new_tokens: least number of new tokens before a continuation may end.
         stop_ids: ids of further tokens that end a continuation.
         stop: strings that end a continuation, also across the borders of tokens and within one.
-        n_samples: continuations per prompt, each with its own noise.
+        n_samples: continuations per prompt, each with its own noise; of beam search the best ones.
         min_p: keep tokens whose probability is at least this share of the likeliest one's; 0 and None keep all.
         typical_p: keep the smallest set of tokens whose surprise is closest to the entropy and whose probabilities
             reach p (Meister et al. 2023); 1 and None keep all.
@@ -206,14 +228,52 @@ class Sampling(Settings):
     top_logprobs: int = limited(0, ge=0)
     overflow: str = "roll"
     deterministic: bool = False
+    max_length: int = limited(0, ge=0)
+    strategy: str = "sample"
+    n_beams: int = limited(4, ge=1)
+    length_penalty: float = 1.0
+    alpha: float = limited(0.6, ge=0, le=1)
 
     def __post_init__(self) -> None:
         self.check_limits()
-        for name in ("frequency_penalty", "presence_penalty"):
+        for name in ("frequency_penalty", "presence_penalty", "length_penalty"):
             check_number(name, getattr(self, name), -math.inf, math.inf, open_low=True)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_bool("deterministic", self.deterministic)
         self._check_lists()
+        self._check_strategy()
+        if self.max_length:
+            self.refuse(["max_new_tokens"], f"max_length={self.max_length} bounds prompt and continuation together")
+
+    @property
+    def is_search(self) -> bool:
+        """Whether several continuations of a prompt are followed at once, so that one is known at its end only."""
+        return self.strategy in ("beam", "contrastive")
+
+    def room(self, n_prompt: int) -> int:
+        """Return the longest continuation of a prompt of so many tokens; below 1 where max_length leaves none."""
+        return self.max_length - n_prompt if self.max_length else self.max_new_tokens
+
+    def _check_strategy(self) -> None:
+        check_choice("strategy", self.strategy, STRATEGIES)
+        unusual = [name for name in _UNUSED[self.strategy] if getattr(self, name) != USUAL.get(name)]
+        if self.strategy == "greedy":
+            unusual = [name for name in unusual if name != "temperature" or self.temperature]
+        self.refuse(unusual, f"strategy={self.strategy!r} does not use it")
+        if self.strategy == "greedy":
+            object.__setattr__(self, "temperature", 0.0)
+        if self.is_search:
+            if self.overflow == "stop":
+                raise ValueError(
+                    f"overflow='stop' does not go with strategy={self.strategy!r}, for which prompt and continuation "
+                    f"must fit the context; leave it out"
+                )
+            object.__setattr__(self, "overflow", "refuse")
+        if self.strategy == "beam" and self.n_samples > self.n_beams:
+            raise ValueError(
+                f"n_samples={self.n_samples} of n_beams={self.n_beams}; beam search finds as many continuations as it "
+                f"has beams: raise n_beams"
+            )
 
     def _check_lists(self) -> None:
         for name in ("suppress", "stop_ids"):

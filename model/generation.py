@@ -18,6 +18,7 @@ alone, products are computed in blocks of a fixed number of rows, every row atte
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +79,7 @@ def stream(
     key: int = 0,
     decode: Decode | None = None,
 ) -> Iterator[Completion]:
-    """Continue one prompt (its first sample), token by token.
+    """Continue one prompt (its first sample), token by token; not by a search, which knows it at the end only.
 
     Args:
         model: as for generate, as are the others.
@@ -90,7 +91,10 @@ def stream(
     Yields:
         The same completion after each token, and at last with its finish_reason.
     """
+    if config.is_search:
+        raise ValueError(f"strategy={config.strategy!r} has no continuation before its end; use generate")
     _check([prompt], [key], config, model.config, decode)
+    config = _sized(config, [prompt])
     row = Row(prompt, key, Completion(), config.max_new_tokens)
     with evaluating(model):
         for _ in Engine(model, [row], config, 1, decode).run():
@@ -117,7 +121,7 @@ def generate(
         config: how to draw.
         keys: one number per prompt that, with the seed and the sample's number, names its noise; the prompts' places
             by default. A prompt with the same key gets the same noise in any batch.
-        limits: the longest continuation of each prompt, where they differ; config.max_new_tokens is the longest of all.
+        limits: the longest continuation of each prompt, where it is below what config gives it.
         batch_size: rows that grow at once; it bounds the memory of the cache.
         decode: the text that new ids add to that of the ids before them, which may be the last few only; needed where
             config.stop is set.
@@ -134,11 +138,19 @@ def generate(
     """
     keys = range(len(prompts)) if keys is None else keys
     _check(prompts, keys, config, model.config, decode)
-    longest = config.max_new_tokens
-    if limits is not None and (len(limits) != len(prompts) or not all(1 <= limit <= longest for limit in limits)):
-        raise ValueError(f"limits={limits!r}; expected a number from 1 to max_new_tokens={longest} for each prompt")
+    longest = [config.room(len(prompt)) for prompt in prompts]
+    if limits is None:
+        limits = longest
+    elif len(limits) != len(prompts) or not all(1 <= a <= b for a, b in zip(limits, longest, strict=True)):
+        raise ValueError(f"limits={limits!r}; expected numbers from 1 to {longest}, one for each prompt")
+    if config.is_search:
+        from .search import search  # which stands on top of this module
+
+        with evaluating(model):
+            return search(model, prompts, limits, config, on_step, on_finished)
+    config = _sized(config, prompts)
     rows = [
-        Row(prompt, key, Completion(place, sample), limits[place] if limits is not None else longest)
+        Row(prompt, key, Completion(place, sample), limits[place])
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
         for sample in range(config.n_samples)
     ]
@@ -152,6 +164,14 @@ def generate(
             if on_step:
                 on_step(n_finished, len(rows))
     return [row.completion for row in rows]
+
+
+def _sized(config: GenerationConfig, prompts: Sequence[Sequence[int]]) -> GenerationConfig:
+    """The same generation with max_new_tokens as its only bound, which sizes the cache."""
+    if not config.max_length:
+        return config
+    longest = config.room(min(map(len, prompts), default=0))
+    return dataclasses.replace(config, max_length=0, max_new_tokens=longest)
 
 
 @contextmanager
@@ -174,10 +194,12 @@ def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: Mod
             f"holds ids from {min(prompt)} to {max(prompt)}, expected 0 to {network.vocab_size - 1}; it was encoded "
             f"with another tokeniser"
         )
-    needed = len(prompt) + config.max_new_tokens
-    if config.overflow == "refuse" and needed > network.max_seq_len:
+    room = config.room(len(prompt))
+    if room < 1:
+        return f"has {len(prompt)} tokens, and max_length={config.max_length} leaves none to continue it; raise that"
+    if config.overflow == "refuse" and len(prompt) + room > network.max_seq_len:
         return (
-            f"has {len(prompt)} tokens, {needed} with max_new_tokens={config.max_new_tokens}, and the context holds "
+            f"has {len(prompt)} tokens, {len(prompt) + room} with max_new_tokens={room}, and the context holds "
             f"{network.max_seq_len}; shorten it or ask for fewer tokens"
         )
     return ""
@@ -205,7 +227,10 @@ def _check(
         beyond = [token for token in tokens if token >= network.vocab_size]
         if beyond:
             raise ValueError(f"{name} names token {beyond[0]}; the model's tokens are 0 to {network.vocab_size - 1}")
-    if len(set(config.suppress)) == network.vocab_size:
+    n_allowed = network.vocab_size - len(set(config.suppress))
+    if config.strategy == "beam" and config.n_beams >= n_allowed:
+        raise ValueError(f"n_beams={config.n_beams}; expected less than the {n_allowed} tokens that may be chosen")
+    if n_allowed == 0:
         raise ValueError(f"suppress forbids all {network.vocab_size} tokens, so that none could be drawn; leave some")
 
 

@@ -7,7 +7,7 @@ takes, of the likeliest tokens, the one whose state is least like those before i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,88 @@ def read_prompt(model: Transformer, prompt: Sequence[int], max_new_tokens: int) 
     weight = model.token_embedding.weight
     cache = KVCache(model.config, 1, len(prompt) + max_new_tokens, device=weight.device, dtype=weight.dtype)
     return cache, model.features(torch.tensor([list(prompt)], device=weight.device), cache=cache)
+
+
+USUAL_TOP_K = 4  # tokens that contrastive search compares where top_k does not say
+
+
+def search(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    config: GenerationConfig,
+    on_step: Callable[[int, int], None] | None = None,
+    on_finished: Callable[[Completion], None] | None = None,
+) -> list[Completion]:
+    """Continue each prompt by config.strategy, "beam" or "contrastive".
+
+    Args:
+        model: the network, in evaluation mode.
+        prompts: token ids, which fit the context together with their continuations.
+        limits: the longest continuation of each prompt.
+        config: of beam search the best config.n_samples continuations are returned.
+        on_step, on_finished: as for generate.
+    """
+    found: list[Completion] = []
+    for place, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        for completion in _searched(model, prompt, limit, config):
+            completion.prompt = place
+            _record(model, prompt, completion, config.top_logprobs)
+            found.append(completion)
+            if on_finished:
+                on_finished(completion)
+        if on_step:
+            on_step(len(found), len(prompts) * config.n_samples)
+    return found
+
+
+def _searched(model: Transformer, prompt: Sequence[int], limit: int, config: GenerationConfig) -> list[Completion]:
+    if config.strategy == "contrastive":
+        top_k = config.top_k or USUAL_TOP_K
+        return [
+            contrastive_search(
+                model,
+                prompt,
+                top_k=top_k,
+                alpha=config.alpha,
+                max_new_tokens=limit,
+                eos_id=config.eos_id,
+                suppress=config.suppress,
+            )
+        ]
+    beams = beam_search(
+        model,
+        prompt,
+        n_beams=config.n_beams,
+        max_new_tokens=limit,
+        length_penalty=config.length_penalty,
+        eos_id=config.eos_id,
+        suppress=config.suppress,
+    )
+    return [
+        Completion(
+            sample=sample,
+            ids=beam.ids,
+            finish_reason=beam.finish_reason,
+            stopped_by=config.eos_id if beam.finish_reason == "stop" else None,
+        )
+        for sample, beam in enumerate(beams[: config.n_samples])
+    ]
+
+
+def _record(model: Transformer, prompt: Sequence[int], completion: Completion, n_best: int) -> None:
+    """Write the network's own log-probabilities of a continuation, read at once, into it."""
+    if not completion.ids:
+        return
+    n, device = len(completion.ids), model.token_embedding.weight.device
+    with torch.inference_mode():
+        features = model.features(torch.tensor([[*prompt, *completion.ids[:-1]]], device=device))
+        logprobs = model.head(features[0, -n:])[:, : model.config.vocab_size].double().log_softmax(-1).cpu()
+    completion.logprobs = logprobs.gather(1, torch.tensor(completion.ids)[:, None])[:, 0].tolist()
+    if n_best:
+        values, ids = logprobs.topk(min(n_best, logprobs.shape[1]), dim=1)
+        best = zip(ids.tolist(), values.tolist(), strict=True)
+        completion.top_logprobs = [list(zip(*pair, strict=True)) for pair in best]
 
 
 @dataclass(frozen=True)
@@ -68,6 +150,7 @@ def beam_search(
     max_new_tokens: int = 64,
     length_penalty: float = 1.0,
     eos_id: int | None = None,
+    suppress: Sequence[int] = (),
 ) -> list[Beam]:
     """The best continuations of a prompt, as far as they can be found with so many beams.
 
@@ -82,6 +165,7 @@ def beam_search(
         length_penalty: exponent of the length that log-probabilities are divided by: 0 prefers short continuations, 1
             compares the mean per token, more prefers long ones.
         eos_id: token that ends a continuation; None lets all grow to max_new_tokens.
+        suppress: ids of tokens that are never chosen.
 
     Returns:
         Up to n_beams continuations, the highest score first.
@@ -95,7 +179,7 @@ def beam_search(
     with evaluating(model), torch.inference_mode():
         cache, features = read_prompt(model, prompt, max_new_tokens)
         first = torch.zeros(1, dtype=torch.float64)
-        opened = _Open([[]], first, _logits(model, features[:, -1]))
+        opened = _Open([[]], first, _logits(model, features[:, -1], suppress))
         for length in range(1, max_new_tokens + 1):
             ids, logprobs, parents = _grown(opened, n_beams, eos_id, length, length_penalty, ended)
             ended = sorted(ended, key=lambda beam: -beam.score)[:n_beams]
@@ -105,7 +189,7 @@ def beam_search(
                 break
             cache.select(parents)
             last = torch.tensor([[beam[-1]] for beam in ids], device=features.device)
-            opened = _Open(ids, logprobs, _logits(model, model.features(last, cache=cache)[:, -1]))
+            opened = _Open(ids, logprobs, _logits(model, model.features(last, cache=cache)[:, -1], suppress))
     cut = [
         Beam(beam, logprob, logprob / max_new_tokens**length_penalty, "length")
         for beam, logprob in zip(ids, logprobs.tolist(), strict=True)
@@ -154,9 +238,9 @@ def _is_settled(
     return float(logprobs.max()) / best**length_penalty <= ended[-1].score
 
 
-def _logits(model: Transformer, features: Tensor) -> Tensor:
-    logits: Tensor = model.head(features)[:, : model.config.vocab_size]
-    return logits
+def _logits(model: Transformer, features: Tensor, suppress: Sequence[int]) -> Tensor:
+    logits = model.head(features)[:, : model.config.vocab_size]
+    return logits.index_fill(1, torch.tensor(suppress, device=logits.device), -torch.inf) if suppress else logits
 
 
 def contrastive_search(
@@ -167,6 +251,7 @@ def contrastive_search(
     alpha: float = 0.6,
     max_new_tokens: int = 64,
     eos_id: int | None = None,
+    suppress: Sequence[int] = (),
 ) -> Completion:
     """Continues a prompt by the token with the highest (1 - alpha) p - alpha s, of the top_k likeliest.
 
@@ -180,6 +265,7 @@ def contrastive_search(
         alpha: 0 (greedy) to 1.
         max_new_tokens: prompt and continuation together must fit the context.
         eos_id: token that ends the continuation.
+        suppress: ids of tokens that are never chosen.
 
     Raises:
         ValueError: top_k or alpha is out of range, or the prompt cannot be continued so far.
@@ -192,7 +278,7 @@ def contrastive_search(
         states = F.normalize(features[0], dim=-1)  # (T, D)
         last = features[0, -1]
         while len(completion.ids) < max_new_tokens:
-            probabilities = model.head(last[None])[0, : model.config.vocab_size].softmax(-1)
+            probabilities = _logits(model, last[None], suppress)[0].softmax(-1)
             best = probabilities.topk(min(top_k, len(probabilities)))
             cache.select([0] * len(best.indices))  # each candidate is read behind the same text
             read = model.features(best.indices[:, None], cache=cache)[:, 0]  # (k, D)

@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from model.architecture import ModelConfig
-from model.config import Sampling, TrainConfig
+from model.config import USUAL, Sampling, TrainConfig
 from model.execution import Execution
 from model.presets import LADDER, preset, recipe_beside
 from storage.errors import UserError
@@ -78,24 +78,27 @@ class PasswordSettings:
         return tuple(dict.fromkeys(line for line in text.split("\n") if line))
 
 
-def _usual(name: str, default: Any) -> Any:
-    """Return a field of `Sampling` with another default."""
-    return field(default=default, metadata=Sampling.__dataclass_fields__[name].metadata)
+def _usual(name: str) -> Any:
+    """Return a field of `Sampling` with the default that people get."""
+    return field(default=USUAL[name], metadata=Sampling.__dataclass_fields__[name].metadata)
 
 
 @dataclass(frozen=True, config=STRICT)
 class GenerateSettings(Sampling):
     """Text generation: the sampling parameters of `model.config.Sampling`, and how the work is divided."""
 
-    temperature: float = _usual("temperature", 0.8)
-    top_k: int = _usual("top_k", 0)
+    temperature: float = _usual("temperature")
+    top_k: int = _usual("top_k")
     top_p: float = option(
-        0.95, "Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all.", gt=0, le=1
+        USUAL["top_p"],
+        "Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all.",
+        gt=0,
+        le=1,
     )
     seed: int = option(0, "Seed of the sampling noise.", ge=0, le=MAX_SEED)
-    min_new_tokens: int = _usual("min_new_tokens", 1)
-    min_p: float = _usual("min_p", 0.0)
-    typical_p: float = _usual("typical_p", 1.0)
+    min_new_tokens: int = _usual("min_new_tokens")
+    min_p: float = _usual("min_p")
+    typical_p: float = _usual("typical_p")
     ignore_eos: bool = option(False, "Never draw the token that ends a text.")
     shard_tokens: int = option(
         2**17, "New tokens per shard of a file of prompts; work that is lost is lost by shards.", ge=1

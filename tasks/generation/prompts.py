@@ -75,7 +75,7 @@ def cut_prompts(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[l
     A shard is one artefact: found again when the same prompts come again, lost alone when a process dies. The cut goes
     from the beginning, so that prompts added at the end leave the shards before them as they were.
     """
-    per_prompt = settings.n_samples * settings.max_new_tokens
+    per_prompt = settings.n_samples * settings.room(0)
     costs = [per_prompt + len(prompt.prompt) // CHARS_PER_NEW_TOKEN for prompt in prompts]
     most = settings.shard_tokens
     while sum(costs) / most > MOST_SHARDS:

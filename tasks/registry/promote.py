@@ -402,7 +402,7 @@ def served_parameters(sampling: Mapping[str, Any]) -> dict[str, tuple[str, Any]]
     Args:
         sampling: Defaults that are recorded with the model, as far as it has its own.
 
-    `logit_bias` is a JSON object, and `details` asks for more than texts (see `tasks.registry.serving`).
+    `logit_bias` is a JSON object; `details` asks for more than texts, `echo` for the prompt before its text.
     """
     from model.config import GenerationConfig
 
@@ -415,7 +415,11 @@ def served_parameters(sampling: Mapping[str, Any]) -> dict[str, tuple[str, Any]]
             found[name] = (_MLFLOW_TYPES[kind], list(default) if isinstance(default, tuple) else default)
         else:
             found[name] = ("string", "")
-    return {**found, "ignore_eos": ("boolean", defaults.ignore_eos), "details": ("boolean", False)}
+    return {
+        **found,
+        "ignore_eos": ("boolean", defaults.ignore_eos),
+        **dict.fromkeys(("details", "echo"), ("boolean", False)),
+    }
 
 
 def signature(sampling: Mapping[str, Any]) -> ModelSignature:

@@ -20,7 +20,7 @@ from typing import Any
 import mlflow
 from mlflow.exceptions import MlflowException
 
-DETAILS = "details"  # the parameter that is no setting of generation
+DETAILS, ECHO = "details", "echo"  # parameters that are no settings of generation
 PROMPT_COLUMN = "prompt"
 
 
@@ -65,7 +65,8 @@ def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
         ValueError: for a bias that is no JSON object.
     """
     settings = {name: value for name, value in (params or {}).items() if value is not None}
-    settings.pop(DETAILS, None)
+    for name in (DETAILS, ECHO):
+        settings.pop(name, None)
     bias = settings.pop("logit_bias", None) or "{}"
     try:
         settings["logit_bias"] = json.loads(bias) if isinstance(bias, str) else bias
@@ -93,7 +94,8 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
     """Continues prompts. `predict(["Once"], params={"max_new_tokens": 20})` returns one text per prompt.
 
     With `n_samples` above 1 it returns so many texts for each prompt, those of the first prompt first; with `details`
-    a dictionary for each, which holds the finish reason, the ids and their log-probabilities beside the text.
+    a dictionary for each, which holds the finish reason, the ids and their log-probabilities beside the text; with
+    `echo` each text begins with its prompt.
     """
 
     def load_context(self, context):  # type: ignore[no-untyped-def]
@@ -105,7 +107,13 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Continue each prompt; no type hints, because MLflow would drop the parameters' schema for them."""
         with refusals():
-            found = self.bundle.complete(prompts_of(model_input), **settings_of(params))
+            prompts, settings = prompts_of(model_input), settings_of(params)
+            found = self.bundle.complete(prompts, **settings)
+        if (params or {}).get(ECHO):
+            asked = [prompt for prompt in prompts for _ in range(settings.get("n_samples", 1))]
+            found = [
+                dataclasses.replace(item, text=prompt + item.text) for prompt, item in zip(asked, found, strict=True)
+            ]
         if (params or {}).get(DETAILS):
             return [dataclasses.asdict(item) for item in found]
         return [item.text for item in found]
@@ -116,6 +124,8 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
             prompts = prompts_of(model_input)
             if len(prompts) != 1:
                 raise ValueError(f"{len(prompts)} prompts are to be streamed, expected one; predict takes several")
+            if (params or {}).get(ECHO):
+                yield prompts[0]
             for piece in self.bundle.stream(prompts[0], **settings_of(params)):
                 if isinstance(piece, str):
                     yield piece

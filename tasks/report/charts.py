@@ -179,6 +179,22 @@ def line_figure(
                  list(_stripes(over, series, axes)), list(_marks(marks, axes)))  # fmt: skip
 
 
+def line_picture(title: str, note: str, series: Sequence[Series], over: str = "step") -> Markup:
+    """Return lines as an SVG document of its own; arguments as for `line_figure`, with at least one value."""
+    points = [point for one in series for point in _seen(one.points)]
+    across, up = _INTERVALS["wide"]
+    x = scale_of([step for step, _ in points], across, tight=True)
+    axes = Axes(x, scale_of([value for _, value in points], up))
+    tones = [place for place, one in enumerate(series) if not one.pale]
+    lines, legend = [], []
+    for place, one in enumerate(series):
+        tone = next(rank for rank, shown in enumerate(tones) if shown >= place)
+        drawn = _line([axes.at(*point) for point in one.points], "", 2)
+        lines += [(path, tone, one.pale) for path, _ in drawn]
+        legend += [(one.name, tone)] if place == tones[tone] else []
+    return macro("charts.html", "picture", title, note, axes.ticks, over, legend if len(legend) > 1 else [], lines)
+
+
 def _step(step: float) -> str:
     return f"{step:,.0f}" if float(step).is_integer() else number(step)
 

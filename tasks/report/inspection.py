@@ -19,6 +19,7 @@ from model.optim import build_optimizer
 from model.trace import MAX_TRACED_TOKENS, Step, Trace, trace
 from model.transformer import Block
 from storage.errors import UserError
+from tasks.report.diagrams import training_of
 from tasks.report.queries import Row
 from tasks.report.vocabulary import Spelling
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
@@ -91,7 +92,7 @@ class Subject:
     @property
     def training(self) -> TrainConfig:
         """Configuration of the training, or the default one."""
-        return TrainConfig.from_dict(dict(self.train)) if self.train else TrainConfig(max_steps=1000)
+        return training_of(self.train)
 
 
 class InspectError(UserError):

@@ -16,15 +16,16 @@ from torch import Tensor
 from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
+from tasks.core.settings import GenerateSettings
 from tasks.report.charts import Point, Series, line_figure
+from tasks.report.diagrams import STYLE, Diagram, Plan, diagrams, to_svg
 from tasks.report.inspection import (
     COLUMNS,
     Inspection,
+    Subject,
     control_elements,
     described,
-    named,
     next_tokens,
-    optimizer_name,
     rounded,
 )
 from tasks.report.page import macro, render
@@ -96,11 +97,14 @@ def to_html(inspection: Inspection) -> str:
         score=found.score,
         conditionals=_conditionals(inspection),
         gains=_gains(inspection),
-        name=lambda module: named(subject.model, module),
-        size=lambda module: f"{sum(parameter.numel() for parameter in module.parameters()):,} parameters",
-        optimizer=optimizer_name(subject),
+        diagrams=[(diagram.title, to_svg(diagram)) for diagram in _diagrams(subject)],
+        diagram_style=Markup(STYLE),
         elements=control_elements(subject),
     )
+
+
+def _diagrams(subject: Subject) -> list[Diagram]:
+    return diagrams(Plan(subject.config, subject.training, GenerateSettings(), subject.tokenizer.kind))
 
 
 def page_data(inspection: Inspection) -> dict[str, Any]:

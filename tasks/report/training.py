@@ -11,11 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import duckdb
+from markupsafe import Markup
 
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
-from tasks.report.charts import Mark, Series, line_figure
+from tasks.report.charts import Mark, Series, line_figure, line_picture
 from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of
 from tasks.report.queries import Row
 from tasks.report.wording import cut, legible
@@ -170,6 +171,29 @@ def write(outcome: Outcome) -> Page | None:
     return outcome.draw_once("training", f"Training of the model of {run.corpus}", drawn_from, draw)
 
 
+def training_pictures(found: Row) -> dict[str, Markup]:
+    """Return loss, learning rate and gradient norm of what `collect_training` returns as SVG documents by name."""
+    return {
+        "loss": line_picture("Loss", "nats a token", _losses(found)),
+        "learning-rate": line_picture("Learning rate", "as the schedule sets it", [_series(found, "rate", "lr")]),
+        "gradient": line_picture(
+            "Gradient norm", "before clipping; and its mean", _smoothed(_series(found, "norm", "grad_norm"))
+        ),
+    }
+
+
+def _series(found: Row, name: str, metric: str) -> Series:
+    curve = found.curves.get(metric, Curve())
+    return Series(name, curve.steps, curve.values)
+
+
+def _losses(found: Row) -> list[Series]:
+    return [
+        *_smoothed(_series(found, "training", "train/loss")),
+        _series(found, "validation", "val_sample/loss"),
+    ]
+
+
 def training_page(found: Row, corpus: str) -> list[str]:
     """Return the page of what `collect_training` returns, and its summary in Markdown."""
     marks = [
@@ -178,17 +202,12 @@ def training_page(found: Row, corpus: str) -> list[str]:
         if event.step > 0
     ]
     figures = derived(found)
-
-    def series(name: str, metric: str) -> Series:
-        curve = found.curves.get(metric, Curve())
-        return Series(name, curve.steps, curve.values)
-
-    losses = [*_smoothed(series("training", "train/loss")), series("validation", "val_sample/loss")]
+    losses = _losses(found)
     memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
-    used = [series(name, metric) for name, metric in memory.items() if metric in found.curves]
-    rate = [series("learning rate", "lr")]
-    norm = _smoothed(series("norm", "grad_norm"))
-    speed = _smoothed(series("tokens/s", "time/tokens_per_second"))
+    used = [_series(found, name, metric) for name, metric in memory.items() if metric in found.curves]
+    rate = [_series(found, "learning rate", "lr")]
+    norm = _smoothed(_series(found, "norm", "grad_norm"))
+    speed = _smoothed(_series(found, "tokens/s", "time/tokens_per_second"))
     samples: dict[str, list[Sample]] = {}
     for sample in sorted(found.notes.samples, key=lambda sample: sample.step):
         samples.setdefault(sample.prompt, []).append(sample)

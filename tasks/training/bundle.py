@@ -115,7 +115,7 @@ class Bundle:
         config = self.sampling_config(**sampling)
         if not prompts:
             return []
-        encoded = [self._window(ids, config.overflow) for ids in self.encode_prompts(prompts)]
+        encoded = [self._window(ids, config) for ids in self.encode_prompts(prompts)]
         found = self.network.generate(
             self.model,
             encoded,
@@ -143,7 +143,11 @@ class Bundle:
             ValueError: as `complete` does.
         """
         config = self.sampling_config(**{**sampling, "n_samples": 1})
-        ids = self._window(self.encode_prompts([prompt])[0], config.overflow)
+        if config.is_search:
+            (whole,) = self.complete([prompt], **{**sampling, "n_samples": 1})
+            yield from (whole.text, whole)
+            return
+        ids = self._window(self.encode_prompts([prompt])[0], config)
         shown, place, item = "", 0, None
         # `model.generation.stream`
         for item in self.network.stream(self.model, ids, config, key=key, decode=self.tokenizer.decode_continuation):
@@ -195,9 +199,10 @@ class Bundle:
             for ids in self.encode(prompts)
         ]
 
-    def _window(self, ids: list[int], overflow: str) -> list[int]:
+    def _window(self, ids: list[int], config: Any) -> list[int]:
         """Return the end of a prompt that the network can see; the rest of a long one would only fill memory."""
-        return ids if overflow == "refuse" else ids[-self.model_config.max_seq_len :]
+        counted = config.overflow == "refuse" or config.max_length
+        return ids if counted else ids[-self.model_config.max_seq_len :]
 
     def _text_of(self, prompt: Sequence[int], item: Any) -> TextCompletion:
         text = self.tokenizer.decode_continuation(prompt, item.ids)

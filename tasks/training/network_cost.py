@@ -15,8 +15,11 @@ from model.accounting import (
     count_parameters,
     estimate_cost,
     layer_parameters,
+    memory_complexity,
     solve_depth,
     solve_n_layer,
+    time_complexity,
+    wavelengths,
 )
 from model.architecture import ModelConfig
 from model.presets import PRESETS
@@ -49,9 +52,11 @@ def network_cost(
     Raises:
         UserError: an unknown preset or field, a shape that is not possible, or a target too small for any layer.
     """
-    config = _config(preset, vocab_size, context, assignments)
+    config = network_shape(preset, vocab_size, context, assignments)
     config, solved = _solve(config, target) if target else (config, {})
     counts = count_parameters(config)
+    time = {term.part: term for term in time_complexity(config, config.max_seq_len)}
+    square = time["projections"].factor + time["feed-forward"].factor
     return {
         "preset": preset,
         "config": config.to_dict(),
@@ -59,7 +64,13 @@ def network_cost(
         "parameters": counts,
         "shares": {name: value / counts["total"] for name, value in counts.items() if name != "total"},
         "layer": layer_parameters(config),
-        "rule_of_thumb": approximate_parameters(config),
+        "totals": {name: _total(config, is_tied) for name, is_tied in (("tied", True), ("untied", False))},
+        "complexity": {
+            "forward_pass": f"L ({square:g} T d^2 + {time['scores, values'].factor:g} T^2 d) + "
+            f"{time['head'].factor:g} T d V = {sum(term.total for term in time.values()):,} FLOPs",
+            "forward_flops": [dataclasses.asdict(term) for term in time.values()],
+            "values": [dataclasses.asdict(term) for term in memory_complexity(config, config.max_seq_len)],
+        },
         "cost": dataclasses.asdict(estimate_cost(config, batch_size=batch_size, n_tokens=config.max_seq_len)),
         **solved,
     }
@@ -83,12 +94,49 @@ def cost_at_a_glance(found: Mapping[str, Any]) -> dict[str, Any]:
         part: {"parameters": number, "share": f"{shares[part]:.1%}", "per layer": layer.get(part)}
         for part, number in found["parameters"].items()
     }
-    cost = dict(found["cost"])
-    rest = {name: value for name, value in found.items() if name not in ("shares", "layer")}
-    return {**rest, "parameters": rows, "complexity": cost.pop("complexity"), "cost": cost}
+    totals = {f"total, {name}": f"{item['sum']}; rule {item['rule']}" for name, item in found["totals"].items()}
+    head = {name: found[name] for name in ("preset", "config", "padded_vocab_size")}
+    rest = {name: value for name, value in found.items() if name in ("solved", "cost")}
+    return {**head, **totals, "parameters": rows, **found["complexity"], **rest}
 
 
-def _config(name: str, vocab_size: int, context: int, assignments: Sequence[str]) -> ModelConfig:
+def wavelength_table(config: ModelConfig, bases: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the wavelength of each pair of columns, in tokens, under the network's base and others.
+
+    Raises:
+        UserError: the positions have no wavelengths, or a base is not above 1.
+    """
+    if wrong := [base for base in bases if not 1 < base < float("inf")]:
+        raise UserError(f"--base {wrong[0]:g}; expected a number above 1")
+    try:
+        columns = {f"{base:g}": wavelengths(config, base) for base in (config.pos_base or 0, *bases)}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    n_pairs = len(next(iter(columns.values())))
+    return [{"pair": i, **{base: found[i] for base, found in columns.items()}} for i in range(n_pairs)]
+
+
+def _total(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
+    """Return all parameters with and without a head of its own, as the sum of tables, layers and the rest."""
+    config = dataclasses.replace(config, tie_weights=is_tied)
+    total, n_layer = count_parameters(config)["total"], config.n_layer
+    table, layer = config.padded_vocab_size * config.d_model, sum(layer_parameters(config).values())
+    n_tables = 1 if is_tied else 2
+    rest = total - n_tables * table - n_layer * layer
+    times = "" if is_tied else "2 x "
+    return {
+        "parameters": total,
+        "tables": n_tables * table,
+        "layers": n_layer * layer,
+        "rest": rest,
+        "sum": f"{times}V d + L N + rest = {times}{table:,} + {n_layer} x {layer:,} + {rest:,} = {total:,}",
+        "rule": f"{times}V d + L 12 d^2 = {approximate_parameters(config):,}",
+        "rule_of_thumb": approximate_parameters(config),
+    }
+
+
+def network_shape(name: str, vocab_size: int = 0, context: int = 0, assignments: Sequence[str] = ()) -> ModelConfig:
+    """Return the shape of a preset; arguments and errors as for `network_cost`."""
     if name not in PRESETS:
         raise UserError(f"no preset {name!r}; {_hint(name, list(PRESETS))}")
     chosen: dict[str, Any] = dict(PRESETS[name])

@@ -68,8 +68,8 @@ def test_json_is_one_document_of_raw_integers() -> None:
     found = run_json("--preset", "gpt2", "--batch", "4", "--context", "512")
     assert found["parameters"]["total"] == 124_439_808 - 512 * 768
     assert (found["cost"]["batch_size"], found["cost"]["n_tokens"]) == (4, 512)
-    figures = [value for name, value in found["cost"].items() if name != "complexity"]
-    assert all(type(value) is int for value in [*figures, *found["parameters"].values(), *found["layer"].values()])
+    figures = [*found["cost"].values(), *found["parameters"].values(), *found["layer"].values()]
+    assert all(type(value) is int for value in figures)
     assert sum(found["shares"].values()) == pytest.approx(1)
 
 
@@ -79,6 +79,49 @@ def test_vocabulary_and_settings_replace_the_presets() -> None:
     )
     assert (found["config"]["n_layer"], found["config"]["vocab_size"]) == (3, 1000)
     assert found["parameters"]["head"] == 1000 * 768
+
+
+def test_every_term_of_the_complexity_has_its_factor() -> None:
+    """The second source document's own network and its figures."""
+    found = run_json("--preset", "light_llm")["complexity"]
+    n, d, vocab = 1024, 384, 50257
+    terms = {term["part"]: (term["order"], term["factor"], term["per_layer"]) for term in found["forward_flops"]}
+    assert terms == {
+        "projections": ("O(T d^2)", 8, 8 * n * d**2),
+        "scores, values": ("O(T^2 d)", 4, 4 * n**2 * d),
+        "feed-forward": ("O(T d^2)", 16, 16 * n * d**2),
+        "head": ("O(T d V)", 2, None),
+    }
+    whole = 6 * (24 * n * d**2 + 4 * n**2 * d) + 2 * n * d * vocab
+    assert sum(term["total"] for term in found["forward_flops"]) == whole
+    assert found["forward_pass"] == f"L (24 T d^2 + 4 T^2 d) + 2 T d V = {whole:,} FLOPs"
+    values = {term["part"]: (term["order"], term["per_layer"], term["total"]) for term in found["values"]}
+    assert values["attention scores"] == ("O(H T^2)", 6_291_456, 37_748_736)
+    assert values["activations"] == ("O(T d)", 393_216, 2_359_296)
+    assert values["gradients"] == ("O(N)", None, 30_339_456)
+
+
+def test_a_tied_head_is_counted_beside_an_untied_one() -> None:
+    found = run_json("--preset", "gpt2")["totals"]
+    assert found["tied"]["parameters"] == 124_439_808
+    assert found["untied"]["parameters"] == 124_439_808 + 50257 * 768
+    assert found["tied"]["rule_of_thumb"] == 12 * 12 * 768**2 + 50257 * 768
+    for item in found.values():
+        assert item["tables"] + item["layers"] + item["rest"] == item["parameters"]
+    shown = run("--preset", "gpt2").stdout
+    assert "V d + L N + rest = 38,597,376 + 12 x 7,087,872 + 787,968 = 124,439,808" in shown
+    assert "2 x V d + L N + rest = 2 x 38,597,376 + 12 x 7,087,872 + 787,968 = 163,037,184" in shown
+
+
+@pytest.mark.parametrize(("preset", "dim"), [("sheepop", 512), ("llama-7b", 128)])
+def test_wavelengths_of_each_pair_are_shown_beside_those_of_other_bases(preset: str, dim: int) -> None:
+    from math import pi
+
+    rows = run_json("--preset", preset, "--wavelengths", "--base", "100", "--base", "100000")["wavelengths"]
+    assert len(rows) == dim // 2
+    for base in ("10000", "100", "100000"):
+        expected = [2 * pi * float(base) ** (2 * row["pair"] / dim) for row in rows]
+        assert [row[base] for row in rows] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_target_chooses_the_nearest_depth() -> None:
@@ -115,6 +158,9 @@ def test_the_table_compares_the_published_sizes() -> None:
         (["--preset", "tiny", "--set", "model.n_head=7"], "choose a d_model that is a multiple of n_head"),
         (["--preset", "tiny", "--target", "10"], "10 parameters leave nothing for the layers"),
         (["--preset", "tiny", "--context", "1"], "max_seq_len=1; expected a whole number of at least 2"),
+        (["--preset", "gpt2", "--wavelengths"], "pos='learned' has no wavelengths"),
+        (["--preset", "llama", "--wavelengths", "--base", "1"], "--base 1; expected a number above 1"),
+        (["--base", "100"], "add --wavelengths"),
         (["--table", "--target", "1e9"], "--table shows the published sizes as they are"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

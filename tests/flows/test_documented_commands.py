@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -11,7 +14,7 @@ import typer.main
 
 from flows.cli import app
 from tasks.core.settings import load_settings, parse_assignments
-from tests.documented import Shown, arguments_of, shown
+from tests.documented import Shown, arguments_of, pages, shown
 
 GROUP: Any = typer.main.get_command(app)
 COMMANDS = [
@@ -42,3 +45,10 @@ def test_a_shown_command_is_taken_as_it_stands(block: Shown, arguments: list[str
 def test_a_shown_setting_is_one_that_there_is(block: Shown, arguments: list[str]) -> None:
     given = [value for option, value in pairwise(arguments) if option == "--set"]
     assert load_settings(None, parse_assignments(given)) is not None
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_pictures_of_a_page_are_there_and_small(page: Path) -> None:
+    for name in re.findall(r"\]\(([^)]+\.svg)\)", page.read_text(encoding="utf-8")):
+        ElementTree.parse(page.parent / name)
+        assert (page.parent / name).stat().st_size < 300_000

@@ -46,7 +46,7 @@ def test_on_the_command_line(tmp_path: Path, config: str, monkeypatch: pytest.Mo
 def test_a_variable_loses_to_an_option_of_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def continue_prompt(options: Any, prompt: str, on_text: Any) -> None:
+    def continue_prompt(options: Any, prompt: str, on_text: Any, echo: bool) -> None:
         asked.append(options.load().generate.temperature)
         raise KeyboardInterrupt
 

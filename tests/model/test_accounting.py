@@ -18,10 +18,12 @@ from model.accounting import (
     layer_parameters,
     solve_depth,
     solve_n_layer,
+    wavelengths,
 )
 from model.config import TrainConfig
 from model.kv_cache import KVCache
 from model.optim import build_optimizer
+from model.positions import wavelength_frequencies
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT2 = {"vocab_size": 500, "max_seq_len": 64, "n_layer": 3, "n_head": 4, "d_model": 128, "act": "gelu_tanh"}
@@ -113,6 +115,19 @@ def test_flops_are_those_that_torch_counts(settings: dict, training: bool) -> No
     cost = estimate_cost(config, batch_size=2, n_tokens=n_tokens)
     expected = cost.training_flops_per_token if training else cost.forward_flops_per_token
     assert counter.get_total_flops() == expected * 2 * n_tokens
+
+
+@pytest.mark.parametrize("pos", ["sinusoidal", "rope"])
+def test_a_wave_is_whole_after_its_wavelength(pos: str) -> None:
+    config = ModelConfig(64, d_model=32, n_head=2, pos=pos, pos_base=50.0)
+    dim = 32 if pos == "sinusoidal" else 16
+    found = torch.tensor(wavelengths(config), dtype=torch.float64)
+    torch.testing.assert_close(
+        found * wavelength_frequencies(dim, 50.0), torch.full((dim // 2,), 2 * torch.pi).double()
+    )
+    assert (
+        wavelengths(config, 10.0)[0] == wavelengths(config)[0] < wavelengths(config, 10.0)[1] < wavelengths(config)[1]
+    )
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 64])

@@ -43,6 +43,7 @@ other = mlflow.pyfunc.load_model(edited)
 BAD = {
     "top_p": {"top_p": 1.5}, "n_samples": {"n_samples": 0}, "overflow": {"overflow": "wrap"},
     "temperature": {"temperature": "hot"}, "logit_bias": {"logit_bias": "5=1"}, "suppress": {"suppress": [99999]},
+    "temperature of beams": {"strategy": "beam", "temperature": 0.5},
 }
 
 def refused(params):
@@ -70,6 +71,15 @@ answers = {
     "samples": served.predict(["The sheep", "a dog"], params={"n_samples": 3, "temperature": 2.0, "details": True}),
     "stopped": served.predict(["The sheep"], params={**greedy, "stop": [written[8:10]]}),
     "biased": served.predict(["The sheep"], params={**greedy, "logit_bias": '{"5": 1000}'}),
+    "beams": served.predict(
+        ["The sheep"],
+        params={"strategy": "beam", "n_beams": 3, "n_samples": 2, "max_new_tokens": 20, "details": True},
+    ),
+    "one_beam": served.predict(["The sheep"], params={"strategy": "beam", "n_beams": 1, "max_new_tokens": 20}),
+    "no_contrast": list(served.predict_stream(
+        "The sheep", params={"strategy": "contrastive", "alpha": 0.0, "max_new_tokens": 20, "echo": True}
+    )),
+    "echo": served.predict(["The sheep", "a dog"], params={"temperature": 0.0, "max_length": 12, "echo": True}),
     "refused": {name: refused(params) for name, params in BAD.items()},
     "imported": sorted(n for n in sys.modules if n.partition(".")[0] in ("flows", "tasks", "model", "storage")),
     "packages": sorted(n for n in sys.modules if n.startswith("sheepfold_code_") and "." not in n),
@@ -182,6 +192,19 @@ def test_a_stop_string_and_a_bias_are_obeyed(answers: dict[str, Any]) -> None:
     assert len(set(answers["biased"][0])) == 1
 
 
+def test_a_request_may_ask_for_beam_and_contrastive_search(answers: dict[str, Any]) -> None:
+    assert answers["one_beam"][0] == answers["greedy"][0]
+    assert "".join(answers["no_contrast"]) == "The sheep" + answers["greedy"][0]
+    assert len({tuple(item["ids"]) for item in answers["beams"]}) == 2
+    assert all(len(item["logprobs"]) == len(item["ids"]) for item in answers["beams"])
+
+
+def test_a_text_may_begin_with_its_prompt_and_be_bounded_with_it(answers: dict[str, Any]) -> None:
+    """A character is a token; the model's first token begins the text."""
+    assert [text[:5] for text in answers["echo"]] == ["The s", "a dog"]
+    assert [len(text) for text in answers["echo"]] == [11, 11]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -189,6 +212,7 @@ def test_a_stop_string_and_a_bias_are_obeyed(answers: dict[str, Any]) -> None:
         ("n_samples", "n_samples=0; expected"),
         ("overflow", "overflow='wrap'; expected"),
         ("temperature", "temperature"),
+        ("temperature of beams", "temperature=0.5 has no effect: strategy='beam' does not use it"),
         ("logit_bias", "logit_bias is '5=1', expected a JSON object of token ids and numbers"),
         ("suppress", "token 99999 is named, and the model's tokens are 0 to"),
     ],
@@ -201,7 +225,7 @@ def test_a_bad_parameter_is_refused_by_its_name(answers: dict[str, Any], name: s
 
 def test_a_request_may_set_all_that_a_generation_has(tiny: Ran) -> None:
     sampling = json.loads(json.dumps(GenerateSettings().sampling()))
-    offered = {name: default for name, (_, default) in served_parameters({}).items() if name != "details"}
+    offered = {name: default for name, (_, default) in served_parameters({}).items() if name not in ("details", "echo")}
     assert offered == {**sampling, "logit_bias": ""}
 
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
@@ -19,12 +20,13 @@ from tasks.core.run import Run
 from tasks.registry.models import ensure_training_run
 from tasks.report.page import Outcome
 from tasks.report.queries import Row
-from tasks.report.training import collect_training, derived, training_page, write
+from tasks.report.training import collect_training, derived, training_page, training_pictures, write
 from tasks.training.telemetry import Notes, read_notes
 
 __all__ = ["prepared_home"]  # a fixture of that module
 
 N_STEPS = 20
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,18 @@ def test_figures_are_those_of_the_history_and_of_the_dataset(tiny: Ran, figures:
     assert figures.epoch.tokens == record["splits"]["train"]["labels"]
     assert derived(figures).epochs == pytest.approx(N_STEPS * 4 / figures.epoch.sequences)
     assert 0 < derived(figures).mfu < 1.5
+
+
+def test_the_curves_are_documents_of_their_own(figures: Row) -> None:
+    """A line begins at the first step and ends at the last."""
+    found = training_pictures(figures)
+    assert list(found) == ["loss", "learning-rate", "gradient"]
+    for picture in found.values():
+        lines = ElementTree.fromstring(picture).findall(f"{SVG}g/{SVG}path")
+        places = [tuple(map(float, pair.split())) for pair in lines[0].get("d", "").strip("M").split("L")]
+        assert (places[0][0], places[-1][0]) == (0.0, 1000.0)
+    ticks = [text.text for text in ElementTree.fromstring(found["learning-rate"]).findall(f"{SVG}text")]
+    assert {"Learning rate", "step"} <= set(ticks)
 
 
 def test_the_history_itself_holds_no_clock(tiny: Ran) -> None:
