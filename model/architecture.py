@@ -58,6 +58,7 @@ class ModelConfig(Settings):
         act: activation of the feed-forward layer, "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu",
             "relu2" (squared) or "swiglu".
         attn_bias: biases in the four projections of attention.
+        qkv_bias: biases of queries, keys and values, where they differ from the output's; None means attn_bias.
         ffn_bias: biases in the feed-forward layer.
         head_bias: a bias on the logits.
         tie_weights: the output head shares the token embedding's matrix.
@@ -98,6 +99,7 @@ class ModelConfig(Settings):
     window: int | None = None
     act: str = "gelu"
     attn_bias: bool = True
+    qkv_bias: bool = derived()
     ffn_bias: bool = True
     head_bias: bool = False
     tie_weights: bool = True
@@ -120,10 +122,12 @@ class ModelConfig(Settings):
         for name in ("drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp"):
             if name != "drop_resid_mlp" or self.drop_resid_mlp is not None:
                 check_number(name, getattr(self, name), 0.0, 1.0, open_high=True)
+        self.resolve("qkv_bias", self.attn_bias)
         for name in (
             "final_norm",
             "qk_norm",
             "attn_bias",
+            "qkv_bias",
             "ffn_bias",
             "head_bias",
             "tie_weights",
