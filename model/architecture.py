@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, Self
 
 from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
 DEFAULT_POS_BASE = 10000.0
+# what `ModelConfig.stretched` changes
+STRETCH_FIELDS = ("max_seq_len", "pos_base", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp")
 _CHOICES = {
     "pos": ("learned", "sinusoidal", "rope", "none"),
     "rope_scaling": ("none", "linear", "ntk", "yarn", "llama3"),
@@ -226,6 +229,29 @@ class ModelConfig(Settings):
             return
         self.resolve("norm_bias", True)
         check_bool("norm_bias", self.norm_bias)
+
+    def stretched(self, **changes: Any) -> Self:
+        """Return this shape with another context, for the same weights.
+
+        Args:
+            changes: of STRETCH_FIELDS. Where rope_scaling is given, rope_factor is the context over the one before any
+                scaling, and rope_original_len is the latter, unless they are given too.
+
+        Raises:
+            ValueError: each learned position is a row of weights, or the result is no shape.
+        """
+        if self.pos == "learned" and changes.get("max_seq_len", self.max_seq_len) != self.max_seq_len:
+            raise ValueError(
+                f"max_seq_len={changes['max_seq_len']}, but there are weights for max_seq_len={self.max_seq_len} "
+                f"learned positions; only positions that are computed can be stretched"
+            )
+        scaling: dict[str, Any] = {}
+        if kind := changes.get("rope_scaling"):
+            original = self.rope_original_len or round(self.max_seq_len / self.rope_factor)
+            factor = changes.get("max_seq_len", self.max_seq_len) / original
+            scaling = {"rope_factor": 1.0 if kind == "none" else factor, "rope_ramp": None}
+            scaling["rope_original_len"] = original if kind in ("yarn", "llama3") else None
+        return dataclasses.replace(self, **{**scaling, **changes})
 
     @property
     def padded_vocab_size(self) -> int:
