@@ -171,13 +171,15 @@ def write_hf_tokenizer(
         context: longest sequence of the network, in tokens.
         framing: `bos` and `eos`, True if the network was trained with these around documents; for `import_folder`.
     """
+    from model.hf import write_json
+
     spec = hf_spec(tokenizer)
-    _write_json(folder / TOKENIZER_FILE, spec)
+    write_json(folder / TOKENIZER_FILE, spec)
     spelling = {index: token for token, index in HfTokenizer(json.dumps(spec)).vocabulary().items()}
     ids = {meaning: getattr(tokenizer, f"{meaning}_id") for meaning in MEANINGS}
     special = {f"{meaning}_token": spelling[index] for meaning, index in ids.items() if index is not None}
-    _write_json(folder / SPECIAL_TOKENS_FILE, special)
-    _write_json(
+    write_json(folder / SPECIAL_TOKENS_FILE, special)
+    write_json(
         folder / TOKENIZER_CONFIG_FILE,
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -230,7 +232,3 @@ def read_hf_tokenizer(folder: Path) -> HfTokenizer:
     if not isinstance(found, HfTokenizer):
         raise ExchangeError(f"{folder / TOKENIZER_FILE} is a tokeniser of Sheepfold, expected one of Hugging Face")
     return found
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

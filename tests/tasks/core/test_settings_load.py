@@ -416,7 +416,7 @@ KEYS = {
     "execution": "3d20ba881814f0ed",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",
-    "generate": "018c7fdee4954410",
+    "generate": "2ccc59fe605f5144",
 }
 
 
