@@ -207,16 +207,16 @@ def continue_prompt(
     settings = given.generate_with(read_sampling(folder))
     with Machine(deterministic=settings.deterministic) as machine:
         machine.seed(settings.seed)
-        bundle = Bundle(folder, machine.device)
         record = folder / MANIFEST_NAME
         digest = Manifest.from_json(record.read_text(encoding="utf-8")).digest if record.is_file() else ""
-        if bundle.tokenizer.kind == "hf":
-            say(f"the prompt begins with {bundle.tokenizer.beginning(bundle.bos)}")
-        if on_text is not None and echo:
-            on_text(asked.prompt)
-        begun = time.monotonic()
         size = settings.batch_size or BATCH_SIZES[machine.device]
         try:
+            bundle = Bundle(folder, machine.device, **settings.stretch())
+            if bundle.tokenizer.kind == "hf":
+                say(f"the prompt begins with {bundle.tokenizer.beginning(bundle.bos)}")
+            if on_text is not None and echo:
+                on_text(asked.prompt)
+            begun = time.monotonic()
             rows = complete_prompts(bundle, digest, [vars(asked)], settings.sampling(), size, on_text=on_text)
         except ValueError as error:  # a bundle is served without our errors, so it raises none of them
             raise UserError(f"generate: {error}") from error

@@ -298,12 +298,20 @@ def compact(
 
 @others.command()
 def export(
-    model: ModelRef, folder: Target, corpus: Corpus = "default", home: HomeFolder = "", as_json: AsJson = False
+    model: ModelRef,
+    folder: Target,
+    layout: Annotated[
+        str,
+        typer.Option(help="gpt2, llama, mistral, qwen2, qwen3 or llama-original; otherwise the first that fits."),
+    ] = "",
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Write a model as a Hugging Face folder (GPT-2, LLaMA or Qwen3 layout), tokeniser included."""
+    """Write a model as a Hugging Face folder, tokeniser included."""
     from tasks.training.hugging_face import export_bundle
 
-    answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder))), as_json)
+    answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder), layout)), as_json)
 
 
 @others.command("import")
@@ -312,7 +320,7 @@ def import_(
     folder: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model folder of a Hugging Face folder (GPT-2, LLaMA or Qwen3) for `generate --model FOLDER`."""
+    """Make a model folder of a Hugging Face folder, or of LLaMA's own release, for `generate --model FOLDER`."""
     from tasks.training.hugging_face import import_folder
 
     answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)

@@ -38,7 +38,8 @@ def layer_parameters(config: ModelConfig) -> dict[str, int]:
     d, d_ff = config.d_model, config.d_ff
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     ups = 2 if config.act == "swiglu" else 1
-    attention = d * (q + 2 * kv) + q * d + config.attn_bias * (q + 2 * kv + d) + config.qk_norm * 2 * config.head_dim
+    biases = config.qkv_bias * (q + 2 * kv) + config.attn_bias * d
+    attention = d * (q + 2 * kv) + q * d + biases + config.qk_norm * 2 * config.head_dim
     return {
         "attention": attention,
         "mlp": (ups + 1) * d * d_ff + config.ffn_bias * (ups * d_ff + d),

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, Self
 
 from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
 
 DEFAULT_POS_BASE = 10000.0
+# what `ModelConfig.stretched` changes
+STRETCH_FIELDS = ("max_seq_len", "pos_base", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp")
 _CHOICES = {
     "pos": ("learned", "sinusoidal", "rope", "none"),
     "rope_scaling": ("none", "linear", "ntk", "yarn", "llama3"),
@@ -58,6 +61,7 @@ class ModelConfig(Settings):
         act: activation of the feed-forward layer, "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu",
             "relu2" (squared) or "swiglu".
         attn_bias: biases in the four projections of attention.
+        qkv_bias: biases of queries, keys and values, where they differ from the output's; None means attn_bias.
         ffn_bias: biases in the feed-forward layer.
         head_bias: a bias on the logits.
         tie_weights: the output head shares the token embedding's matrix.
@@ -98,6 +102,7 @@ class ModelConfig(Settings):
     window: int | None = None
     act: str = "gelu"
     attn_bias: bool = True
+    qkv_bias: bool = derived()
     ffn_bias: bool = True
     head_bias: bool = False
     tie_weights: bool = True
@@ -120,10 +125,12 @@ class ModelConfig(Settings):
         for name in ("drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp"):
             if name != "drop_resid_mlp" or self.drop_resid_mlp is not None:
                 check_number(name, getattr(self, name), 0.0, 1.0, open_high=True)
+        self.resolve("qkv_bias", self.attn_bias)
         for name in (
             "final_norm",
             "qk_norm",
             "attn_bias",
+            "qkv_bias",
             "ffn_bias",
             "head_bias",
             "tie_weights",
@@ -222,6 +229,29 @@ class ModelConfig(Settings):
             return
         self.resolve("norm_bias", True)
         check_bool("norm_bias", self.norm_bias)
+
+    def stretched(self, **changes: Any) -> Self:
+        """Return this shape with another context, for the same weights.
+
+        Args:
+            changes: of STRETCH_FIELDS. Where rope_scaling is given, rope_factor is the context over the one before any
+                scaling, and rope_original_len is the latter, unless they are given too.
+
+        Raises:
+            ValueError: each learned position is a row of weights, or the result is no shape.
+        """
+        if self.pos == "learned" and changes.get("max_seq_len", self.max_seq_len) != self.max_seq_len:
+            raise ValueError(
+                f"max_seq_len={changes['max_seq_len']}, but there are weights for max_seq_len={self.max_seq_len} "
+                f"learned positions; only positions that are computed can be stretched"
+            )
+        scaling: dict[str, Any] = {}
+        if kind := changes.get("rope_scaling"):
+            original = self.rope_original_len or round(self.max_seq_len / self.rope_factor)
+            factor = changes.get("max_seq_len", self.max_seq_len) / original
+            scaling = {"rope_factor": 1.0 if kind == "none" else factor, "rope_ramp": None}
+            scaling["rope_original_len"] = original if kind in ("yarn", "llama3") else None
+        return dataclasses.replace(self, **{**scaling, **changes})
 
     @property
     def padded_vocab_size(self) -> int:

@@ -1,8 +1,8 @@
-"""Models of Hugging Face in and out: GPT-2's, LLaMA's and Qwen3's folders (config.json and safetensors), both ways.
+"""Folders of published models in and out, both ways: GPT-2's, LLaMA's, Mistral's and Qwen's, and LLaMA's own release.
 
-The two sides hold the same numbers under other names: GPT-2 stores its matrices transposed, LLaMA and Qwen3 store
-queries, keys and values apart. So the whole of it is one table of views (`hf_views`): each tensor of theirs is a view
-of one of ours. Reading copies into the views, writing copies out of them, and gradients translate by the same table.
+Both sides hold the same numbers under other names, so the whole of it is one table of names (`_NAMES`). GPT-2 stores
+matrices transposed, and queries, keys and values side by side. Reading copies into the parts of ours that make up one
+tensor of theirs, writing joins them, and gradients translate by the same table.
 
 Nothing here needs `transformers`, and no pickle is ever read.
 """
@@ -25,113 +25,80 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .architecture import ModelConfig
-from .hf_config import GPT2, LLAMA, QWEN3, LayoutError, config_from_hf, config_to_hf, layout_of
+from .hf_config import GPT2, LAYOUTS, ORIGINAL, OWN, ROTARY, LayoutError, config_from_hf, config_to_hf, layout_of
 from .transformer import Transformer
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, PARAMS_FILE = "config.json", "params.json"
 GENERATION_FILE = "generation_config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-# where a language model keeps its body; a body saved alone lacks it
-_PREFIX = {GPT2: "transformer.", LLAMA: "model.", QWEN3: "model."}
-# constants that older versions stored beside the weights
-_BUFFERS = re.compile(r"(h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq)")
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _HEAD = "lm_head.weight"
+
+# ours, GPT-2's, those of transformers' rotary models, those of LLaMA's own release; N is the layer's number
+_NAMES = (
+    ("token_embedding", "transformer.wte", "model.embed_tokens", "tok_embeddings"),
+    ("position_table", "transformer.wpe", "", ""),
+    ("norm_attention", "transformer.h.N.ln_1", "model.layers.N.input_layernorm", "layers.N.attention_norm"),
+    ("attention.q", "transformer.h.N.attn.c_attn", "model.layers.N.self_attn.q_proj", "layers.N.attention.wq"),
+    ("attention.k", "transformer.h.N.attn.c_attn", "model.layers.N.self_attn.k_proj", "layers.N.attention.wk"),
+    ("attention.v", "transformer.h.N.attn.c_attn", "model.layers.N.self_attn.v_proj", "layers.N.attention.wv"),
+    ("attention.norm_q", "", "model.layers.N.self_attn.q_norm", ""),
+    ("attention.norm_k", "", "model.layers.N.self_attn.k_norm", ""),
+    ("attention.proj", "transformer.h.N.attn.c_proj", "model.layers.N.self_attn.o_proj", "layers.N.attention.wo"),
+    ("norm_mlp", "transformer.h.N.ln_2", "model.layers.N.post_attention_layernorm", "layers.N.ffn_norm"),
+    ("mlp.gate", "", "model.layers.N.mlp.gate_proj", "layers.N.feed_forward.w1"),
+    ("mlp.up", "transformer.h.N.mlp.c_fc", "model.layers.N.mlp.up_proj", "layers.N.feed_forward.w3"),
+    ("mlp.down", "transformer.h.N.mlp.c_proj", "model.layers.N.mlp.down_proj", "layers.N.feed_forward.w2"),
+    ("norm", "transformer.ln_f", "model.norm", "norm"),
+    ("untied_head", "lm_head", "lm_head", "output"),
+)
+_PREFIXES = {GPT2: "transformer.", ROTARY: "model.", OWN: ""}  # which a body saved alone lacks
+_OURS = re.compile(r"(?:blocks\.(\d+)\.)?(.+?)(?:\.(weight|bias))?")
+# constants that older versions stored beside the weights
+_BUFFERS = re.compile(r"(h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|rope\.freqs)")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def hf_views(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Tensors named and shaped as ours, seen under Hugging Face's names and shapes.
+def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "") -> dict[str, list[Tensor]]:
+    """Return the parts of each tensor of a layout; it is their concatenation along the last axis.
 
     Args:
-        tensors: the network's state (or anything shaped alike, such as gradients).
+        tensors: the network's state in its order, or anything named and shaped alike, such as gradients.
         config: the network's shape.
+        layout: one of LAYOUTS; otherwise the first that fits.
 
     Returns:
-        One view of ours for each tensor of theirs (writing to it writes to ours), without rows of padding and without
-        a tied head. Only with rope_layout "interleaved" queries, keys and the gains of QK-norm are copies, because
-        their rows change places.
+        Views of ours under the layout's names, without rows of padding and without a tied head. Only where the layout
+        rotates other pairs than rope_layout says, queries, keys and the gains of QK-norm are copies, because their rows
+        change places.
 
     Raises:
-        LayoutError: the shape has no place in any layout.
+        LayoutError: the shape has no place in the layout, or in any.
     """
-    layout = layout_of(config)
-    rows = slice(config.vocab_size)
-    body = _gpt2_views(tensors, config) if layout == GPT2 else _rotary_views(tensors, config)
-    views = {_PREFIX[layout] + name: view for name, view in body.items()}
-    if not config.tie_weights:
-        views[_HEAD] = tensors["untied_head.weight"][rows]
-    return views
-
-
-def _gpt2_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    views = {
-        "wte.weight": ours["token_embedding.weight"][: config.vocab_size],
-        "wpe.weight": ours["position_table"],
-        "ln_f.weight": ours["norm.weight"],
-        "ln_f.bias": ours["norm.bias"],
-    }
-    parts = {
-        "ln_1": "norm_attention",
-        "attn.c_proj": "attention.proj",
-        "ln_2": "norm_mlp",
-        "mlp.c_fc": "mlp.up",
-        "mlp.c_proj": "mlp.down",
-    }
-    for layer in range(config.n_layer):
-        for kind in ("weight", "bias"):
-            for theirs, part in parts.items():
-                # its Conv1D multiplies from the other side: (in, out)
-                views[f"h.{layer}.{theirs}.{kind}"] = ours[f"blocks.{layer}.{part}.{kind}"].t()
-    return views
-
-
-def _rotary_views(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """LLaMA's tensors; Qwen3's are the same and the gains of queries and keys."""
-
-    def in_halves(view: Tensor) -> Tensor:
-        return _halves_from_pairs(view, config.head_dim) if config.rope_layout == "interleaved" else view
-
-    views = {
-        "embed_tokens.weight": ours["token_embedding.weight"][: config.vocab_size],
-        "norm.weight": ours["norm.weight"],
-    }
-    parts = {
-        "input_layernorm": "norm_attention",
-        "self_attn.o_proj": "attention.proj",
-        "post_attention_layernorm": "norm_mlp",
-        "mlp.gate_proj": "mlp.gate",
-        "mlp.up_proj": "mlp.up",
-        "mlp.down_proj": "mlp.down",
-    }
-    rows = [n * config.head_dim for n in (config.n_head, config.n_kv_head, config.n_kv_head)]
-    for layer in range(config.n_layer):
-        for kind in ("weight", "bias"):
-            for theirs, part in parts.items():
-                if (name := f"blocks.{layer}.{part}.{kind}") in ours:
-                    views[f"layers.{layer}.{theirs}.{kind}"] = ours[name]
-            if (name := f"blocks.{layer}.attention.qkv.{kind}") in ours:
-                for letter, view in zip("qkv", ours[name].split(rows), strict=True):
-                    views[f"layers.{layer}.self_attn.{letter}_proj.{kind}"] = view if letter == "v" else in_halves(view)
-        if config.qk_norm:
-            for letter in "qk":
-                gain = ours[f"blocks.{layer}.attention.norm_{letter}.weight"]
-                views[f"layers.{layer}.self_attn.{letter}_norm.weight"] = in_halves(gain)
-    return views
-
-
-def _halves_from_pairs(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of heads with pairs (2i, 2i + 1) put in the order of pairs (i, i + head_dim / 2)."""
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    known = LAYOUTS[layout_of(config, layout)]
+    names = {row[0]: row[known.column] for row in _NAMES}
+    swaps = config.rope_layout != known.fixed.get("rope_layout")
+    half = config.head_dim // 2
+    groups = (half, 2) if config.rope_layout == "interleaved" else (2, half)
+    found: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        layer, part, kind = _OURS.fullmatch(name).groups()  # type: ignore[union-attr]
+        if part in ("token_embedding", "untied_head"):
+            tensor = tensor[: config.vocab_size]
+        elif known.column == GPT2 and layer:
+            tensor = tensor.t()  # its Conv1D multiplies from the other side: (in, out)
+        elif swaps and part.endswith(("q", "k")):  # rows of heads, from one order of pairs to the other
+            tensor = tensor.unflatten(0, (-1, *groups)).transpose(1, 2).flatten(0, 2)
+        found.setdefault(f"{names[part].replace('N', layer or '')}.{kind or 'weight'}", []).append(tensor)
+    return found
 
 
 def from_hf(folder: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
-    """The network in a Hugging Face folder of a GPT-2, LLaMA or Qwen3 model, in evaluation mode.
+    """Return the network in a folder of a published model, in evaluation mode.
 
     Args:
-        folder: holds config.json and model.safetensors, or shards of it with model.safetensors.index.json. The tied
-            head may be stored or left out, names may lack the body's prefix; float16 and bfloat16 become float32.
+        folder: holds config.json and model.safetensors, or shards of it with model.safetensors.index.json; or LLaMA's
+            params.json and its tensors as consolidated.safetensors. The tied head may be stored or left out, names may
+            lack the body's prefix; float16 and bfloat16 become float32.
         device: where to put the network.
 
     Raises:
@@ -139,178 +106,164 @@ def from_hf(folder: Path | str, *, device: torch.device | str = "cpu") -> Transf
             tensors are not the ones that config.json describes (missing, unknown or of another shape).
     """
     folder = Path(folder)
-    config = config_from_hf(read_json(folder, CONFIG_FILE))
-    files = _weight_files(folder)
+    layout, config = read_shape(folder)
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten; they must cost no random numbers
         model = Transformer(config)
     with torch.no_grad():
-        _fill(hf_views(model.state_dict(), config), files, config, folder)
+        _fill(model, layout, folder)
     return model.to(device).eval()
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object of a model folder.
+def read_shape(folder: Path) -> tuple[str, ModelConfig]:
+    """Return the layout of a folder, one of LAYOUTS, and the shape of its network.
 
     Raises:
-        LayoutError: there is no such file, or it is not JSON.
+        LayoutError: see `from_hf`.
     """
+    if (folder / CONFIG_FILE).is_file() or not (folder / PARAMS_FILE).is_file():
+        fields = _read_json(folder / CONFIG_FILE)
+        return str(fields.get("model_type")), config_from_hf(fields)
+    fields = _read_json(folder / PARAMS_FILE)
+    if fields.get("vocab_size", -1) == -1:  # the first two releases leave it to the tokeniser
+        rows = (len(tensor) for name, tensor in _tensors(folder) if name == "tok_embeddings.weight")
+        fields["vocab_size"] = next(rows, None)
+    return ORIGINAL, config_from_hf(fields, ORIGINAL)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise LayoutError(
-            f"{folder} has no {name}; give a folder that save_pretrained of transformers wrote"
+            f"{path.parent} has no {path.name}; give a folder that save_pretrained of transformers wrote"
         ) from error
     except (ValueError, OSError) as error:
-        raise LayoutError(f"{folder / name} cannot be read as JSON: {error}") from error
+        raise LayoutError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
-        raise LayoutError(f"{folder / name} holds a {type(found).__name__}; expected a JSON object")
+        raise LayoutError(f"{path} holds a {type(found).__name__}; expected a JSON object")
     return found
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder, one at a time."""
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise LayoutError(f"{path} cannot be read as safetensors: {error}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).is_file():
-        placed = read_json(folder, INDEX_FILE).get("weight_map")
+        placed = _read_json(folder / INDEX_FILE).get("weight_map")
         names = sorted(set(map(str, placed.values()))) if isinstance(placed, dict) else []
-        foreign = [name for name in names if Path(name).name != name]
-        absent = [name for name in names if name not in foreign and not (folder / name).is_file()]
-        if not names or foreign or absent:
-            fault = f"names {', '.join(foreign or absent)}" if names else "names no file"
+        wrong = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+        if not names or wrong:
+            fault = f"names {', '.join(wrong)}" if names else "names no file"
             raise LayoutError(f"{folder / INDEX_FILE} {fault}; expected safetensors files in the same folder")
         return [folder / name for name in names]
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    if found := sorted(folder.glob("consolidated*.safetensors")):
+        return found
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth", ".pt"))
     if pickles:
         raise LayoutError(
             f"{folder} has its weights in {pickles[0]}, a pickle, which can run code and is never read; convert it "
-            f"where you trust it: transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+            f"where you trust it, by save_pretrained of transformers, or by safetensors.torch.save_file of what "
+            f"torch.load(file, weights_only=True) returns"
         )
     raise LayoutError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; expected weights as safetensors")
 
 
-def _fill(views: dict[str, Tensor], files: list[Path], config: ModelConfig, folder: Path) -> None:
-    """Copies every tensor of the files into its view; names all that is missing, unknown or misshapen."""
-    prefix = _PREFIX[layout_of(config)]
-    missing, faults = set(views), []
+def _fill(model: Transformer, layout: str, folder: Path) -> None:
+    """Copies every tensor of the files into its parts; names all that is missing, unknown or misshapen."""
+    parts = hf_parts(model.state_dict(), model.config, layout)
+    prefix = _PREFIXES[LAYOUTS[layout].column]
+    missing, faults = set(parts), []
     tied: Tensor | None = None
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
-                    body = name.removeprefix(prefix)
-                    full = name if name == _HEAD else prefix + body
-                    if _BUFFERS.fullmatch(body):
-                        continue
-                    tensor = file.get_tensor(name)
-                    if full == _HEAD and config.tie_weights:
-                        tied = tensor
-                    elif full not in views:
-                        faults.append(f"{name} is unknown")
-                    elif full not in missing:
-                        faults.append(f"{name} occurs twice")
-                    else:
-                        missing.remove(full)
-                        fault = _fault(tensor, views[full])
-                        if fault:
-                            faults.append(f"{name} {fault}")
-                        else:
-                            views[full].copy_(tensor)
-        except (SafetensorError, OSError) as error:
-            raise LayoutError(f"{path} cannot be read as safetensors: {error}") from error
+    for name, tensor in _tensors(folder):
+        full = name if name in parts or name == _HEAD else prefix + name
+        if _BUFFERS.fullmatch(name.removeprefix(prefix)):
+            continue
+        if full == _HEAD and model.config.tie_weights:
+            tied = tensor
+        elif full not in parts:
+            faults.append(f"{name} is unknown")
+        elif full not in missing:
+            faults.append(f"{name} occurs twice")
+        else:
+            missing.remove(full)
+            widths = [part.shape[-1] for part in parts[full]]
+            expected = (*parts[full][0].shape[:-1], sum(widths))
+            if tensor.shape != expected:
+                faults.append(f"{name} has the shape {tuple(tensor.shape)}, expected {expected}")
+            elif tensor.dtype not in _FLOATS:
+                faults.append(f"{name} is of type {tensor.dtype}, expected floats; save the model without quantisation")
+            else:
+                for part, piece in zip(parts[full], tensor.split(widths, -1), strict=True):
+                    part.copy_(piece)
     faults += [f"{name} is missing" for name in sorted(missing)]
-    embedding = next(iter(views.values()))  # the token table comes first in all layouts
+    embedding = model.token_embedding.weight
     if tied is not None and not faults and not torch.equal(tied.to(embedding.dtype), embedding):
         faults.append(f"{_HEAD} differs from the token embedding although tie_word_embeddings is true")
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise LayoutError(f"the tensors in {folder} are not those of its {CONFIG_FILE}: {shown}")
+        file = PARAMS_FILE if layout == ORIGINAL else CONFIG_FILE
+        raise LayoutError(f"the tensors in {folder} are not those of its {file}: {shown}")
 
 
-def _fault(tensor: Tensor, view: Tensor) -> str | None:
-    if tensor.shape != view.shape:
-        return f"has the shape {tuple(tensor.shape)}, expected {tuple(view.shape)}"
-    if tensor.dtype not in _FLOATS:
-        return f"is of type {tensor.dtype}, expected floats; save the model without quantisation"
-    return None
-
-
-def to_hf(
-    model: Transformer,
-    folder: Path | str,
-    *,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
-    pad_id: int | None = None,
-    generation: Mapping[str, Any] | None = None,
-    max_shard_bytes: int | None = None,
-) -> None:
-    """Writes a network as a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` reads.
+def to_hf(model: Transformer, folder: Path | str, layout: str = "", **details: Any) -> None:
+    """Write a network as a folder that `AutoModelForCausalLM.from_pretrained` of `transformers` reads.
 
     Args:
         model: the network; rows of padding are cut, a tied head is stored once, weights are written as float32.
         folder: where to; it must not exist, or be empty. It appears whole or not at all.
-        bos_id, eos_id, pad_id: special ids for config.json and generation_config.json.
-        generation: further entries of generation_config.json.
-        max_shard_bytes: largest file of weights (a single larger tensor has one of its own); None writes one file.
+        layout: one of LAYOUTS; otherwise the first that fits. "llama-original" has the names of LLaMA's own release,
+            which `transformers` does not read.
+        details: the special ids and `generation` of `write_hf`.
 
     Raises:
-        LayoutError: the folder is not empty, or the network's shape has no place in GPT-2's, LLaMA's or Qwen3's
-            layout.
+        LayoutError: the folder is not empty, or the network's shape has no place in the layout, or in any.
     """
-    ids = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
-    config_to_hf(model.config)  # refuse before anything is written
+    layout = layout_of(model.config, layout)  # refuse before anything is written
     with fresh_folder(Path(folder)) as work:
-        write_hf(model, work, ids=ids, generation=generation, max_shard_bytes=max_shard_bytes)
+        write_hf(model, work, layout, **details)
 
 
 def write_hf(
     model: Transformer,
     folder: Path,
+    layout: str = "",
     *,
-    ids: Mapping[str, int | None],
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
     generation: Mapping[str, Any] | None = None,
-    max_shard_bytes: int | None = None,
 ) -> None:
-    """Writes the files of to_hf into a folder that is there, for callers that add files of their own."""
-    config = config_to_hf(model.config, **ids)
-    write_json(folder / CONFIG_FILE, config)
-    special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(folder / GENERATION_FILE, {**special, **(generation or {})})
-    views = hf_views(model.state_dict(), model.config)
-    groups = _shards(views, max_shard_bytes)
-    names = [WEIGHTS_FILE]
-    if len(groups) > 1:
-        names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
-        placed = {name: file for file, group in zip(names, groups, strict=True) for name in group}
-        size = sum(_n_bytes(view) for view in views.values())
-        write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": placed})
-    for file, group in zip(names, groups, strict=True):
-        # views of one tensor share its memory, which the format refuses
-        copies = {name: torch.empty(views[name].shape).copy_(views[name].detach()) for name in group}
-        save_file(copies, folder / file, metadata={"format": "pt"})
+    """Write the files of `to_hf` into a folder that is there, for callers that add files of their own.
 
-
-def _n_bytes(view: Tensor) -> int:
-    return 4 * view.numel()
-
-
-def _shards(views: dict[str, Tensor], max_shard_bytes: int | None) -> list[list[str]]:
-    """Names in their order, in groups of at most so many bytes."""
-    if max_shard_bytes is None:
-        return [list(views)]
-    groups: list[list[str]] = [[]]
-    filled = 0
-    for name, view in views.items():
-        if groups[-1] and filled + _n_bytes(view) > max_shard_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += _n_bytes(view)
-    return groups
+    Args:
+        bos_id, eos_id, pad_id: special ids for config.json and generation_config.json.
+        generation: further entries of generation_config.json.
+    """
+    layout = layout_of(model.config, layout)
+    config = config_to_hf(model.config, layout, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
+    if layout == ORIGINAL:
+        write_json(folder / PARAMS_FILE, config)
+    else:
+        write_json(folder / CONFIG_FILE, config)
+        special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        write_json(folder / GENERATION_FILE, {**special, **(generation or {})})
+    parts = hf_parts(model.state_dict(), model.config, layout)
+    joined = {name: torch.cat(own, -1).float().cpu().contiguous() for name, own in parts.items()}
+    save_file(joined, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object as Hugging Face does."""
+    """Write a JSON object as Hugging Face does."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -1,239 +1,101 @@
-"""The shape of the network as Hugging Face writes it down: `config.json` of GPT-2, LLaMA and Qwen3 models, and back.
+"""The shape of the network as published models write it down: `config.json` of `transformers`, LLaMA's `params.json`.
 
-A field that changes the function and has no counterpart on the other side is refused by name, in both directions: a
-model that computes something else than it did before would be worse than none. Fields that the classes of
-`transformers` do not read are passed over, as they are there; what a file leaves out has those classes' defaults.
-
-Qwen3's layout is LLaMA's with QK-norm: a gain for each head's queries and keys before they are rotated, with the norms'
-rms_norm_eps. Its feed-forward layers have no biases, its heads any width, and its sliding windows are not supported.
+A layout is data: what its networks always have, how it names the rest, and what it takes for a name that is left out. A
+shape fits a layout if it comes back from it unchanged, apart from fields that are no part of the function a finished
+network computes. So no field is dropped in silence, and a field that asks for another function is refused by name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .architecture import ModelConfig
-from .hf_rotary import Fields, LayoutError, rope_from_hf, rope_misfits, rope_to_hf
+from .architecture import DEFAULT_POS_BASE, ModelConfig
 
-__all__ = ["GPT2", "LLAMA", "QWEN3", "LayoutError", "config_from_hf", "config_to_hf", "layout_of"]
+Fields = Mapping[str, Any]
+ORIGINAL = "llama-original"  # the names of LLaMA's own release
 
-GPT2, LLAMA, QWEN3 = "gpt2", "llama", "qwen3"
-_LAYOUT_NAMES = {GPT2: "GPT-2", LLAMA: "LLaMA", QWEN3: "Qwen3"}
-_ARCHITECTURES = {GPT2: "GPT2LMHeadModel", LLAMA: "LlamaForCausalLM", QWEN3: "Qwen3ForCausalLM"}
-_EXAMPLES = {GPT2: "gpt2", LLAMA: "llama", QWEN3: "modern-1m"}  # presets
 
-_FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
+class LayoutError(ValueError):
+    """A model that cannot be written, or a folder that cannot be read, in one of the layouts."""
 
-_GPT2_ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-}
-_GPT2_ACTIVATION_OF = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
-# the class reads either name
-_GPT2_SYNONYMS = {
-    "n_embd": "hidden_size",
-    "n_positions": "max_position_embeddings",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-}
 
-# what the two rotary classes take for a field that is left out, where they differ
-_ROTARY_DEFAULTS: dict[str, dict[str, Any]] = {
-    LLAMA: {"vocab_size": 32000, "max_position_embeddings": 2048, "intermediate_size": 11008},
-    QWEN3: {
-        **{"vocab_size": 151936, "max_position_embeddings": 32768, "intermediate_size": 22016},
-        **{"num_key_value_heads": 32, "head_dim": 128},
-    },
-}
+@dataclass(frozen=True)
+class Layout:
+    """A layout of published models.
 
-# What each layout can say of a switch. All other fields of ModelConfig are numbers with a place of their own, are no
-# part of the function (dropout, initial weights), or are looked at one by one.
-_ROTARY_NEEDS: dict[str, tuple[Any, ...]] = {
-    "norm": ("rmsnorm",),
-    "norm_order": ("pre",),
-    "final_norm": (True,),
-    "act": ("swiglu",),
-    "head_bias": (False,),
-}
-_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    GPT2: {
-        "norm": ("layernorm",),
-        "norm_order": ("pre",),
-        "norm_bias": (True,),
-        "final_norm": (True,),
-        "qk_norm": (False,),
-        "act": tuple(_GPT2_ACTIVATION_OF),
-        "attn_bias": (True,),
-        "ffn_bias": (True,),
-        "head_bias": (False,),
-    },
-    LLAMA: {**_ROTARY_NEEDS, "qk_norm": (False,)},
-    QWEN3: {**_ROTARY_NEEDS, "qk_norm": (True,), "ffn_bias": (False,)},
-}
-_OTHER_FIELDS = (
-    {"vocab_size", "max_seq_len", "n_layer", "n_head", "d_model", "d_ff", "n_kv_head", "head_dim", "pos", "pos_base"}
-    | {"rope_layout", "rope_dim", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp", "norm_bias"}
-    | {"norm_eps", "window", "attn_bias", "ffn_bias", "tie_weights", "vocab_multiple", "drop_embed", "drop_attn"}
-    | {"drop_ffn", "drop_resid", "init", "init_std", "init_residual_scaling"}
+    Attributes:
+        column: of its names in FIELDS.
+        fixed: fields of ModelConfig that are the same in all its networks.
+        defaults: its fields that a file may leave out.
+    """
+
+    column: int
+    fixed: dict[str, Any]
+    defaults: dict[str, Any]
+
+
+GPT2, ROTARY, OWN = 1, 2, 3
+# ours, GPT-2's, those of transformers' rotary models, those of LLaMA's own release
+FIELDS = (
+    ("vocab_size", "vocab_size", "vocab_size", "vocab_size"),
+    ("max_seq_len", "n_positions", "max_position_embeddings", "max_seq_len"),
+    ("d_model", "n_embd", "hidden_size", "dim"),
+    ("d_ff", "n_inner", "intermediate_size", ""),
+    ("n_layer", "n_layer", "num_hidden_layers", "n_layers"),
+    ("n_head", "n_head", "num_attention_heads", "n_heads"),
+    ("n_kv_head", "", "num_key_value_heads", "n_kv_heads"),
+    ("head_dim", "", "head_dim", ""),
+    ("norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps"),
+    ("pos_base", "", "", "rope_theta"),
+    ("attn_bias", "", "attention_bias", ""),
+    ("ffn_bias", "", "mlp_bias", ""),
+    ("drop_attn", "attn_pdrop", "attention_dropout", ""),
+    ("drop_resid", "resid_pdrop", "", ""),
+    ("drop_embed", "embd_pdrop", "", ""),
+    ("init_std", "initializer_range", "initializer_range", ""),
+    ("tie_weights", "tie_word_embeddings", "tie_word_embeddings", ""),
 )
+_ROPE = {"pos": "rope", "rope_layout": "half", "norm": "rmsnorm", "act": "swiglu", "init_residual_scaling": False}
+_NO_BIAS = {"attn_bias": False, "ffn_bias": False}
+_LLAMA = {
+    **{"vocab_size": 32000, "max_position_embeddings": 2048, "hidden_size": 4096, "intermediate_size": 11008},
+    **{"num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6, "initializer_range": 0.02},
+    **{"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
+}
+_MISTRAL = {
+    **{**_LLAMA, "max_position_embeddings": 131072, "intermediate_size": 14336, "num_key_value_heads": 8},
+    **{"sliding_window": 4096},
+}
+_QWEN = {
+    **{**_LLAMA, "vocab_size": 151936, "max_position_embeddings": 32768, "intermediate_size": 22016},
+    **{"num_key_value_heads": 32, "sliding_window": 4096},
+}
+_GPT2 = {
+    **{"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12},
+    **{"layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    **{"initializer_range": 0.02, "tie_word_embeddings": True},
+}
+# its code takes the context from the command line, and 2048 without
+_OWN = {"max_seq_len": 2048, "norm_eps": 1e-5, "rope_theta": DEFAULT_POS_BASE}
+# by model_type; of those that a shape fits the first is written, but LLaMA's own on request only
+LAYOUTS = {
+    "gpt2": Layout(GPT2, {"pos": "learned", "norm": "layernorm"}, _GPT2),
+    "llama": Layout(ROTARY, _ROPE, _LLAMA),
+    "mistral": Layout(ROTARY, {**_ROPE, **_NO_BIAS}, _MISTRAL),
+    "qwen2": Layout(ROTARY, {**_ROPE, **_NO_BIAS, "qkv_bias": True}, _QWEN),
+    "qwen3": Layout(ROTARY, {**_ROPE, "ffn_bias": False, "qk_norm": True}, {**_QWEN, "head_dim": 128}),
+    ORIGINAL: Layout(OWN, {**_ROPE, **_NO_BIAS, "rope_layout": "interleaved", "tie_weights": False}, _OWN),
+}
 
-
-def layout_of(config: ModelConfig) -> str:
-    """Which layout a network of this shape has: "gpt2", "llama" or, where rotary positions meet QK-norm, "qwen3".
-
-    Raises:
-        LayoutError: none of them; the message names the switches that have no place.
-    """
-    layout = {"learned": GPT2, "rope": QWEN3 if config.qk_norm else LLAMA}.get(config.pos)
-    if layout is None:
-        raise LayoutError(
-            f"pos={config.pos!r} has no place in Hugging Face's layouts: GPT-2's needs pos='learned', LLaMA's and "
-            f"Qwen3's pos='rope'; train with one of those to export"
-        )
-    needs = _NEEDS[layout]
-    misfits = [
-        f"{name}={getattr(config, name)!r} (it needs {' or '.join(map(repr, allowed))})"
-        for name, allowed in needs.items()
-        if getattr(config, name) not in allowed
-    ]
-    if config.window is not None and config.window < config.max_seq_len:
-        misfits.append(f"window={config.window} (layers are written with full attention)")
-    misfits += _gpt2_misfits(config) if layout == GPT2 else rope_misfits(config)
-    if layout == LLAMA and config.d_model % config.n_head:
-        misfits.append(f"d_model={config.d_model} (it needs a multiple of n_head={config.n_head})")
-    # a switch that this module has never heard of must not be dropped in silence
-    misfits += [
-        f"{field.name}={getattr(config, field.name)!r}"
-        for field in dataclasses.fields(config)
-        if field.name not in needs
-        and field.name not in _OTHER_FIELDS
-        and getattr(config, field.name) not in (field.default, None)
-    ]
-    if misfits:
-        asked = f"pos={config.pos!r}" + (" with qk_norm=True" if layout == QWEN3 else "")
-        raise LayoutError(
-            f"{_LAYOUT_NAMES[layout]}'s layout, which {asked} asks for, has no place for {', '.join(misfits)}; train "
-            f"with a shape that it can say, such as preset {_EXAMPLES[layout]!r}, to export"
-        )
-    return layout
-
-
-def _gpt2_misfits(config: ModelConfig) -> list[str]:
-    found = []
-    if config.n_kv_head != config.n_head:
-        found.append(f"n_kv_head={config.n_kv_head} (it needs n_head={config.n_head})")
-    if config.n_head * config.head_dim != config.d_model:
-        found.append(f"head_dim={config.head_dim} (it needs d_model / n_head)")
-    return found
-
-
-def config_to_hf(
-    config: ModelConfig, *, bos_id: int | None = None, eos_id: int | None = None, pad_id: int | None = None
-) -> dict[str, Any]:
-    """The content of `config.json` for a network of this shape.
-
-    Dropout goes where the layout has a field for it; `drop_ffn`, and in LLaMA's and Qwen3's layout `drop_embed` and
-    `drop_resid`, have none and are left out: they are no part of what a finished network computes. "ntk" scaling is
-    written as the larger base that it is.
-
-    Args:
-        config: the shape.
-        bos_id, eos_id, pad_id: special ids; null where None, because the classes' defaults name ids of GPT-2 and LLaMA.
-
-    Raises:
-        LayoutError: the shape has no place in any layout.
-    """
-    layout = layout_of(config)
-    fields = {GPT2: _gpt2_fields, LLAMA: _llama_fields, QWEN3: _qwen3_fields}[layout]
-    return {
-        "architectures": [_ARCHITECTURES[layout]],
-        "model_type": layout,
-        "dtype": "float32",
-        "torch_dtype": "float32",  # the name of `dtype` before transformers 5
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tie_weights,
-        "initializer_range": config.init_std,
-        "use_cache": True,
-        "bos_token_id": bos_id,
-        "eos_token_id": eos_id,
-        "pad_token_id": pad_id,
-        **fields(config),
-    }
-
-
-def _gpt2_fields(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "n_positions": config.max_seq_len,
-        "n_embd": config.d_model,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_inner": config.d_ff,
-        "activation_function": _GPT2_ACTIVATION_OF[config.act],
-        "layer_norm_epsilon": config.norm_eps,
-        "attn_pdrop": config.drop_attn,
-        "resid_pdrop": config.drop_resid,
-        "embd_pdrop": config.drop_embed,
-    }
-
-
-def _llama_fields(config: ModelConfig) -> dict[str, Any]:
-    return {**_rotary_fields(config), "mlp_bias": config.ffn_bias}
-
-
-def _qwen3_fields(config: ModelConfig) -> dict[str, Any]:
-    # `layer_types` says it since transformers 4.53; what is older reads the other three
-    windows = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.n_layer}
-    return {**_rotary_fields(config), **windows, "layer_types": [_FULL_ATTENTION] * config.n_layer}
-
-
-def _rotary_fields(config: ModelConfig) -> dict[str, Any]:
-    theta, scaling = rope_to_hf(config)
-    return {
-        "max_position_embeddings": config.max_seq_len,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.n_kv_head,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "attention_bias": config.attn_bias,
-        "attention_dropout": config.drop_attn,
-        # transformers 5 reads rope_parameters; what is older reads the other two
-        "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-    }
-
-
-def config_from_hf(config_json: Fields) -> ModelConfig:
-    """The shape that a `config.json` of a GPT-2, LLaMA or Qwen3 model describes.
-
-    Args:
-        config_json: the file's content, of transformers 5 or of what came before.
-
-    Raises:
-        LayoutError: another kind of model, or a field that asks for what the network here does not do.
-    """
-    layout = config_json.get("model_type")
-    if layout not in _LAYOUT_NAMES:
-        raise LayoutError(f"config.json: model_type is {layout!r}; expected 'gpt2', 'llama' or 'qwen3'")
-    for name, harmless, why in _REFUSED:
-        if config_json.get(name) not in harmless:
-            raise LayoutError(f"config.json: {name}={config_json[name]!r} is not supported: {why}")
-    read = {GPT2: _from_gpt2, LLAMA: _from_llama, QWEN3: _from_qwen3}[layout]
-    try:
-        return ModelConfig(**read(config_json))
-    except LayoutError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise LayoutError(f"config.json describes a network that cannot be built here: {error}") from error
-
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+_ACTIVATIONS |= {"relu2": "relu2"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_RAMPS = {"yarn": ("beta_slow", "beta_fast"), "llama3": ("low_freq_factor", "high_freq_factor")}
+_RAMP_ENDS = {"yarn": (1.0, 32.0), "llama3": (1.0, 4.0)}
 
 # Fields with the values (beside null) that change nothing, and what any other would mean.
 _NOTHING: tuple[Any, ...] = (None, {}, [])
@@ -246,102 +108,268 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("is_encoder_decoder", (None, False), "there is no encoder"),
     ("scale_attn_weights", (None, True), "attention scores are always divided by sqrt(head_dim)"),
     ("scale_attn_by_inverse_layer_idx", (None, False), "attention scores are scaled alike in all layers"),
+    ("hidden_act", (None, "silu", "swish"), "expected 'silu'"),
+    ("use_scaled_rope", (None, False), "params.json does not say the factor; read the model's config.json instead"),
 )
 
 
-def _common(config: Fields, tied: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {"tie_weights": config.get("tie_word_embeddings", tied)}
-    std = config.get("initializer_range", 0.02)
-    return {**fields, "init_std": std} if std else fields  # 0 draws nothing, and says nothing of a finished model
+def layout_of(config: ModelConfig, wanted: str = "") -> str:
+    """Return the layout that a network of this shape is written in.
 
+    Args:
+        config: the shape.
+        wanted: one of LAYOUTS; otherwise the first that fits.
 
-def _from_gpt2(config: Fields) -> dict[str, Any]:
-    def read(name: str, default: Any) -> Any:
-        return config.get(name, config.get(_GPT2_SYNONYMS.get(name, name), default))
-
-    act = read("activation_function", "gelu_new")
-    if act not in _GPT2_ACTIVATIONS:
+    Raises:
+        LayoutError: the shape fits none of them, or not the one that is wanted; names the fields that have no place.
+    """
+    if wanted and wanted not in LAYOUTS:
+        raise LayoutError(f"there is no layout {wanted!r}; expected one of {', '.join(LAYOUTS)}")
+    tried = [wanted] if wanted else [name for name in LAYOUTS if name != ORIGINAL]
+    misfits = {name: _misfits(config, name) for name in tried if LAYOUTS[name].fixed["pos"] == config.pos}
+    if not misfits:
         raise LayoutError(
-            f"config.json: activation_function={act!r} is not supported; expected one of {', '.join(_GPT2_ACTIVATIONS)}"
+            f"pos={config.pos!r} has no place in {wanted or 'any layout'}: gpt2 needs pos='learned', the others "
+            f"pos='rope'; train with one of those to export"
         )
+    fewest = min(map(len, misfits.values()))
+    nearest = {name: faults for name, faults in misfits.items() if len(faults) == fewest}
+    if fewest:
+        told = "; ".join(f"{name} has no place for {', '.join(faults)}" for name, faults in nearest.items())
+        raise LayoutError(
+            f"this shape cannot be written in {wanted or 'any layout'}: {told}. Train with a shape that a layout can "
+            f"say, such as preset 'gpt2', 'llama' or 'modern-1m', to export"
+        )
+    return next(iter(nearest))
+
+
+def _misfits(config: ModelConfig, layout: str) -> list[str]:
+    """Fields that do not come back from a layout."""
+    try:
+        back = config_from_hf(_written(config, layout), layout)
+    except LayoutError as error:
+        return [str(error.__cause__ or error)]
+    # a field that is in no layout's reach is at its default there
+    found = {**{item.name: item.default for item in dataclasses.fields(config)}, **_function(back)}
+    return [
+        f"{name}={value!r} (it comes back as {found[name]!r})"
+        for name, value in _function(config).items()
+        if found[name] != value
+    ]
+
+
+def _function(config: ModelConfig) -> dict[str, Any]:
+    """The fields that say what a finished network computes, in one spelling: NTK scaling is a larger base."""
+    fields = {
+        name: value
+        for name, value in vars(config).items()
+        if not name.startswith(("drop_", "init")) and name not in ("vocab_multiple", "rope_layout")
+    }
+    if config.rope_scaling == "ntk":
+        dim = config.rope_dim
+        fields["pos_base"] = config.pos_base * config.rope_factor ** (dim / (dim - 2))
+        fields |= {"rope_scaling": "none", "rope_factor": 1.0}
+    if config.window is not None and config.window >= config.max_seq_len:
+        fields["window"] = None
+    return fields
+
+
+def config_to_hf(
+    config: ModelConfig,
+    layout: str = "",
+    *,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+) -> dict[str, Any]:
+    """Return the content of `config.json`, or of LLaMA's `params.json`, for a network of this shape.
+
+    Dropout goes where the layout has a field for it and is left out elsewhere, because a finished network computes the
+    same without. NTK scaling is written as the larger base that it is.
+
+    Args:
+        config: the shape.
+        layout: one of LAYOUTS; otherwise the first that fits.
+        bos_id, eos_id, pad_id: special ids; null where None, because the classes' defaults name ids of GPT-2 and LLaMA.
+
+    Raises:
+        LayoutError: see `layout_of`.
+    """
+    layout = layout_of(config, layout)
+    if layout == ORIGINAL:
+        return _written(config, layout)
     return {
-        "vocab_size": read("vocab_size", 50257),
-        "max_seq_len": read("n_positions", 1024),
-        "n_layer": read("n_layer", 12),
-        "n_head": read("n_head", 12),
-        "d_model": read("n_embd", 768),
-        "d_ff": read("n_inner", None),
-        "pos": "learned",
-        "act": _GPT2_ACTIVATIONS[act],
-        "norm": "layernorm",
-        "norm_eps": read("layer_norm_epsilon", 1e-5),
-        "drop_attn": float(read("attn_pdrop", 0.1)),
-        "drop_resid": float(read("resid_pdrop", 0.1)),
-        "drop_embed": float(read("embd_pdrop", 0.1)),
-        **_common(config, tied=True),
+        "architectures": ["GPT2LMHeadModel" if layout == "gpt2" else f"{layout.title()}ForCausalLM"],
+        "model_type": layout,
+        "dtype": "float32",
+        "torch_dtype": "float32",  # the name of `dtype` before transformers 5
+        "use_cache": True,
+        "bos_token_id": bos_id,
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+        **_written(config, layout),
     }
 
 
-def _from_llama(config: Fields) -> dict[str, Any]:
-    fields = _from_rotary(config, LLAMA)
-    window, width, heads = config.get("sliding_window"), fields["d_model"], fields["n_head"]
-    if window is not None and window < fields["max_seq_len"]:
-        raise LayoutError(
-            f"config.json: sliding_window={window!r} is not supported in LLaMA's layout, whose tokens see all before "
-            f"them; remove it if the model was trained without"
-        )
-    if width % heads:
-        raise LayoutError(f"config.json: hidden_size={width} is no multiple of num_attention_heads={heads}")
-    return {**fields, "ffn_bias": config.get("mlp_bias", False)}
-
-
-def _from_qwen3(config: Fields) -> dict[str, Any]:
-    fields = _from_rotary(config, QWEN3)
-    _check_windows(config, fields["n_layer"], fields["max_seq_len"])
-    return {**fields, "qk_norm": True, "ffn_bias": False}
-
-
-def _check_windows(config: Fields, n_layer: int, length: int) -> None:
-    """Refuses Qwen3's sliding windows, unless they are switched off or hide nothing."""
-    used = config.get("use_sliding_window", False)
-    window, first = config.get("sliding_window", 4096) if used else None, config.get("max_window_layers", 28)
-    kinds, told = config.get("layer_types"), f"sliding_window={window!r} (use_sliding_window={used!r})"
-    if kinds is None:
-        kinds = [_SLIDING_ATTENTION] if window is not None and first < n_layer else []
-    wide = window is not None and window >= length
-    harmless = {_FULL_ATTENTION, _SLIDING_ATTENTION} if wide else {_FULL_ATTENTION}
-    if foreign := sorted(set(kinds) - harmless):
-        raise LayoutError(
-            f"config.json: layer_types {', '.join(foreign)} with {told} is not supported: every token sees all before "
-            f"it in all layers here"
-        )
-
-
-def _from_rotary(config: Fields, layout: str) -> dict[str, Any]:
-    def read(name: str, default: Any = None) -> Any:
-        return config.get(name, _ROTARY_DEFAULTS[layout].get(name, default))
-
-    act = read("hidden_act", "silu")
-    if act not in ("silu", "swish"):
-        raise LayoutError(
-            f"config.json: hidden_act={act!r} is not supported in {_LAYOUT_NAMES[layout]}'s layout; expected 'silu'"
-        )
-    length = read("max_position_embeddings")
-    return {
-        "vocab_size": read("vocab_size"),
-        "max_seq_len": length,
-        "n_layer": read("num_hidden_layers", 32),
-        "n_head": read("num_attention_heads", 32),
-        "n_kv_head": read("num_key_value_heads"),
-        "d_model": read("hidden_size", 4096),
-        "head_dim": read("head_dim"),
-        "d_ff": read("intermediate_size"),
-        "act": "swiglu",
-        "norm": "rmsnorm",
-        "norm_eps": read("rms_norm_eps", 1e-6),
-        "attn_bias": read("attention_bias", False),
-        "drop_attn": float(read("attention_dropout") or 0.0),
-        "init_residual_scaling": False,
-        **rope_from_hf(config, length),
-        **_common(config, tied=False),
+def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
+    ours, known = {**vars(config), **_function(config)}, LAYOUTS[layout]
+    fields = {row[known.column]: ours[row[0]] for row in FIELDS if row[known.column] and row[0] not in known.fixed}
+    if layout == "gpt2":
+        theirs = next((name for name, act in _ACTIVATIONS.items() if act == config.act), "gelu_new")
+        return {**fields, "activation_function": theirs}
+    if layout == ORIGINAL:
+        # its code rounds the multiplied 8/3 of the width up to the multiple
+        plain = 8 * config.d_model // 3
+        multiplier = config.d_ff / plain if plain > config.d_ff else None
+        return {**fields, "multiple_of": config.d_ff, "ffn_dim_multiplier": multiplier}
+    theta, kind, window = float(ours["pos_base"]), ours["rope_scaling"], ours["window"]
+    scaling: dict[str, Any] | None = (
+        None if kind == "none" else {"rope_type": kind, "factor": float(config.rope_factor)}
+    )
+    if scaling and kind in _RAMPS:
+        ends = zip(_RAMPS[kind], map(float, config.rope_ramp), strict=True)
+        scaling |= {"original_max_position_embeddings": config.rope_original_len, **dict(ends)}
+    # transformers 5 reads rope_parameters; what is older reads the other two
+    fields |= {
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
+        "rope_theta": theta,
+        "rope_scaling": scaling,
     }
+    if layout == "mistral":
+        fields["sliding_window"] = window
+    elif layout.startswith("qwen"):
+        # `layer_types` says it since transformers 4.53; what is older reads the other three
+        fields |= {"use_sliding_window": window is not None, "sliding_window": window}
+        fields["max_window_layers"] = config.n_layer if window is None else 0
+        fields["layer_types"] = [_FULL if window is None else _SLIDING] * config.n_layer
+    return fields
+
+
+def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
+    """Return the shape that a `config.json`, or LLaMA's `params.json`, describes.
+
+    Args:
+        fields: the file's content; `config.json` of transformers 5 or of what came before.
+        layout: one of LAYOUTS; otherwise the one that `model_type` names.
+
+    Raises:
+        LayoutError: another kind of model, or a field that asks for what the network here does not do.
+    """
+    layout = layout or str(fields.get("model_type"))
+    known = LAYOUTS.get(layout)
+    file = "params.json" if layout == ORIGINAL else "config.json"
+    if known is None:
+        expected = ", ".join(name for name in LAYOUTS if name != ORIGINAL)
+        raise LayoutError(f"config.json: model_type is {fields.get('model_type')!r}; expected one of {expected}")
+    for name, harmless, why in _REFUSED:
+        if fields.get(name) not in harmless:
+            raise LayoutError(f"{file}: {name}={fields[name]!r} is not supported: {why}")
+    read = {**known.defaults, **fields}
+    shape: dict[str, Any] = {row[0]: read.get(row[known.column]) for row in FIELDS if row[known.column]}
+    shape |= {name: float(value or 0.0) for name, value in shape.items() if name.startswith("drop_")}
+    shape |= {"init_std": shape.get("init_std") or 0.02, **known.fixed}  # 0 draws nothing, and trains nothing
+    try:
+        if layout == "gpt2":
+            shape["act"] = _read_activation(fields.get("activation_function", "gelu_new"))
+        elif layout == ORIGINAL:
+            shape |= {"d_ff": _read_width(fields), "head_dim": fields.get("head_dim")}
+        else:
+            shape |= _read_rope(fields, shape["max_seq_len"])
+        if layout != "gpt2":
+            shape["window"] = _read_window(fields, layout, shape["n_layer"], shape["max_seq_len"])
+        if layout == "llama" and shape["d_model"] % shape["n_head"]:
+            raise ValueError(f"hidden_size={shape['d_model']} is no multiple of num_attention_heads={shape['n_head']}")
+        return ModelConfig(**shape)
+    except (ValueError, TypeError) as error:
+        raise LayoutError(f"{file}: {error}") from error
+
+
+def _read_activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation_function={name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _read_width(params: Fields) -> int:
+    """Width of the feed-forward layer, which LLaMA's code works out and Mistral's writes down."""
+    if params.get("hidden_dim") or not params.get("dim"):
+        return int(params.get("hidden_dim") or 0)
+    width, multiple = int((params.get("ffn_dim_multiplier") or 1) * (8 * params["dim"] // 3)), params["multiple_of"]
+    return int(-(-width // multiple) * multiple)
+
+
+def _read_window(config: Fields, layout: str, n_layer: int, length: int) -> int | None:
+    """The window of all layers; layers that differ are refused, and one that hides nothing is none."""
+    is_qwen = layout.startswith("qwen")
+    window = config.get("sliding_window", LAYOUTS[layout].defaults.get("sliding_window"))
+    if is_qwen and not config.get("use_sliding_window", False):
+        window = None
+    first = config.get("max_window_layers", 28) if is_qwen else 0
+    usual = [_FULL if window is None or layer < first else _SLIDING for layer in range(n_layer)]
+    kinds = set(config.get("layer_types") or usual)
+    if window is not None and window >= length:
+        window, kinds, usual = None, {_FULL if kind == _SLIDING else kind for kind in kinds}, [_FULL]
+    read = _SLIDING if window is not None and kinds == {_SLIDING} else _FULL
+    if kinds != {read} or (not is_qwen and kinds != set(usual)):
+        raise ValueError(
+            f"layer_types {', '.join(sorted(kinds))} with sliding_window={window!r} (use_sliding_window="
+            f"{config.get('use_sliding_window')!r}) is not supported: all layers have the same window here, or none"
+        )
+    if read == _SLIDING and layout == "llama":
+        raise ValueError(
+            f"sliding_window={window!r} is not supported in LLaMA's layout, whose tokens see all before them; remove "
+            f"it if the model was trained without"
+        )
+    return window if read == _SLIDING else None
+
+
+def _read_rope(config: Fields, length: int) -> dict[str, Any]:
+    """Rotary fields, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
+    # in this order in transformers 5 as well
+    rope: Fields = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError("rope_parameters differ between layers; all layers are rotated alike here")
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share not in (None, 1):
+        raise ValueError(f"partial_rotary_factor={share!r} is not supported: transformers rotates whole heads")
+    base = float(rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_POS_BASE)
+    kind = rope.get("rope_type", rope.get("type")) or "default"
+    if kind not in ("default", "linear", *_RAMPS):
+        why = "its base grows with the text that is read" if kind == "dynamic" else "it is unknown here"
+        raise ValueError(f"rope_type={kind!r} is not supported: {why}; expected default, linear, yarn or llama3")
+    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or length
+    factor = rope.get("factor") or (length / original if kind == "yarn" else None)
+    if kind == "default" or factor == 1:
+        return {"pos_base": base}
+    if factor is None:
+        raise ValueError(f"rope_type={kind!r} needs a factor in rope_parameters")
+    fields = {"pos_base": base, "rope_scaling": kind, "rope_factor": float(factor)}
+    if kind == "linear":
+        return fields
+    low, high = (float(rope.get(name) or end) for name, end in zip(_RAMPS[kind], _RAMP_ENDS[kind], strict=True))
+    if kind == "yarn":
+        _check_yarn(rope, factor, original, low)
+    return {**fields, "rope_original_len": original, "rope_ramp": (low, high)}
+
+
+def _check_yarn(rope: Fields, factor: float, original: int, slow: float) -> None:
+    """Refuses what YaRN can be told beyond its paper, and where the two sides' ramps differ."""
+
+    def sharpening(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(max(factor, 1)) + 1.0
+
+    if rope.get("truncate") is False:
+        raise ValueError("truncate=False of yarn is not supported: its ramp joins whole pairs here")
+    given, mscale, over = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
+    if given is None and mscale and over:
+        given = sharpening(mscale) / sharpening(over)
+    if given is not None and not math.isclose(given, sharpening(), rel_tol=1e-7):
+        raise ValueError(
+            f"yarn's attention_factor (or mscale / mscale_all_dim) is {given!r}, which is not supported; expected "
+            f"{sharpening()!r}, which is 0.1 ln(factor) + 1"
+        )
+    if original < 2 * math.pi * slow:
+        raise ValueError(
+            f"original_max_position_embeddings={original} is too few tokens for yarn: no pair turns beta_slow times"
+        )

@@ -87,9 +87,9 @@ class Attention(nn.Module):
         self.head_dim, self.rope_layout = config.head_dim, config.rope_layout
         self.dropout = config.drop_attn
         width, kv_width = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-        self.q = Linear(config.d_model, width, bias=config.attn_bias)
-        self.k = Linear(config.d_model, kv_width, bias=config.attn_bias)
-        self.v = Linear(config.d_model, kv_width, bias=config.attn_bias)
+        self.q = Linear(config.d_model, width, bias=config.qkv_bias)
+        self.k = Linear(config.d_model, kv_width, bias=config.qkv_bias)
+        self.v = Linear(config.d_model, kv_width, bias=config.qkv_bias)
         self.proj = Linear(width, config.d_model, bias=config.attn_bias)
         self.norm_q = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None

@@ -15,7 +15,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -100,6 +100,12 @@ class GenerateSettings(Sampling):
     min_p: float = _usual("min_p")
     typical_p: float = _usual("typical_p")
     ignore_eos: bool = option(False, "Never draw the token that ends a text.")
+    max_seq_len: int = option(
+        0, "Context to generate with, where the model's positions are computed; 0 is the one it was trained with.", ge=0
+    )
+    rope_scaling: Literal["", "none", "linear", "ntk", "yarn", "llama3"] = option(
+        "", "How rotary wavelengths are stretched to that context; left out, as the model has them."
+    )
     shard_tokens: int = option(
         2**17, "New tokens per shard of a file of prompts; work that is lost is lost by shards.", ge=1
     )
@@ -111,7 +117,11 @@ class GenerateSettings(Sampling):
 
     def without_cut(self) -> GenerateSettings:
         """Return the same sampling with the default division of the work: what a completion depends on."""
-        return GenerateSettings(**self.sampling())
+        return GenerateSettings(**self.sampling(), **self.stretch())
+
+    def stretch(self) -> dict[str, Any]:
+        """Return the fields of `model.ModelConfig` in which generation differs from training."""
+        return {name: value for name in ("max_seq_len", "rope_scaling") if (value := getattr(self, name))}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -483,6 +493,9 @@ def _section(section: str, given: Mapping[str, Any]) -> Any:
 def _check_network(settings: Settings) -> None:
     """Refuse an impossible network, training or overlap now, not after the documents have been read."""
     model, train = settings.model, settings.train
+    if train.base:  # which brings the network, whose rotation may be stretched (`tasks.registry.base`)
+        kept = {name: value for name, value in model.overrides.items() if not name.startswith("rope_")}
+        model = replace(model, overrides=kept)
     try:
         contexts = [network.max_seq_len for network in networks_of(model, vocab_size=512).values()]
         TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})

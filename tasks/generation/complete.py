@@ -56,6 +56,7 @@ def complete(
         "prompts": work.folder(prompts) / PROMPTS_FILE,
         "out": work.out / COMPLETIONS_FILE,
         "settings": settings.sampling(),
+        "stretch": settings.stretch(),
         "device": device,
         "batch_size": batch_size or BATCH_SIZES[device],
     }
@@ -80,6 +81,7 @@ def complete_shard(
     prompts: Path,
     out: Path,
     settings: dict[str, Any],
+    stretch: dict[str, Any],
     device: str,
     batch_size: int,
     threads: int = 0,
@@ -91,6 +93,7 @@ def complete_shard(
     Args:
         digest: digest of the model; its folder may hold another one after a refresh.
         settings: as for `Bundle.sampling_config`.
+        stretch: as for `Bundle`.
         threads: threads of torch, in a process of its own; 0 leaves them.
 
     Returns:
@@ -105,7 +108,8 @@ def complete_shard(
         torch.set_num_threads(threads)
     asked = read_rows(prompts)
     try:
-        rows = complete_prompts(_bundle(checkpoint, digest, device), digest, asked, settings, batch_size, progress)
+        bundle = _bundle(checkpoint, digest, device, **stretch)
+        rows = complete_prompts(bundle, digest, asked, settings, batch_size, progress)
     except ValueError as error:  # a bundle is served without our errors, so it raises none of them
         raise UserError(f"generate: {error}") from error
     write_table(out, COMPLETIONS, rows)
@@ -119,8 +123,8 @@ def complete_shard(
 
 
 @lru_cache(maxsize=1)  # the next shard's model is the same
-def _bundle(folder: Path, digest: str, device: str) -> Bundle:
-    return Bundle(folder, device)
+def _bundle(folder: Path, digest: str, device: str, **stretch: Any) -> Bundle:
+    return Bundle(folder, device, **stretch)
 
 
 def digested(row: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from model.architecture import STRETCH_FIELDS, ModelConfig
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
@@ -29,7 +30,8 @@ from tasks.training.hugging_face import import_folder
 from tasks.training.train import train
 
 CARRIER = "small"  # a preset all of whose fields are replaced
-FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid")  # of the network; they shape no weight
+# of the network; they shape no weight
+FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp")
 
 
 class BaseError(UserError):
@@ -151,8 +153,10 @@ def already_read(run: Run, asked: str | None, base: Base | None, dataset: Artifa
 def with_base(settings: Settings, base: Base | None) -> Settings:
     """Return the settings of a run that continues from a base: its tokeniser and shape.
 
+    Dropout may differ, and where positions are computed the context with the scaling of rotary wavelengths.
+
     Raises:
-        BaseError: if the settings ask for another tokeniser or another shape.
+        BaseError: if the settings ask for another tokeniser or for weights of another shape.
     """
     if base is None:
         return settings
@@ -163,18 +167,24 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
         )
     asked = settings.tokenizer
     own = TokenizerSettings(engine=asked.engine)
-    given = [item.name for item in fields(asked) if getattr(asked, item.name) != getattr(own, item.name)]
-    if given:
+    foreign = [item.name for item in fields(asked) if getattr(asked, item.name) != getattr(own, item.name)]
+    if foreign:
         raise BaseError(
-            f"train.base brings its own tokeniser, but tokenizer.{given[0]} is given as well; leave one of them out"
+            f"train.base brings its own tokeniser, but tokenizer.{foreign[0]} is given as well; leave one of them out"
         )
-    for name, value in settings.model.overrides.items():
-        if name not in FREE_FIELDS and base.shape.get(name) != value:
+    free = (*FREE_FIELDS, *STRETCH_FIELDS)
+    given = settings.model.overrides
+    for name, value in given.items():
+        if name not in free and base.shape.get(name) != value:
             raise BaseError(
                 f"model.{name} is {value}, but the base has {base.shape.get(name)}; weights have the shape that they "
-                f"were trained in: leave it out (only {', '.join(FREE_FIELDS)} may differ)"
+                f"were trained in: leave it out (only {', '.join(free)} may differ)"
             )
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
-    shape = {**base.shape, **settings.model.overrides}
+    stretch = {name: given[name] for name in STRETCH_FIELDS if name in given}
+    try:
+        shape = {**ModelConfig.from_dict(base.shape).stretched(**stretch).to_dict(), **given}
+    except ValueError as error:
+        raise BaseError(f"train.base={base.name} cannot have this context: {error}") from error
     del shape["vocab_size"]  # that of the tokeniser, as far as sequences are concerned
     return settings.replace(tokenizer=taken, model=ModelSettings(CARRIER, shape))

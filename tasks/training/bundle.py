@@ -63,18 +63,22 @@ class Bundle:
         folder: the bundle.
         device: device of the network.
         network: the package with the network; `model` when None.
+        stretch: another context for the same weights, fields as for `model.ModelConfig.stretched`.
+
+    Raises:
+        ValueError: the model cannot have that context.
 
     Attributes:
         bos, eos: True if documents had the ids that begin and end a text around them in training, as far as the
             tokeniser has such ids; True if config.json does not say.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu", network: Any = None) -> None:
+    def __init__(self, folder: Path, device: str = "cpu", network: Any = None, **stretch: Any) -> None:
         self.network = network if network is not None else importlib.import_module("model")
         self.config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         self.bos, self.eos = (bool(self.config.get(name, True)) for name in ("bos", "eos"))
         self.tokenizer: Tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-        self.model_config = self.network.ModelConfig.from_dict(self.config["model"])
+        self.model_config = self.network.ModelConfig.from_dict(self.config["model"]).stretched(**stretch)
         self.model = self.network.load_weights(folder / WEIGHTS_FILE, self.model_config).to(device).eval()
         self.device = device
 

@@ -49,7 +49,7 @@ class Exchanged:
     """Result of an export or import.
 
     Attributes:
-        layout: Hugging Face's name: `gpt2`, `llama` or `qwen3`.
+        layout: one of `model.hf_config.LAYOUTS`.
         prompts_begin_with: what `generate` puts before every prompt.
     """
 
@@ -61,7 +61,7 @@ class Exchanged:
     prompts_begin_with: str
 
 
-def export_bundle(bundle_folder: Path, target: Path) -> Exchanged:
+def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchanged:
     """Write a bundle as a folder for `AutoModelForCausalLM` and `AutoTokenizer` of `transformers`.
 
     `tokenizer.json` adds no special tokens to a text, as `Tokenizer.encode` does not; what the network was trained on
@@ -72,14 +72,15 @@ def export_bundle(bundle_folder: Path, target: Path) -> Exchanged:
     Args:
         bundle_folder: the model.
         target: where to; it must not exist, or be empty.
+        layout: one of `model.hf_config.LAYOUTS`; otherwise the first that fits. "llama-original" has the names of
+            LLaMA's own release, which `transformers` does not read.
 
     Raises:
-        ExchangeError: the folder holds no model, the model has no place in Hugging Face's layouts, or `target` is
-            taken.
+        ExchangeError: the folder holds no model, the model has no place in the layout, or in any, or `target` is taken.
     """
     from model import count_parameters
     from model.hf import fresh_folder, write_hf
-    from model.hf_config import LayoutError, config_to_hf, layout_of
+    from model.hf_config import LayoutError, layout_of
 
     missing = [name for name in _BUNDLE_FILES if not (bundle_folder / name).is_file()]
     if missing:
@@ -91,19 +92,19 @@ def export_bundle(bundle_folder: Path, target: Path) -> Exchanged:
     framing = {"bos": bundle.bos, "eos": bundle.eos}
     generation = {"suppress_tokens": list(bundle.ids_without_text()) or None, "min_new_tokens": 1}
     try:
-        config_to_hf(bundle.model_config)  # refuse before anything is written
+        layout = layout_of(bundle.model_config, layout)  # refuse before anything is written
         with fresh_folder(target) as work:
-            write_hf(bundle.model, work, ids=ids, generation=generation)
+            write_hf(bundle.model, work, layout, **ids, generation=generation)
             write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
     shape = bundle.model_config
     size, begin = count_parameters(bundle.model)["total"], tokenizer.beginning(bundle.bos)
-    return Exchanged(str(target), layout_of(shape), size, shape.vocab_size, tokenizer.kind, begin)
+    return Exchanged(str(target), layout, size, shape.vocab_size, tokenizer.kind, begin)
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
-    """Make a bundle of a Hugging Face folder of a GPT-2, LLaMA or Qwen3 model.
+    """Make a bundle of a folder of a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 model, or of LLaMA's own release.
 
     The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. Prompts
     will begin with bos, or for want of it with eos, whatever the folder says of adding special tokens. How often its
@@ -111,7 +112,8 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     uniform one.
 
     Args:
-        hf_folder: config.json, safetensors and tokenizer.json, or GPT-2's vocab.json and merges.txt.
+        hf_folder: config.json (or LLaMA's params.json), safetensors and tokenizer.json, or GPT-2's vocab.json and
+            merges.txt.
         target: where to; it must not exist, or be empty.
 
     Raises:
@@ -119,14 +121,14 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     """
     from model import count_parameters
     from model.checkpoint import save_weights
-    from model.hf import fresh_folder, from_hf, read_json
+    from model.hf import fresh_folder, from_hf, read_shape
     from model.hf_config import LayoutError
 
     if not hf_folder.is_dir():
         raise ExchangeError(f"no folder {hf_folder}: give a folder with a model of Hugging Face")
     try:
         tokenizer = read_hf_tokenizer(hf_folder)
-        layout = str(read_json(hf_folder, CONFIG_FILE).get("model_type"))
+        layout, _ = read_shape(hf_folder)
         model = from_hf(hf_folder)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise ExchangeError(
@@ -169,13 +171,15 @@ def write_hf_tokenizer(
         context: longest sequence of the network, in tokens.
         framing: `bos` and `eos`, True if the network was trained with these around documents; for `import_folder`.
     """
+    from model.hf import write_json
+
     spec = hf_spec(tokenizer)
-    _write_json(folder / TOKENIZER_FILE, spec)
+    write_json(folder / TOKENIZER_FILE, spec)
     spelling = {index: token for token, index in HfTokenizer(json.dumps(spec)).vocabulary().items()}
     ids = {meaning: getattr(tokenizer, f"{meaning}_id") for meaning in MEANINGS}
     special = {f"{meaning}_token": spelling[index] for meaning, index in ids.items() if index is not None}
-    _write_json(folder / SPECIAL_TOKENS_FILE, special)
-    _write_json(
+    write_json(folder / SPECIAL_TOKENS_FILE, special)
+    write_json(
         folder / TOKENIZER_CONFIG_FILE,
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -228,7 +232,3 @@ def read_hf_tokenizer(folder: Path) -> HfTokenizer:
     if not isinstance(found, HfTokenizer):
         raise ExchangeError(f"{folder / TOKENIZER_FILE} is a tokeniser of Sheepfold, expected one of Hugging Face")
     return found
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

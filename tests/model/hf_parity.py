@@ -1,17 +1,19 @@
-"""Random GPT-2, LLaMA and Qwen3 shapes, and how far two networks of the same weights lie apart.
+"""Random shapes of each layout, and how far two networks of the same weights lie apart.
 
 The relative difference of two tensors is max |a - b| / max |b|, b being that of `transformers`. Gradients are compared
 tensor by tensor under Hugging Face's names; the largest of all tensors counts.
 
 Weights have a standard deviation of 1 / sqrt(d_model), so that every product keeps its input's scale. With larger ones,
 or with fewer than eight columns, float32 alone, on either side, strays further than the limit from the exact result.
-Even so, about one network of Qwen3's layout in four hundred has a gradient that is a small remainder of terms that
-cancel, and lies up to twice above the limit, both sides being about as far from the float64 result. The seeds draw
-none such.
+Even so, about one network of Qwen3's layout in four hundred, and one of Qwen2's in thirty (the biases of its keys),
+has a gradient that is a small remainder of terms that cancel, and lies up to twice above the limit, both sides being
+about as far from the float64 result. The seeds draw none such. A window of one token leaves queries and keys no
+gradient but rounding, so none is drawn.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +21,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model import ModelConfig, Transformer
-from model.hf import hf_views
+from model.hf import hf_parts
+from model.hf_config import ORIGINAL
 
 LIMIT = 1e-5
-SEEDS = {"gpt2": 2024, "llama": 2024, "qwen3": 2025}
+SEEDS = {"gpt2": 2024, "llama": 2024, "mistral": 2024, "qwen2": 2025, "qwen3": 2025, ORIGINAL: 2024}
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,10 @@ def random_shape(layout: str, number: int) -> dict[str, Any]:
         width = draw.choice([None, 8, 12, 16])
         odd = 0 if width is None else draw.choice([0, 1])  # its heads need not divide the stream
         shape |= {"qk_norm": True, "ffn_bias": False, "head_dim": width, "d_model": shape["d_model"] + odd}
+    if layout not in ("llama", "qwen3"):
+        shape |= {"attn_bias": False, "qkv_bias": layout == "qwen2", "ffn_bias": False}
+    if layout not in ("llama", ORIGINAL):
+        shape["window"] = draw.choice([None, 2, 3, 5])
     return shape
 
 
@@ -96,10 +104,13 @@ def perturb(model: nn.Module) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
 
 
-def compare(ours: Transformer, theirs: Any, seed: int = 1) -> Difference:
-    """Logits and gradients of the mean cross-entropy of random labels, over the whole context."""
+def compare(ours: Transformer, theirs: Any, seed: int = 1, n_tokens: int | None = None) -> Difference:
+    """Logits and gradients of the mean cross-entropy of random labels, over the whole context or so many tokens.
+
+    A network of LLaMA's own names has its gradients compared in the names and the order of rows of `transformers`.
+    """
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, ours.config.max_seq_len)
+    shape = (2, n_tokens or ours.config.max_seq_len)
     ids, labels = (torch.randint(ours.config.vocab_size, shape, generator=generator) for _ in range(2))
     our_logits = ours(ids)[..., : ours.config.vocab_size]
     their_logits = theirs(input_ids=ids).logits
@@ -107,7 +118,8 @@ def compare(ours: Transformer, theirs: Any, seed: int = 1) -> Difference:
         network.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     gradients = {name: _gradient(parameter) for name, parameter in ours.named_parameters()}
-    mapped = hf_views(gradients, ours.config)
+    parts = hf_parts(gradients, ours.config, theirs.config.model_type)
+    mapped = {name: torch.cat(own, -1) for name, own in parts.items()}
     named = dict(theirs.named_parameters())
     assert mapped.keys() == named.keys()
     apart = {name: relative(mapped[name], _gradient(parameter)) for name, parameter in named.items()}
@@ -135,7 +147,7 @@ def load_theirs(folder: Path, attention: str) -> Any:
 
 def random_theirs(layout: str, number: int) -> Any:
     """A random model of `transformers`, made from its own configuration class."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     draw = random.Random(f"{SEEDS[layout]}-theirs-{layout}-{number}")
     heads = draw.choice([1, 2, 4])
@@ -148,21 +160,19 @@ def random_theirs(layout: str, number: int) -> Any:
         "eos_token_id": 1,
     }
     torch.manual_seed(number)
-    model: Any
+    fields: dict[str, Any]
     if layout == "gpt2":
-        model = GPT2LMHeadModel(
-            GPT2Config(
-                **common,
-                n_positions=draw.choice([8, 13, 24]),
-                n_embd=width,
-                n_layer=draw.randint(1, 3),
-                n_head=heads,
-                n_inner=draw.choice([None, 24, 7]),
-                activation_function=draw.choice(["gelu_new", "gelu", "relu", "gelu_pytorch_tanh"]),
-                layer_norm_epsilon=draw.choice([1e-5, 1e-3, 0.1]),
-                reorder_and_upcast_attn=draw.random() < 0.3,
-            )
-        )
+        fields = {
+            **common,
+            "n_positions": draw.choice([8, 13, 24]),
+            "n_embd": width,
+            "n_layer": draw.randint(1, 3),
+            "n_head": heads,
+            "n_inner": draw.choice([None, 24, 7]),
+            "activation_function": draw.choice(["gelu_new", "gelu", "relu", "gelu_pytorch_tanh"]),
+            "layer_norm_epsilon": draw.choice([1e-5, 1e-3, 0.1]),
+            "reorder_and_upcast_attn": draw.random() < 0.3,
+        }
     else:
         length = draw.choice([8, 13, 24])
         scaling: dict[str, Any] = [
@@ -174,29 +184,58 @@ def random_theirs(layout: str, number: int) -> Any:
                 **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
             },
         ][number % 4]
-        fields: dict[str, Any] = {
+        fields = {
             **common,
             "hidden_size": width,
             "intermediate_size": draw.choice([24, 40, 7]),
             "num_hidden_layers": draw.randint(1, 3),
             "num_attention_heads": heads,
             "num_key_value_heads": draw.choice([part for part in range(1, heads + 1) if heads % part == 0]),
-            "head_dim": draw.choice([None, 4, 12]),
+            "head_dim": draw.choice([None, 4, 12]) or width // heads,
             "max_position_embeddings": length,
             "rms_norm_eps": draw.choice([1e-6, 1e-3, 0.1]),
             "attention_bias": draw.random() < 0.5,
             "mlp_bias": draw.random() < 0.5,
             "rope_parameters": {"rope_theta": draw.choice([100.0, 10000.0, 500000.0]), **scaling},
         }
-        if layout == "llama":
-            model = LlamaForCausalLM(LlamaConfig(**fields))
-        else:
+        if layout != "llama":
             del fields["mlp_bias"]
+        if layout in ("mistral", "qwen2"):
+            del fields["attention_bias"]
+        if layout == "qwen3":
             fields["hidden_size"] += draw.choice([0, 1])  # its heads need not divide the stream
             fields["head_dim"] = draw.choice([8, 12, 16])
-            model = Qwen3ForCausalLM(Qwen3Config(**fields))
+        if layout != "llama":
+            window = draw.choice([None, 2, 3, 5])
+            fields["sliding_window"] = window
+            if layout != "mistral":
+                fields |= {"use_sliding_window": window is not None, "max_window_layers": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(layout, **fields))
     perturb(model)
     return model.eval()
+
+
+def write_original(theirs: Any, folder: Path) -> None:
+    """Writes a LLaMA of `transformers` as LLaMA's own release has it: other names, pairs side by side."""
+    config, heads = theirs.config, {"q": theirs.config.num_attention_heads, "k": theirs.config.num_key_value_heads}
+    names = {"embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm", "lm_head": "output"}
+    names |= {"post_attention_layernorm": "ffn_norm", "self_attn": "attention", "mlp": "feed_forward"}
+    names |= {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"} | {f"{part}_proj": f"w{part}" for part in "qkvo"}
+    tensors = {"rope.freqs": torch.ones(config.head_dim // 2)}
+    for name, tensor in theirs.state_dict().items():
+        for part, n_heads in heads.items():
+            if f".{part}_proj." in name:
+                halves = tensor.view(n_heads, 2, config.head_dim // 2, -1)
+                tensor = torch.stack((halves[:, 0], halves[:, 1]), dim=2).flatten(0, 2)
+        own = ".".join(names.get(part, part) for part in name.removeprefix("model.").split("."))
+        tensors[own] = tensor.contiguous().clone()
+    params = {
+        **{"dim": config.hidden_size, "n_layers": config.num_hidden_layers, "n_heads": heads["q"]},
+        **{"n_kv_heads": heads["k"], "norm_eps": config.rms_norm_eps, "vocab_size": -1, "multiple_of": 8},
+        **{"ffn_dim_multiplier": 1.3, "rope_theta": config.rope_parameters["rope_theta"]},
+    }
+    save_file(tensors, folder / "consolidated.00.safetensors")
+    (folder / "params.json").write_text(json.dumps(params))
 
 
 def _gradient(parameter: Tensor) -> Tensor:

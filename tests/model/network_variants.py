@@ -28,6 +28,7 @@ ATTENTION_VARIANTS: list[dict[str, Any]] = [
     {"window": 1},
     {"window": 4, "pos": "rope", "n_head": 4, "n_kv_head": 2},
     {"attn_bias": False},
+    {"attn_bias": False, "qkv_bias": True},
     {**LLAMA, "n_head": 4, "n_kv_head": 2, "qk_norm": True, "window": 5, "vocab_multiple": 64},
 ]
 VARIANTS: list[dict[str, Any]] = [

@@ -25,15 +25,18 @@ from model import (
     preset,
     to_hf,
 )
-from model.hf_config import LayoutError, config_from_hf, config_to_hf, layout_of
+from model.hf_config import ORIGINAL, LayoutError, config_from_hf, config_to_hf, layout_of
 
 GPT2 = {"vocab_size": 31, "max_seq_len": 16, "n_layer": 2, "n_head": 2, "d_model": 16}
 LLAMA = {
     **{**GPT2, "pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False},
     **{"n_kv_head": 1, "tie_weights": False, "init_residual_scaling": False},
 }
+MISTRAL = {**LLAMA, "window": 5}
+QWEN2 = {**LLAMA, "qkv_bias": True}
 QWEN3 = {**LLAMA, "qk_norm": True, "head_dim": 12}
-SHAPES = {"gpt2": GPT2, "llama": LLAMA, "qwen3": QWEN3}
+SHAPES = {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+ROTARY = [layout for layout in SHAPES if layout != "gpt2"]
 MODERN = [name for name in PRESETS if name.startswith("modern-")]
 IDS = torch.randint(31, (2, 16), generator=torch.Generator().manual_seed(5))
 
@@ -58,20 +61,23 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Non
 
 
 @pytest.mark.parametrize("number", range(8))
-@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("layout", [*SHAPES, ORIGINAL])
 def test_out_and_in_again_gives_the_same_bits(layout: str, number: int, tmp_path: Path) -> None:
     shape = {**random_shape(layout, number), "vocab_multiple": 1}
     if layout != "gpt2":
-        shape["rope_layout"] = "half"
+        shape["rope_layout"] = "interleaved" if layout == ORIGINAL else "half"
+    if layout == ORIGINAL:
+        plain = {"head_dim": None, "tie_weights": False, "rope_scaling": "none", "rope_factor": 1.0}
+        shape |= {**plain, "rope_original_len": None, "rope_ramp": None}
     model = random_network(shape)
-    to_hf(model, tmp_path / "exported")
+    to_hf(model, tmp_path / "exported", layout)
     again = from_hf(tmp_path / "exported").state_dict()
     assert again.keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again[name]), name
 
 
-@pytest.mark.parametrize("layout", ["llama", "qwen3"])
+@pytest.mark.parametrize("layout", ROTARY)
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
 def test_a_scaled_rotation_comes_back(scaling: str, layout: str) -> None:
     fields: dict[str, Any] = {"rope_scaling": scaling, "rope_factor": 4.0}
@@ -124,18 +130,19 @@ def test_the_config_of_a_published_qwen3_is_read() -> None:
     assert count_parameters(config)["total"] == 596_049_920
 
 
-@pytest.mark.parametrize("layout", ["llama", "qwen3"])
+@pytest.mark.parametrize("layout", ROTARY)
 def test_what_a_config_leaves_out_has_the_defaults_of_transformers(layout: str) -> None:
-    from transformers import LlamaConfig, Qwen3Config
+    from transformers import AutoConfig
 
     heads = {"num_attention_heads": 64}  # not the default number of key-value heads
-    theirs = {"llama": LlamaConfig, "qwen3": Qwen3Config}[layout](**heads)
+    theirs = AutoConfig.for_model(layout, **heads)
     assert config_from_hf({"model_type": layout, **heads}) == config_from_hf(theirs.to_dict())
 
 
-@pytest.mark.parametrize("layout", ["llama", "qwen3"])
+@pytest.mark.parametrize("layout", ROTARY)
 def test_an_interleaved_network_comes_back_as_the_same_function(layout: str, tmp_path: Path) -> None:
-    model = random_network({**SHAPES[layout], "rope_layout": "interleaved", "attn_bias": True})
+    bias = {"attn_bias": True} if layout in ("llama", "qwen3") else {}
+    model = random_network({**SHAPES[layout], "rope_layout": "interleaved", **bias})
     to_hf(model, tmp_path / "exported")
     with torch.no_grad():
         assert relative(from_hf(tmp_path / "exported")(IDS), model(IDS)) <= LIMIT
@@ -148,20 +155,6 @@ def test_rows_of_padding_are_cut(tmp_path: Path) -> None:
     assert again.token_embedding.weight.shape == again.head_weight.shape == (31, 16)
     with torch.no_grad():
         assert torch.equal(again(IDS), model(IDS)[..., :31])
-
-
-def test_shards_are_read_here_and_there(exported: tuple[Transformer, Path], tmp_path: Path) -> None:
-    model, _ = exported
-    to_hf(model, tmp_path / "sharded", max_shard_bytes=3000)
-    files = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
-    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
-    for name in files:
-        tensors = load_file(tmp_path / "sharded" / name)
-        assert len(tensors) == 1 or sum(4 * tensor.numel() for tensor in tensors.values()) <= 3000
-    again = from_hf(tmp_path / "sharded").state_dict()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
-    found = compare(model, load_theirs(tmp_path / "sharded", "sdpa"))
-    assert max(found.logits, found.gradients) <= LIMIT
 
 
 @pytest.mark.parametrize("layout", SHAPES)
@@ -269,11 +262,18 @@ LLAMA_REFUSED: list[dict[str, Any]] = [
     {"per_layer_config": {"0": {"num_attention_heads": 4}}},
     {"num_attention_heads": 3},
 ]
+MIXED = ["full_attention", "sliding_attention"]
+MISTRAL_REFUSED: list[dict[str, Any]] = [
+    {"hidden_act": "gelu"},
+    {"layer_types": MIXED},
+    {"layer_types": ["full_attention", "full_attention"]},  # which its class does not read
+    {"sliding_window": None, "layer_types": MIXED},
+]
 QWEN3_REFUSED: list[dict[str, Any]] = [
     {"hidden_act": "gelu"},
     {"partial_rotary_factor": 0.5},
     {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
-    {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+    {"sliding_window": 4, "use_sliding_window": True, "layer_types": MIXED},
     {"layer_types": ["sliding_attention", "sliding_attention"]},
     {"layer_types": ["chunked_attention", "full_attention"]},
     {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -281,11 +281,13 @@ QWEN3_REFUSED: list[dict[str, Any]] = [
 ]
 
 
+REFUSED = {"gpt2": GPT2_REFUSED, "llama": LLAMA_REFUSED, "mistral": MISTRAL_REFUSED}
+REFUSED |= {"qwen2": QWEN3_REFUSED, "qwen3": QWEN3_REFUSED}
+
+
 @pytest.mark.parametrize(
     ("layout", "change"),
-    [("gpt2", change) for change in GPT2_REFUSED]
-    + [("llama", change) for change in LLAMA_REFUSED]
-    + [("qwen3", change) for change in QWEN3_REFUSED],
+    [(layout, change) for layout, changes in REFUSED.items() for change in changes],
     ids=str,
 )
 def test_what_cannot_be_computed_here_is_refused_by_name(layout: str, change: dict[str, Any], tmp_path: Path) -> None:
@@ -361,10 +363,11 @@ def test_windows_of_qwen3_that_hide_nothing_are_accepted(change: dict[str, Any],
         ({**QWEN3, "ffn_bias": True}, "ffn_bias=True"),
         ({**QWEN3, "act": "relu2"}, "act='relu2'"),
         ({**QWEN3, "head_bias": True}, "head_bias=True"),
-        ({**QWEN3, "window": 5}, "window=5"),
-        ({**QWEN3, "rope_dim": 4}, "Qwen3's layout, which pos='rope' with qk_norm=True asks for.*rope_dim=4"),
+        ({**MISTRAL, "attn_bias": True}, "llama.*window=5"),
+        ({**QWEN2, "ffn_bias": True}, "ffn_bias=True"),
+        ({**QWEN3, "rope_dim": 4}, "qwen3 has no place for rope_dim=4"),
         ({**LLAMA, "rope_dim": 4}, "rope_dim=4"),
-        ({**LLAMA, "d_model": 17, "head_dim": 4}, "d_model=17"),
+        ({**LLAMA, "d_model": 17, "head_dim": 4, "ffn_bias": True}, "hidden_size=17"),
     ],
     ids=str,
 )
@@ -373,6 +376,64 @@ def test_what_no_layout_can_say_is_refused_by_name(change: dict[str, Any], named
     with pytest.raises(LayoutError, match=named):
         to_hf(model, tmp_path / "exported")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        (LLAMA, "llama"),
+        ({**LLAMA, "attn_bias": True, "ffn_bias": True}, "llama"),
+        ({**LLAMA, "window": 16}, "llama"),  # which hides nothing
+        (MISTRAL, "mistral"),
+        ({**LLAMA, "d_model": 17, "head_dim": 4}, "mistral"),
+        (QWEN2, "qwen2"),
+        ({**QWEN2, "window": 5}, "qwen2"),
+        (QWEN3, "qwen3"),
+        ({**QWEN3, "window": 5, "attn_bias": True}, "qwen3"),
+    ],
+)
+def test_the_plainest_layout_that_says_everything_is_written(shape: dict[str, Any], layout: str) -> None:
+    config = ModelConfig(**shape)
+    assert layout_of(config) == config_to_hf(config)["model_type"] == layout
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"), [("qwen3", "qwen3.*qk_norm=False"), ("gpt2", "pos='rope'.*gpt2"), ("opt", "no layout 'opt'")]
+)
+def test_a_layout_that_is_asked_for_and_does_not_fit_is_refused(layout: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match=told):
+        to_hf(random_network(LLAMA), tmp_path / "exported", layout)
+
+
+def test_dropout_without_a_field_is_no_part_of_a_finished_network() -> None:
+    config = ModelConfig(**GPT2, drop_resid=0.2, drop_resid_mlp=0.3, drop_ffn=0.4)
+    assert config_from_hf(config_to_hf(config)) == ModelConfig(**GPT2, drop_resid=0.2)
+
+
+def test_a_network_goes_out_in_llama_s_own_names_and_comes_back_as_the_same_function(tmp_path: Path) -> None:
+    model = random_network(LLAMA)  # its pairs are halves, theirs lie side by side
+    to_hf(model, tmp_path / "exported", ORIGINAL)
+    names = set(load_file(tmp_path / "exported" / "model.safetensors"))
+    assert {"tok_embeddings.weight", "layers.1.attention.wq.weight", "layers.0.ffn_norm.weight"} <= names
+    with torch.no_grad():
+        assert relative(from_hf(tmp_path / "exported")(IDS), model(IDS)) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"use_scaled_rope": True}, r"params\.json: use_scaled_rope=True is not supported"),
+        ({"dim": None}, r"params\.json: d_model=None"),
+        ({"hidden_dim": 9}, r"feed_forward\.w1\.weight has the shape"),
+        ({"n_heads": 3}, r"params\.json: d_model=16 is not divisible by n_head=3"),
+    ],
+)
+def test_params_of_a_llama_that_do_not_fit_are_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    to_hf(random_network(LLAMA), tmp_path / "exported", ORIGINAL)
+    path = tmp_path / "exported" / "params.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(LayoutError, match=told):
+        from_hf(tmp_path / "exported")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,10 +449,11 @@ def test_a_switch_that_is_new_is_not_dropped_in_silence() -> None:
         layout_of(WiderConfig(**GPT2, softcap=30.0))
 
 
-def test_a_pickle_is_never_read(exported: tuple[Transformer, Path]) -> None:
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_a_pickle_is_never_read(name: str, exported: tuple[Transformer, Path]) -> None:
     _, folder = exported
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(LayoutError, match=r"pytorch_model\.bin, a pickle.*save_pretrained"):
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(LayoutError, match=rf"{name}, a pickle.*save_pretrained"):
         from_hf(folder)
 
 
@@ -430,7 +492,7 @@ def test_a_failed_write_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
 
 
-@pytest.mark.parametrize("layout", ["llama", "qwen3"])
+@pytest.mark.parametrize("layout", ROTARY)
 def test_a_network_trained_here_gives_the_same_logits_there(
     layout: str, build_source: Callable[..., SpanSource], train_config: TrainConfig, tmp_path: Path
 ) -> None:

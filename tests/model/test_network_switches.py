@@ -59,6 +59,7 @@ FIELDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "window": ({}, [None, 3, 4]),
     "act": ({}, ["gelu", "gelu_tanh", "relu", "relu2", "swiglu"]),
     "attn_bias": ({}, [True, False]),
+    "qkv_bias": ({}, [True, False]),
     "ffn_bias": ({}, [True, False]),
     "head_bias": ({}, [True, False]),
     "tie_weights": ({}, [True, False]),

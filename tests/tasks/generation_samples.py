@@ -22,16 +22,20 @@ from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
 CONTEXT = 48
 
 
-def model_folder(folder: Path, tokenizer: Tokenizer | None = None, **entries: bool) -> Path:
+def model_folder(
+    folder: Path, tokenizer: Tokenizer | None = None, shape: dict[str, Any] | None = None, **entries: bool
+) -> Path:
     """A model whose weights are large enough for clear preferences.
 
     Args:
+        shape: fields of its network.
         entries: of config.json, such as `bos=False`.
     """
     tokenizer = tokenizer or AsciiTokenizer()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        config = ModelConfig(tokenizer.vocab_size, max_seq_len=CONTEXT, n_layer=2, n_head=2, d_model=32, init_std=0.3)
+        fields = {"max_seq_len": CONTEXT, "n_layer": 2, "n_head": 2, "d_model": 32, "init_std": 0.3}
+        config = ModelConfig(tokenizer.vocab_size, **{**fields, **(shape or {})})
         model = Transformer(config)
     folder.mkdir(parents=True)
     save_weights(folder / "model.safetensors", model)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from generation_samples import CONTEXT, completed, model_folder
 from tiny_run import home_at
 
+from storage.errors import UserError
 from storage.home import Home
 from storage.store import open_store
 from storage.tables import read_rows
@@ -96,6 +98,30 @@ def test_a_prompt_too_long_for_the_context_is_refused_by_itself_where_that_is_as
     rows = completed(home, model, asked, "generate.overflow=refuse")
     assert [bool(row["error"]) for row in rows] == [True, False, False]
     assert rows[0]["error"].startswith("the prompt has 61 tokens, 69 with max_new_tokens=8, and the context holds 48;")
+
+
+STRETCH = ("generate.max_seq_len=192", "generate.rope_scaling=yarn")
+
+
+def test_a_rotary_model_continues_texts_beyond_the_context_it_was_trained_with(home: Home, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "rotary", shape={"pos": "rope"})
+    asked = [Prompt("long", "the fold and the dog " * 6)]
+    how = ("generate.temperature=0", "generate.overflow=refuse")
+    (refused,) = completed(home, model, asked, *how)
+    assert "the context holds 48" in refused["error"]
+    (row,) = completed(home, model, asked, *how, *STRETCH)
+    network = Bundle(model, max_seq_len=192, rope_scaling="yarn")
+    assert (network.model_config.rope_factor, network.model_config.rope_original_len) == (4.0, CONTEXT)
+    (prompt,) = network.encode_prompts([asked[0].prompt])
+    with torch.no_grad():
+        logits = network.model(torch.tensor([[*prompt, *row["ids"]]]))[0, len(prompt) - 1 : -1]
+    logits[:, list(network.ids_without_text())] = -torch.inf
+    assert len(row["ids"]) == 8 and row["ids"] == logits.argmax(-1).tolist()
+
+
+def test_learned_positions_are_not_stretched(home: Home, model: Path) -> None:
+    with pytest.raises(UserError, match="max_seq_len=192, but there are weights for max_seq_len=48 learned positions"):
+        completed(home, model, [Prompt("a", "the fold")], *STRETCH)
 
 
 def test_samples_of_a_prompt_are_rows_beside_each_other_and_differ(home: Home, model: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from generation_samples import model_folder
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings, train_in, write_texts
 
 from model.checkpoint import load_weights
@@ -113,6 +116,39 @@ def test_settings_that_contradict_the_base_are_refused(run: Run, bundle: Path, a
     settings = settings_from(bundle, assignment)
     with pytest.raises(BaseError, match=told):
         check_base(run, settings)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "fields"),
+    [
+        ("none", {"rope_factor": 1.0, "rope_original_len": None}),
+        ("linear", {"rope_factor": 4.0, "rope_original_len": None}),
+        ("yarn", {"rope_factor": 4.0, "rope_original_len": 16, "rope_ramp": (1.0, 32.0)}),
+    ],
+)
+def test_a_rotary_base_is_trained_further_with_a_longer_context(
+    scaling: str, fields: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    base = model_folder(tmp_path / "base", shape={"pos": "rope", "max_seq_len": 16})
+    settings = settings_from(base, "model.max_seq_len=64", f"model.rope_scaling={scaling}")
+    made = Bundle(run.store.folder(train_in(run, write_texts(tmp_path / "texts"), settings)))
+    old = Bundle(base)
+    assert made.model_config == dataclasses.replace(old.model_config, max_seq_len=64, rope_scaling=scaling, **fields)
+    moved = made.model.token_embedding.weight - old.model.token_embedding.weight
+    assert 0 < moved.abs().max() < 0.1 < old.model.token_embedding.weight.std()
+
+
+def test_a_stretched_base_is_stretched_from_the_context_before_any_scaling(run: Run, tmp_path: Path) -> None:
+    scaled = {"pos": "rope", "max_seq_len": 32, "rope_scaling": "linear", "rope_factor": 2.0}
+    folder = model_folder(tmp_path / "base", shape=scaled)
+    settings = settings_from(folder, "model.max_seq_len=64", "model.rope_scaling=yarn")
+    shape = with_base(settings, check_base(run, settings)).model.overrides
+    assert (shape["rope_factor"], shape["rope_original_len"]) == (4.0, 16)
+
+
+def test_a_base_of_learned_positions_keeps_its_context(run: Run, bundle: Path) -> None:
+    with pytest.raises(BaseError, match="max_seq_len=64, but there are weights for max_seq_len=32 learned positions"):
+        check_base(run, settings_from(bundle, "model.max_seq_len=64"))
 
 
 def test_dropout_may_differ_from_the_base(run: Run, bundle: Path) -> None:
