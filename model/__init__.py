@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accounting import count_parameters
     from .architecture import ModelConfig
+    from .callbacks import Callbacks
     from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
     from .generating.contrastive import contrastive_search
     from .generating.rows import Completion
     from .generation import generate, prompt_problem, stream
-    from .guards import OutOfMemory
+    from .guards import NonFiniteLoss, OutOfMemory
     from .hf import from_hf, to_hf
     from .metrics import NllSum
     from .presets import PRESETS, preset
     from .probe import measure_step_seconds
     from .randomness import seed_everything
     from .scoring import evaluate_source
-    from .step import NonFiniteLoss
     from .trace import Trace, operators
     from .trainer import Trainer, TrainResult
     from .transformer import Transformer
@@ -46,14 +46,14 @@ _HOMES = {
     "generating.contrastive": ["contrastive_search"],
     "generating.rows": ["Completion"],
     "generation": ["generate", "prompt_problem", "stream"],
-    "guards": ["OutOfMemory"],
+    "callbacks": ["Callbacks"],
+    "guards": ["NonFiniteLoss", "OutOfMemory"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum"],
     "presets": ["PRESETS", "preset"],
     "probe": ["measure_step_seconds"],
     "randomness": ["seed_everything"],
     "scoring": ["evaluate_source"],
-    "step": ["NonFiniteLoss"],
     "trace": ["Trace", "operators"],
     "trainer": ["TrainResult", "Trainer"],
     "transformer": ["Transformer"],
@@ -70,6 +70,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "PRESETS",
     "Beam",
+    "Callbacks",
     "Completion",
     "GenerationConfig",
     "ModelConfig",
