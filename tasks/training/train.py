@@ -50,7 +50,7 @@ HISTORY_FILE = "history.parquet"
 ATTEMPT_FILE = "attempt"  # in the scratch folder, which a refreshed training does not share with the first one
 ATTEMPT_MODE = "attempt"  # in the manifest
 PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
-COUNTED_AT_ONCE = 2**16  # positions of the order, of which an epoch may have more than memory holds
+COUNTED_AT_ONCE = 2**16  # positions of the order
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
 
 

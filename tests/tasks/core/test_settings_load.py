@@ -371,7 +371,7 @@ KEYS = {
     "mix": "7aa22c9868e2dd31",
     "model": "c516c48bd0aa3a38",
     "train": "3dce2c7a6d99e90a",
-    "execution": "3d20ba881814f0ed",
+    "execution": "a474b7d82cce25be",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",
     "generate": "018c7fdee4954410",
