@@ -58,7 +58,7 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
     from storage.manifest import ArtifactRef
     from storage.store import open_store
     from tasks.tokens.index import groups_of, open_sequences
-    from tasks.training.train import CHECKPOINT_SECONDS, VALIDATION_SAMPLE, shard_folders
+    from tasks.training.train import VALIDATION_SAMPLE, shard_folders
 
     store = open_store(store_folder)
     manifest = manifest_of(store, ArtifactRef("train", key, ""))
@@ -75,7 +75,6 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
             open_sequences(store.folder(dataset), shards, "validation", network.max_seq_len, VALIDATION_SAMPLE),
             groups=groups_of(store.folder(dataset)),
             checkpoint_dir=Path(folder),
-            checkpoint_seconds=CHECKPOINT_SECONDS,
         )
         save_weights(Path(folder) / "model.safetensors", trainer.fit().model)
         return time.perf_counter() - started

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accounting import count_parameters
     from .architecture import ModelConfig
+    from .callbacks import Callbacks
     from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
     from .gains import local_gains
     from .generation import Completion, generate, prompt_problem, stream
-    from .guards import OutOfMemory
+    from .guards import NonFiniteLoss, OutOfMemory
     from .hf import from_hf, to_hf
     from .metrics import NllSum
     from .presets import PRESETS, preset
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .randomness import seed_everything
     from .scoring import Continuation, Likelihood, continuation_likelihoods, evaluate_source
     from .search import Beam, beam_search, contrastive_search
-    from .step import NonFiniteLoss
     from .trace import Trace, operators
     from .trainer import Trainer, TrainResult
     from .transformer import Transformer
@@ -41,7 +41,8 @@ _HOMES = {
     "data": ["SpanSource"],
     "gains": ["local_gains"],
     "generation": ["Completion", "generate", "prompt_problem", "stream"],
-    "guards": ["OutOfMemory"],
+    "callbacks": ["Callbacks"],
+    "guards": ["NonFiniteLoss", "OutOfMemory"],
     "hf": ["from_hf", "to_hf"],
     "metrics": ["NllSum"],
     "presets": ["PRESETS", "preset"],
@@ -49,7 +50,6 @@ _HOMES = {
     "randomness": ["seed_everything"],
     "scoring": ["Continuation", "Likelihood", "continuation_likelihoods", "evaluate_source"],
     "search": ["Beam", "beam_search", "contrastive_search"],
-    "step": ["NonFiniteLoss"],
     "trace": ["Trace", "operators"],
     "trainer": ["TrainResult", "Trainer"],
     "transformer": ["Transformer"],
@@ -66,6 +66,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "PRESETS",
     "Beam",
+    "Callbacks",
     "Completion",
     "Continuation",
     "GenerationConfig",

@@ -1,11 +1,13 @@
 """Weights and training states on disk: safetensors and JSON, written so that a kill leaves all or nothing.
 
-A checkpoint is a directory step-00000200/ with model.safetensors, optimizer.safetensors (optimiser state,
-step counters and random states), history.jsonl (a metric row a line) and state.json (everything else, and the
-sha256 of all four, taken while they are written). It is written beside its place, flushed to the disk, and renamed
-into place; a directory whose digests do not agree is never loaded. No pickle.
+A checkpoint is a directory step-00000200/ with model.safetensors, optimizer.safetensors (optimiser state, step counters
+and random states), history.jsonl (a metric row a line) and state.json (everything else, and the sha256 of all files).
+It is written beside its place, flushed to the disk, and renamed into place; a directory whose digests do not agree is
+never loaded. No pickle.
 
-Each checkpoint says which one was the best so far, so that no kill comes between a checkpoint and that word.
+Of a sharded network each rank writes and reads its own part, in files shard-*.safetensors in place of the first two
+(torch.distributed.checkpoint; its Hugging Face format, because its own one has pickled metadata). Either kind is loaded
+by any number of ranks, sharded or not.
 """
 
 from __future__ import annotations
@@ -14,30 +16,30 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .architecture import ModelConfig
-from .tensor_file import write_tensors
+from .distributed import SINGLE, Ranks
 from .transformer import Transformer
 
 WEIGHTS_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 HISTORY_FILE, STATE_FILE = "history.jsonl", "state.json"
 _STEP_PREFIX, _TEMPORARY_PREFIX = "step-", ".unfinished-"
-_TOLD = 4  # differences that a message names
-_OPTIMIZER_GROUP, _RANDOM_GROUP = "optimizer/", "random/"
+Empty = Callable[[str, torch.Size, torch.dtype], Tensor]
+_PREFIXES = {"optimizer": "optimizer/", "random": "random/", "weights": ""}  # of names; the last takes the rest
 
 
 @dataclass
 class Checkpoint:
-    """All that a training run needs to go on as if it had never stopped.
+    """All that a training needs to go on as if it had never stopped.
 
     Attributes:
         step: optimiser steps done.
@@ -46,13 +48,13 @@ class Checkpoint:
         optimizer: the optimiser's state as named tensors.
         random: states of the random generators, uint8.
         scaler: state of the fp16 loss scaler; empty for other precisions.
-        identity: what the run was made of; it may only continue with the same.
-        validation: digest of the sequences that the history's last validation losses were measured on; they shape
-            no weights, so a run may continue with others.
+        identity: what the run is made of; it may only continue with the same.
+        validation: digest of the sequences that the history's last validation losses were measured on; they shape no
+            weights, so a run may continue with others.
         history: metric rows so far.
         execution: what the numbers were computed with (torch, threads, device, ...); with another they may differ in
             the last bits.
-        best_step: step of the checkpoint with the lowest validation loss so far; 0 if there was none.
+        best_step: step of another checkpoint that is kept, for its lowest validation loss; 0 for none.
     """
 
     step: int
@@ -68,58 +70,76 @@ class Checkpoint:
     best_step: int = 0
 
 
-_FIELDS_IN_FILES = ("weights", "optimizer", "random", "history")
-
-
 def save_checkpoint(
-    folder: Path | str, state: Checkpoint, *, keep: int = 2, history_lines: Sequence[str] | None = None
+    folder: Path | str, state: Checkpoint, *, keep: int = 2, ranks: Ranks = SINGLE, sharded: bool = False
 ) -> Path:
-    """Writes a checkpoint into the folder, then removes all but the newest few and the best.
+    """Write a checkpoint into the folder, then remove all but the newest few and the best.
 
     Args:
         folder: holds the run's checkpoints; made if it is not there. One writer at a time.
         state: what to save.
         keep: number of checkpoints to keep, this one included; the best one is kept beside them.
-        history_lines: the history's rows as `history_line` gives them, where the caller has them already.
+        ranks: all of them call; the first writes what is not sharded.
+        sharded: weights and optimiser state are DTensors, of which each rank writes its part.
 
     Returns:
-        The checkpoint's directory.
+        The checkpoint's directory; on the first rank it is complete.
+
+    Raises:
+        OSError: it cannot be written; older checkpoints stay.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     place = _place(folder, state.step)
     work = folder / f"{_TEMPORARY_PREFIX}{place.name}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    groups = {_OPTIMIZER_GROUP: state.optimizer, _RANDOM_GROUP: state.random}
-    lines = map(history_line, state.history) if history_lines is None else history_lines
-    record = {key: value for key, value in vars(state).items() if key not in _FIELDS_IN_FILES}
-    digests = {
-        WEIGHTS_FILE: write_tensors(work / WEIGHTS_FILE, state.weights),
-        OPTIMIZER_FILE: write_tensors(
-            work / OPTIMIZER_FILE,
-            {group + key: tensor for group, tensors in groups.items() for key, tensor in tensors.items()},
-        ),
-        HISTORY_FILE: _write_text(work / HISTORY_FILE, "".join(lines)),
-        STATE_FILE: _record_digest(record),
+    if ranks.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+    named = {
+        group: {prefix + key: one for key, one in vars(state)[group].items()} for group, prefix in _PREFIXES.items()
     }
-    _write_text(work / STATE_FILE, json.dumps({**record, "sha256": digests}, indent=1))
+    if sharded:
+        digests = _save_shards(work, {key: one for group in named.values() for key, one in group.items()}, ranks)
+    if not ranks.is_first:
+        return place
+    if not sharded:
+        files = {WEIGHTS_FILE: named["weights"], OPTIMIZER_FILE: named["optimizer"] | named["random"]}
+        for name, tensors in files.items():
+            save_file({key: one.detach().contiguous() for key, one in tensors.items()}, work / name)
+        digests = {name: _sealed(work / name) for name in files}
+    (work / HISTORY_FILE).write_text("".join(f"{json.dumps(row)}\n" for row in state.history), encoding="utf-8")
+    record = {key: value for key, value in vars(state).items() if key not in (*_PREFIXES, "history")}
+    digests |= {HISTORY_FILE: _sealed(work / HISTORY_FILE), STATE_FILE: _record_digest(record)}
+    (work / STATE_FILE).write_text(json.dumps({**record, "sha256": digests}, indent=1), encoding="utf-8")
+    _sealed(work / STATE_FILE)
     _fsync_folder(work)
     if place.exists():  # only a torn one can be here, because a run continues from the newest good one
         _discard(place)
     work.rename(place)
     _fsync_folder(folder)
-    _prune(folder, state, keep)
+    newest = [other for other in _newest_first(folder) if other.name <= place.name][:keep]
+    for other in _newest_first(folder):  # a later one is torn, or the run would have continued from it
+        if other not in newest and other != _place(folder, state.best_step):
+            _discard(other)
     return place
 
 
-def history_line(row: dict[str, Any]) -> str:
-    """A metric row as a line of JSON; floats come back as the same floats."""
-    return f"{json.dumps(row)}\n"
+def _save_shards(work: Path, tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, str]:
+    """Write this rank's part of the tensors; returns the digests of all parts."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # takes seconds
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save(tensors, storage_writer=HuggingFaceStorageWriter(str(work), save_distributed=True))
+    name = f"shard-{ranks.rank + 1:05d}-model-00001-of-00001.safetensors"  # as the writer calls it
+    digest = torch.frombuffer(bytearray.fromhex(_sealed(work / name)), dtype=torch.uint8)
+    return {
+        name.replace(f"{ranks.rank + 1:05d}", f"{rank:05d}", 1): bytes(found["digest"].tolist()).hex()
+        for rank, found in enumerate(ranks.gather({"digest": digest}), 1)
+    }
 
 
 def load_checkpoint(folder: Path | str) -> Checkpoint:
-    """Reads a checkpoint, after checking its digests.
+    """Read a checkpoint, after checking its digests.
 
     Args:
         folder: a step-... directory, or a folder of them (then the newest good one is read).
@@ -129,74 +149,85 @@ def load_checkpoint(folder: Path | str) -> Checkpoint:
         ValueError: the step-... directory is damaged.
     """
     folder = Path(folder)
-    if folder.name.startswith(_STEP_PREFIX):
-        place: Path | None = folder
-        fault = _fault(folder)
-        if fault:
-            raise ValueError(f"checkpoint {folder} is damaged: {fault}; use an older one")
-    else:
+    if not folder.name.startswith(_STEP_PREFIX):
         place = latest_checkpoint(folder)
-    if place is None:
-        raise FileNotFoundError(f"no good checkpoint in {folder}; expected a directory {_STEP_PREFIX}00000001")
+        if place is None:
+            raise FileNotFoundError(f"no good checkpoint in {folder}; expected a directory {_STEP_PREFIX}00000001")
+        return read_checkpoint(place)
+    if fault := _fault(folder):
+        raise ValueError(f"checkpoint {folder} is damaged: {fault}; use an older one")
+    return read_checkpoint(folder)
+
+
+def read_checkpoint(place: Path, empty: Empty | None = None) -> Checkpoint:
+    """Read a step-... directory whose digests were checked.
+
+    Args:
+        empty: returns the memory for a tensor by its name, size and type: a DTensor for one that is sharded, of which
+            only this rank's part is read; all ranks call. None reads whole tensors.
+    """
     record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
     del record["sha256"]
-    tensors = load_file(place / OPTIMIZER_FILE)
     with (place / HISTORY_FILE).open(encoding="utf-8") as lines:
         history = [json.loads(line) for line in lines]
-    return Checkpoint(
-        weights=load_file(place / WEIGHTS_FILE),
-        optimizer=_group(tensors, _OPTIMIZER_GROUP),
-        random=_group(tensors, _RANDOM_GROUP),
-        history=history,
-        **record,
-    )
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in _PREFIXES}
+    for name, tensor in _load_tensors(place, empty).items():
+        group = next(group for group, prefix in _PREFIXES.items() if name.startswith(prefix))
+        groups[group][name.removeprefix(_PREFIXES[group])] = tensor
+    return Checkpoint(**{**record, **groups, "history": history})
+
+
+def _load_tensors(place: Path, empty: Empty | None) -> dict[str, Tensor]:
+    if empty is None and (place / WEIGHTS_FILE).exists():
+        return load_file(place / WEIGHTS_FILE) | load_file(place / OPTIMIZER_FILE)
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(place))
+    saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    empty_of = empty or (lambda name, size, dtype: torch.empty(size, dtype=dtype))
+    tensors = {name: empty_of(name, one.size, one.properties.dtype) for name, one in saved.items()}
+    load(tensors, storage_reader=reader, no_dist=empty is None)
+    return tensors
 
 
 def latest_checkpoint(folder: Path | str) -> Path | None:
-    """The newest checkpoint whose digests agree, or None; leftovers of interrupted writes are removed."""
+    """Return the newest checkpoint whose digests agree, or None; leftovers of interrupted writes are removed."""
     folder = Path(folder)
-    if not folder.is_dir():
-        return None
     for leftover in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     return next((place for place in _newest_first(folder) if not _fault(place)), None)
 
 
-def best_checkpoint(folder: Path | str) -> Path | None:
-    """The checkpoint with the lowest validation loss of those up to the newest good one, or None without any.
+def best_checkpoint(folder: Path | str, step: int) -> Path:
+    """Return the checkpoint of the step with the lowest validation loss, after checking its digests.
 
     Raises:
-        ValueError: it is damaged or gone, although the newest one names it.
+        ValueError: it is damaged or gone.
     """
-    newest = latest_checkpoint(folder)
-    if newest is None:
-        return None
-    step = json.loads((newest / STATE_FILE).read_text(encoding="utf-8"))["best_step"]
-    if not step:
-        return None
     place = _place(Path(folder), step)
-    fault = _fault(place)
-    if fault:
-        raise ValueError(
-            f"the best checkpoint {place} is damaged: {fault}; the weights of {newest.name} are whole, or train anew"
-        )
+    if fault := _fault(place):
+        newest = latest_checkpoint(folder)
+        whole = f"the weights of {newest.name} are whole, or train anew" if newest else "train anew"
+        raise ValueError(f"the best checkpoint {place} is damaged: {fault}; {whole}")
     return place
 
 
 def discard_newer(place: Path) -> None:
-    """Removes the checkpoints behind this one: they are damaged if it is the newest good one, and must not count."""
+    """Remove the checkpoints behind the newest good one: they are damaged, and must not count."""
     for other in _newest_first(place.parent):
         if other.name > place.name:
             _discard(other)
 
 
 def save_weights(path: Path | str, model: Transformer) -> None:
-    """Writes the model's weights alone as one safetensors file; a tied head is stored once."""
-    write_tensors(Path(path), model.state_dict())
+    """Write the model's weights alone as one safetensors file, flushed to the disk; a tied head is stored once."""
+    save_file({name: one.contiguous() for name, one in model.state_dict().items()}, path)
+    _sealed(Path(path))
 
 
 def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device | str = "cpu") -> Transformer:
-    """A network with weights from a safetensors file, in evaluation mode.
+    """Return a network with weights from a safetensors file, in evaluation mode.
 
     Args:
         path: the file.
@@ -222,21 +253,6 @@ def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device 
     return model.to(device).eval()
 
 
-def differences(saved: dict[str, str], wanted: dict[str, str]) -> str:
-    """Says which entries of two identities differ, the first few of many; empty if they agree."""
-    keys = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
-    told = [
-        f"{key!r} {_was(saved, key)} and {'is now ' + repr(wanted[key]) if key in wanted else 'is not there any more'}"
-        for key in keys[:_TOLD]
-    ]
-    more = [f"{len(keys) - _TOLD} more differ"] if len(keys) > _TOLD else []
-    return "; ".join(told + more)
-
-
-def _was(saved: dict[str, str], key: str) -> str:
-    return f"was {saved[key]!r}" if key in saved else "was not there"
-
-
 def _place(folder: Path, step: int) -> Path:
     return folder / f"{_STEP_PREFIX}{step:08d}"
 
@@ -250,47 +266,29 @@ def _fault(place: Path) -> str | None:
     try:
         record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
         digests = record.pop("sha256")
-        if _record_digest(record) != digests[STATE_FILE]:
+        if _record_digest(record) != digests.pop(STATE_FILE):
             return f"{STATE_FILE} does not have the sha256 that it recorded"
-        for name in (WEIGHTS_FILE, OPTIMIZER_FILE, HISTORY_FILE):
-            if _sha256(place / name) != digests[name]:
+        for name, digest in digests.items():
+            if _sha256(place / name) != digest:
                 return f"{name} does not have the sha256 that {STATE_FILE} recorded"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def _prune(folder: Path, state: Checkpoint, keep: int) -> None:
-    """Keeps the best and the newest few up to this step; a later one is torn, or the run would have started there."""
-    current = _place(folder, state.step)
-    places = _newest_first(folder)
-    newest = [place for place in places if place.name <= current.name][:keep]
-    best = _place(folder, state.best_step)
-    for place in places:
-        if place not in newest and place != best:
-            _discard(place)
-
-
 def _discard(place: Path) -> None:
-    """Removes a checkpoint; renamed first, so that a kill half-way leaves nothing that looks like one."""
+    """Remove a checkpoint; renamed first, so that a kill half-way leaves nothing that looks like one."""
     grave = place.with_name(f"{_TEMPORARY_PREFIX}old-{place.name}")
     shutil.rmtree(grave, ignore_errors=True)
     place.rename(grave)
     shutil.rmtree(grave)
 
 
-def _group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _write_text(path: Path, text: str) -> str:
-    """Writes and flushes to the disk; returns the sha256 of the file's bytes."""
-    data = text.encode()
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
+def _sealed(path: Path) -> str:
+    """Flush a file to the disk; returns the sha256 of its bytes."""
+    with path.open("rb") as file:
         os.fsync(file.fileno())
-    return hashlib.sha256(data).hexdigest()
+    return _sha256(path)
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -7,16 +7,21 @@ is `order`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 IGNORE = -100  # label of a position that has no next token; torch's cross_entropy leaves it out
 
 
 class Batch(NamedTuple):
-    """Some sequences as the network takes them.
+    """Some sequences as the network takes them; arrays, or tensors in pinned memory.
 
     Attributes:
         inputs: (B, T) int64 token ids.
@@ -25,8 +30,8 @@ class Batch(NamedTuple):
             if each were alone; None where each row is read as one text.
     """
 
-    inputs: np.ndarray
-    labels: np.ndarray
+    inputs: Any
+    labels: Any
     documents: list[list[int]] | None = None
 
 
@@ -216,3 +221,23 @@ def _shortened(lengths: Sequence[int], width: int) -> list[int]:
         found.append(min(length, width))
         width -= length
     return found
+
+
+def read_ahead(build: Callable[[T], U], items: Iterable[T], depth: int) -> Generator[U, None, None]:
+    """Yield build(item) of each item, built in a thread that is up to `depth` items ahead.
+
+    Raises:
+        Exception: what build raises, where its result would come.
+    """
+    with ThreadPoolExecutor(1, "batches") as thread:
+        queued: deque[Future[U]] = deque()
+        try:
+            for item in items:
+                queued.append(thread.submit(build, item))
+                if len(queued) > depth:
+                    yield queued.popleft().result()
+            while queued:
+                yield queued.popleft().result()
+        finally:
+            for one in queued:
+                one.cancel()

@@ -18,17 +18,21 @@ class Execution(Settings):
     """How a training is computed.
 
     Args:
-        compile: fuse the network by torch.compile; where that fails, the run goes on without it and reports why.
+        compile: fuse the network by torch.compile; where that fails, the run goes on without it and reports why (with
+            "fsdp" it ends).
         recompute: compute the activations of each block again in the backward pass: less memory, a third more time.
         sharding: placement on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
             gradients and optimiser state).
-        keep: number of newest checkpoints that are kept; the one with the lowest validation loss is kept beside them.
+        keep: number of newest checkpoints that are kept; with patience, the one with the lowest validation loss is kept
+            beside them.
+        checkpoint_minutes: minutes between two checkpoints, at most what a kill costs; 0 saves every step.
     """
 
     compile: bool = False
     recompute: bool = False
     sharding: str = "ddp"
     keep: int = limited(2, ge=1)
+    checkpoint_minutes: float = limited(5.0, ge=0)
 
     def __post_init__(self) -> None:
         self.check_limits()

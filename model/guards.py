@@ -1,17 +1,15 @@
-"""What watches over a training: leaps of the loss, the end of progress on validation, memory that runs out.
+"""Checks of a training: numbers that are not finite, memory that runs out, loss spikes, early stopping.
 
-Goes in: the history's rows, and what a step found. Comes out: verdicts. Nothing here keeps a state of its own: what was
-concluded from the rows before is concluded from the same rows again, so that a run which is killed and goes on judges
-as one that was left alone.
+Verdicts on the history follow from its rows alone, so that a run which is killed and resumed judges as one that was
+left alone.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -26,233 +24,172 @@ from .execution import Execution
 
 Rows = Sequence[Mapping[str, Any]]
 
-# what is written into a history's row
-SPIKE_SCORE = "spike/score"  # how far a leap goes
-
-WINDOW = 64  # steps that a step is compared with
-FEWEST = 32  # of them before anything is judged: a spread of fewer values says little, and the first steps are wild
+WINDOW, FEWEST = 64, 32  # steps that a step is compared with; fewer say little, and the first steps are wild
 _SIGMA = 1.4826  # standard deviations of a normal distribution in its median absolute value
-# A window can be far calmer than what follows it. These are the smallest standard deviations of the logarithm that
-# count as noise; at the default score of 8 they forgive a loss that is a quarter higher and a norm 5 times as high.
-LOSS_NOISE, NORM_NOISE = 0.03, 0.2
+# The least standard deviation of the logarithms, in case a window is far calmer than what follows: at the default score
+# of 8, a loss that is a quarter higher and a norm 5 times as high are no spikes.
+_NOISE = {"train/loss": ("loss", 0.03), "grad_norm": ("gradient norm", 0.2)}
 
 
-@dataclass(frozen=True)
-class Spike:
-    """A step whose loss or gradient leaps out of the last ones' range.
+def spike_of(history: Rows, row: Mapping[str, Any], zscore: float) -> tuple[float, str] | None:
+    """Return score and description of a loss or gradient norm far above those before, or None.
 
-    Attributes:
-        signal: "loss" or "gradient norm".
-        value: what it is.
-        usual: the last steps' median.
-        score: robust standard deviations between the two, of their logarithms.
-    """
-
-    signal: str
-    value: float
-    usual: float
-    score: float
-
-    def __str__(self) -> str:
-        return (
-            f"the {self.signal} is {self.value:.4g}, the last steps' median {self.usual:.4g} (score {self.score:.1f})"
-        )
-
-
-class SpikeDetector:
-    """Tells leaps from noise by the median of the last steps' logarithms, and the median difference from step to step.
-
-    Neither moves much for a few leaps among the values, so a leap does not hide the next one; a level that stays for
-    half a window is the new one. Only rises count, and nothing is judged before there are FEWEST values.
+    The score counts robust standard deviations of the logarithms, from median differences of successive steps, which
+    neither a few spikes nor a steady fall of the loss move much.
 
     Args:
-        zscore: standard deviations above the median from which on it is a leap.
-        window: number of steps that a step is compared with.
+        history: rows before the step.
+        row: the step's.
+        zscore: the least score of a spike.
     """
-
-    def __init__(self, zscore: float, window: int = WINDOW) -> None:
-        self.zscore = zscore
-        self.window = window
-
-    def judge(self, history: Rows, loss: float, grad_norm: float) -> Spike | None:
-        """The leap of a step, or None; of two, the one that goes further.
-
-        Args:
-            history: the rows before this step.
-            loss: of the step; 0 if it had no labels.
-            grad_norm: global norm before clipping; 0 if there was none.
-        """
-        rows = history[-self.window :]
-        found = [
-            _leap("loss", loss, [row["train/loss"] for row in rows], LOSS_NOISE),
-            _leap("gradient norm", grad_norm, [row["grad_norm"] for row in rows], NORM_NOISE),
-        ]
-        leaps = [spike for spike in found if spike is not None and spike.score > self.zscore]
-        return max(leaps, key=lambda spike: spike.score, default=None)
+    found = []
+    for name, (words, noise) in _NOISE.items():
+        logs = [math.log(one[name]) for one in history[-WINDOW:] if one[name] > 0]
+        if row[name] > 0 and len(logs) >= FEWEST:
+            middle = median(logs)
+            spread = _SIGMA * median(abs(one - other) for one, other in pairwise(logs)) / math.sqrt(2)
+            score = (math.log(row[name]) - middle) / max(spread, noise)
+            usual = f"the last steps' median {math.exp(middle):.4g} (score {score:.1f})"
+            found.append((score, f"the {words} is {row[name]:.4g}, {usual}"))
+    return max((spike for spike in found if spike[0] > zscore), default=None)
 
 
-def _leap(signal: str, value: float, before: Iterable[float], noise: float) -> Spike | None:
-    logarithms = [math.log(one) for one in before if one > 0 and math.isfinite(one)]
-    if value <= 0 or len(logarithms) < FEWEST:
-        return None
-    middle = median(logarithms)
-    # from step to step, because a loss that falls quickly spreads far without being uncertain
-    spread = _SIGMA * median(abs(one - other) for one, other in pairwise(logarithms)) / math.sqrt(2)
-    score = (math.log(value) - middle) / max(spread, noise) if math.isfinite(value) else math.inf
-    return Spike(signal, value, math.exp(middle), score)
+def best_step(history: Rows) -> int | None:
+    """Return the first step with the lowest validation loss; None without an evaluation.
 
-
-class EarlyStop:
-    """Ends a run whose validation loss has stopped falling.
-
-    Losses from before a change of the validation sequences do not compare, and do not count.
-
-    Args:
-        patience: evaluations in a row without a lower loss than before that end the run; 0 never ends it.
+    Losses from before the validation sequences changed do not compare, and do not count.
     """
+    losses = _comparable(history)
+    return min(losses, key=lambda one: one[1])[0] if losses else None
 
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
 
-    def best(self, history: Rows) -> int | None:
-        """The step with the lowest validation loss, the first of equal ones; None before any evaluation."""
-        losses = _comparable(history)
-        return min(losses, key=lambda one: one[1])[0] if losses else None
-
-    def is_over(self, history: Rows) -> bool:
-        """Whether the run ends after its last row."""
-        steps = [step for step, _ in _comparable(history)]
-        best = self.best(history)
-        return bool(self.patience) and best is not None and len(steps) - 1 - steps.index(best) >= self.patience
-
-    def verdict(self, history: Rows, max_steps: int) -> str:
-        """Why the run ends after its last row, as a sentence."""
-        return (
-            f"the validation loss has not fallen in {self.patience} evaluations: the run ends at step "
-            f"{history[-1]['step']} of {max_steps} with the weights of step {self.best(history)}"
-        )
+def is_out_of_patience(history: Rows, patience: int) -> bool:
+    """Return True if the last `patience` evaluations did not lower the loss; 0 never does."""
+    steps, best = [step for step, _ in _comparable(history)], best_step(history)
+    return bool(patience) and best is not None and len(steps) - 1 - steps.index(best) >= patience
 
 
 def _comparable(history: Rows) -> list[tuple[int, float]]:
-    """(step, validation loss) of the evaluations since the validation sequences last changed; NaN is left out."""
-    losses: list[tuple[int, float]] = []
-    for row in history:
-        if "val/source_changed" in row:
-            losses = []
-        if not math.isnan(row.get("val/loss", math.nan)):
-            losses.append((row["step"], row["val/loss"]))
-    return losses
+    """(step, validation loss) since the validation sequences last changed; NaN, of no labels, is left out."""
+    begin = max((place for place, row in enumerate(history) if "val/source_changed" in row), default=0)
+    losses = [(row["step"], row.get("val/loss", math.nan)) for row in history[begin:]]
+    return [one for one in losses if not math.isnan(one[1])]
 
 
-class OutOfMemory(RuntimeError):
-    """A device has too little memory; says what to change.
+class NonFiniteLoss(RuntimeError):
+    """Training met a NaN or an infinity and stopped before it reached the weights.
 
-    Args:
-        doing: what was computed.
-        device: what ran out of memory.
-        shape: the network's.
-        config: how it is trained.
-        execution: how that is computed.
-        error: what torch said.
+    Attributes:
+        step: the optimiser step, from 1.
+        indices: numbers of the step's sequences in their source.
+        suspects: those of them that are not finite by themselves; empty if that is not known.
     """
 
     def __init__(
-        self,
-        doing: str,
-        device: torch.device,
-        shape: ModelConfig,
-        config: TrainConfig,
-        execution: Execution,
-        error: BaseException,
+        self, what: str, step: int, indices: Sequence[int], cause: str = "", suspects: Sequence[int] = ()
     ) -> None:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        size, accum = config.batch_size, config.grad_accum
-        remedies = []
-        if size > 1:
-            smaller = -(-size // 2)
-            remedies.append(f"batch_size={smaller} with grad_accum={-(-size * accum // smaller)}")
-        remedies.append(f"a max_seq_len below {shape.max_seq_len}")
-        if config.precision == "fp32" and device.type != "cpu":
-            remedies.append("precision='bf16'")
-        if not execution.recompute:
-            remedies.append("recompute=True")
-        tried = f"batch_size={size}, max_seq_len={shape.max_seq_len}, precision={config.precision!r}"
-        super().__init__(
-            f"{doing} does not fit into the memory of {device} with {tried}; take {', '.join(remedies)} or a smaller "
-            f"network ({said})"
-        )
+        self.step = step
+        self.indices = list(indices)
+        self.suspects = list(suspects)
+        where = f", in the sequences {_shown(self.indices)}" if self.indices else ""
+        cause = cause or "Look at these sequences, lower the learning rate, or use precision='fp32'"
+        super().__init__(f"{what} at step {step}{where}; the last checkpoint is untouched. {cause}")
+
+
+def non_finite_loss(
+    what: str,
+    step: int,
+    indices: Sequence[int],
+    model: nn.Module,
+    batches: Sequence[Batch],
+    nll: Callable[[Batch], Tensor],
+) -> NonFiniteLoss:
+    """Return the error of a step with its cause: weights that are not finite, or single sequences.
+
+    Args:
+        nll: summed negative log-likelihood of a batch, with its graph.
+    """
+    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        cause = f"The weights themselves are not finite: {broken[0]}{more}; start from others"
+        return NonFiniteLoss(what, step, indices, cause)
+    model.eval()
+    rows = [row for batch in batches for row in _rows(batch)]
+    bad = [index for index, row in zip(indices, rows, strict=False) if not _is_finite(model, nll(row))]
+    model.train()
+    if 0 < len(bad) < len(rows):
+        return NonFiniteLoss(what, step, indices, f"Alone, only {_shown(bad)} are so: look at them.", bad)
+    alone = "Each" if bad else "None"
+    cause = f"{alone} of them alone is so: lower the learning rate, or use precision='fp32'"
+    return NonFiniteLoss(what, step, indices, cause)
+
+
+def _rows(batch: Batch) -> Iterator[Batch]:
+    for row in range(len(batch.inputs)):
+        only = slice(row, row + 1)
+        yield Batch(batch.inputs[only], batch.labels[only], batch.documents and batch.documents[only])
+
+
+def _is_finite(model: nn.Module, loss: Tensor) -> bool:
+    """True if a loss and its gradient are finite; leaves no gradient behind."""
+    if not loss.isfinite():
+        return False
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    finite = all(one.grad is None or bool(one.grad.isfinite().all()) for one in model.parameters())
+    model.zero_grad(set_to_none=True)
+    return finite
+
+
+def _shown(numbers: Sequence[int], most: int = 16) -> str:
+    text = ", ".join(map(str, numbers[:most]))
+    return f"[{text}]" if len(numbers) <= most else f"[{text}, and {len(numbers) - most} more]"
+
+
+class OutOfMemory(RuntimeError):
+    """A device has too little memory; says what to change."""
 
 
 _OUT_OF_MEMORY = re.compile(
     "out of memory"  # CUDA, MPS, XPU
     "|can't allocate memory|cannot allocate memory|not enough memory"  # torch's allocator on a CPU, the system
     "|bad_alloc"  # C++ code without a message of its own
-    "|could not create a (memory|primitive(?! descriptor))"  # oneDNN; what it does not support is a descriptor's fault
+    "|could not create a (memory|primitive(?! descriptor))"  # oneDNN; a descriptor means that it is not supported
     "|alloc_failed",  # cuBLAS and cuDNN, which allocate for themselves
     re.IGNORECASE,
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device."""
+    """True if an error says that memory ran out, on whatever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 @contextmanager
-def telling_of_memory(
+def explaining_memory(
     doing: str, device: torch.device, shape: ModelConfig, config: TrainConfig, execution: Execution
 ) -> Iterator[None]:
-    """Inside, an error that means too little memory becomes an OutOfMemory; arguments as there."""
+    """Inside, an error that means too little memory becomes an OutOfMemory that names settings to change."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(doing, device, shape, config, execution, error) from error
-
-
-def _rows(batch: Batch) -> Iterator[Batch]:
-    """The rows of a micro-batch, each as one of its own."""
-    for row in range(len(batch.inputs)):
-        documents = None if batch.documents is None else batch.documents[row : row + 1]
-        yield Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1], documents)
-
-
-def non_finite_weights(model: nn.Module) -> list[str]:
-    """Names of the weights that hold a NaN or an infinity."""
-    return [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-
-
-def non_finite_rows(
-    batches: Sequence[Batch], nll: Callable[[Batch], Tensor], weights: Sequence[nn.Parameter]
-) -> list[int]:
-    """Which rows of the micro-batches, counted through, have a NaN or an infinity in loss or gradient by themselves.
-
-    Leaves no gradients behind.
-
-    Args:
-        batches: the micro-batches.
-        nll: summed negative log-likelihood of a batch, with its graph.
-        weights: what gradients are taken of.
-    """
-    found = []
-    rows = (row for batch in batches for row in _rows(batch))
-    for number, row in enumerate(rows):
-        for weight in weights:
-            weight.grad = None
-        loss = nll(row)
-        if loss.isfinite():
-            loss.backward()
-        if not loss.isfinite() or not all(one.grad is None or one.grad.isfinite().all() for one in weights):
-            found.append(number)
-    for weight in weights:
-        weight.grad = None
-    return found
-
-
-def shown(numbers: Sequence[int], most: int = 16) -> str:
-    """Numbers as text, the first few of many."""
-    text = ", ".join(map(str, numbers[:most]))
-    return f"[{text}]" if len(numbers) <= most else f"[{text}, and {len(numbers) - most} more]"
+        size, accum = config.batch_size, config.grad_accum
+        smaller = -(-size // 2)
+        remedies = {
+            f"batch_size={smaller} with grad_accum={-(-size * accum // smaller)}": size > 1,
+            f"a max_seq_len below {shape.max_seq_len}": True,
+            "precision='bf16'": config.precision == "fp32" and device.type != "cpu",
+            "recompute=True": not execution.recompute,
+        }
+        words = ", ".join(remedy for remedy, helps in remedies.items() if helps)
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OutOfMemory(
+            f"{doing} does not fit into the memory of {device} with batch_size={size}, "
+            f"max_seq_len={shape.max_seq_len}, precision={config.precision!r}; take {words} or a smaller network "
+            f"({said})"
+        ) from error

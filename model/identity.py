@@ -1,12 +1,8 @@
-"""What a training run is made of, and what it is computed with: what its checkpoints say, and are compared by.
-
-Another identity is another run, and refused; another way of computing changes the last bits at most, and is told.
-"""
+"""Identity of a training (another one is refused) and record of its execution (another one is reported)."""
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,15 +10,16 @@ import torch
 from torch import Tensor
 
 from .architecture import ModelConfig
-from .checkpoint import Checkpoint, differences
 from .config import TrainConfig
 from .data import SequenceSource
 from .execution import Execution
 from .order import Order
 
+_NAMED = 4  # differences that a message names
+
 
 def source_digest(source: SequenceSource, batch_size: int) -> str:
-    """sha256 over all inputs, labels and documents, in order."""
+    """Return the sha256 over all inputs, labels and documents, in order."""
     digest = hashlib.sha256()
     for first in range(0, len(source), batch_size):
         batch = source.batch(np.arange(first, min(first + batch_size, len(source))))
@@ -35,7 +32,7 @@ def source_digest(source: SequenceSource, batch_size: int) -> str:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes, types and bits."""
+    """Return the sha256 over names, shapes, types and bits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -50,7 +47,7 @@ def full_identity(
     train_source: SequenceSource,
     order: Order,
 ) -> dict[str, str]:
-    """What a run is made of, as entries that can be told: a checkpoint continues only under the same.
+    """Return what a run is made of, as text by name; a checkpoint is continued only by a run of the same.
 
     Args:
         identity: what the caller adds (dataset, tokeniser, ...).
@@ -65,11 +62,11 @@ def full_identity(
 
 
 def execution_record(execution: Execution, device: torch.device, n_processes: int) -> dict[str, str]:
-    """What decides about the last bits, and is no part of what the run is."""
-    on_gpu = device.type == "cuda"
+    """Return what decides about the last bits, and is no part of the identity."""
+    cpu = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     return {
         "torch": str(torch.__version__),
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} {_cpu_kernels()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "threads": str(torch.get_num_threads()),
         "kernels": "deterministic" if torch.are_deterministic_algorithms_enabled() else "fastest",
         "compile": str(execution.compile),
@@ -78,16 +75,13 @@ def execution_record(execution: Execution, device: torch.device, n_processes: in
     }
 
 
-def _cpu_kernels() -> str:
-    return str(torch.backends.cpu.get_cpu_capability())
-
-
-def warn_if_bits_may_differ(saved: Checkpoint, found: dict[str, str]) -> None:
-    """Say so where a checkpoint was computed in another way than what goes on from it."""
-    difference = differences(saved.execution, found)
-    if difference:
-        warnings.warn(
-            f"the run goes on from step {saved.step}, but computes in another way: {difference}; its result may differ "
-            f"in the last bits from that of a run which was not stopped",
-            stacklevel=3,
-        )
+def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """Return which entries of two records differ, the first few of many; empty if they agree."""
+    found = []
+    for key in sorted(saved.keys() | wanted.keys()):
+        if saved.get(key) != wanted.get(key):
+            was = f"was {saved[key]!r}" if key in saved else "was not there"
+            now = f"is now {wanted[key]!r}" if key in wanted else "is not there any more"
+            found.append(f"{key!r} {was} and {now}")
+    more = [f"{len(found) - _NAMED} more differ"] if len(found) > _NAMED else []
+    return "; ".join(found[:_NAMED] + more)

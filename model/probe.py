@@ -1,4 +1,4 @@
-"""How long a training step takes on a machine, found out by taking some."""
+"""Time of a training step on this machine, measured."""
 
 from __future__ import annotations
 
@@ -26,26 +26,20 @@ def measure_step_seconds(
     execution: Execution = Execution(),
     ranks: Ranks = SINGLE,
 ) -> float:
-    """How long an optimiser step takes here: the median over steps on random tokens, after two to warm up.
+    """Return the seconds of an optimiser step: the median over random tokens, after two steps to warm up.
 
     Args:
-        model_config: the network's shape.
         train_config: gives micro-batch, accumulation and precision.
-        device: where to compute.
         steps: number of steps that are measured.
-        execution: how to compute.
         ranks: the processes that take the steps together; all of them call.
-
-    Returns:
-        Seconds per optimiser step; evaluation and checkpoints are not in it.
     """
     stepper = new_stepper(model_config, train_config, torch.device(device), execution, ranks)
-    generator = np.random.Generator(np.random.Philox(key=[0, 0]))
+    generator = np.random.default_rng(0)
     n_batches, n_rows = ranks.share(np.empty((train_config.grad_accum, train_config.batch_size))).shape
-    shape = (n_rows, model_config.max_seq_len + 1)
     seconds = []
     for step in range(1, steps + 3):
-        ids = [generator.integers(model_config.vocab_size, size=shape) for _ in range(n_batches)]
+        shape = (n_batches, n_rows, model_config.max_seq_len + 1)
+        ids = generator.integers(model_config.vocab_size, size=shape)
         started = time.perf_counter()
         stepper.run([Batch(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
         seconds.append(time.perf_counter() - started)

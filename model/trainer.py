@@ -1,18 +1,17 @@
 """The training loop: sequences in, a trained network and its metric history out.
 
-A run that is killed anywhere and started again ends with the same bits as one that was left alone (same
-device kind, torch and thread count): batches are a pure function of the position, the learning rate of the
-step, dropout draws from a stream of its own, and all of the rest is in the checkpoint. Clocks decide when to
-save, never what is computed.
+A run that is killed anywhere and started again ends with the same bits as one that was left alone (same device kind,
+torch and thread count): batches are a pure function of the position, the learning rate of the step, dropout draws from
+a stream of its own, and all of the rest is in the checkpoint. Clocks decide when to save, never what is computed.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,25 @@ from torch import Tensor
 
 from .advice import advice, attention_kernel
 from .architecture import ModelConfig
+from .callbacks import Callbacks, TrainingStopped
 from .config import TrainConfig
-from .data import SequenceSource
-from .distributed import SINGLE, Ranks, check_share
+from .data import Batch, SequenceSource, read_ahead, trim
+from .distributed import SINGLE, Ranks, check_share, evaluate
 from .execution import Execution
-from .guards import SPIKE_SCORE, EarlyStop, SpikeDetector, telling_of_memory
+from .guards import NonFiniteLoss, best_step, explaining_memory, is_out_of_patience, spike_of
 from .identity import full_identity, weights_digest
 from .kernels import release_freed_memory
 from .order import Group, Order
 from .run_checkpoints import RunCheckpoints
 from .schedule import learning_rate
-from .step import NonFiniteLoss, Stepper, new_stepper
-from .stopping import StopRequest, TrainingStopped
+from .step import Stepper, new_stepper
 from .transformer import Transformer
 
 Row = dict[str, Any]
+StepData = tuple[list[int], list[Batch]]  # numbers of all the step's sequences, this rank's micro-batches
+
+AHEAD = 2  # steps whose batches are built while one is computed
+SPIKE_SCORE = "spike/score"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class TrainResult:
     """What a finished run leaves.
 
     Attributes:
-        model: the trained network, in evaluation mode.
+        model: the trained network, in evaluation mode; of a sharded one whole on the first rank only.
         history: one row per optimiser step with step, tokens (labels read so far), train/loss, lr, grad_norm, val/loss
             where an evaluation took place, and spike/score where the loss or the gradient leapt. A row with
             val/source_changed (1) is the first after a resume with other validation sequences: losses before and from
@@ -70,32 +73,21 @@ class Trainer:
         train_config: how to train it.
         train_source: sequences to learn from.
         val_source: sequences to evaluate on, in order, all of them; None evaluates nothing.
-        groups: how often an epoch reads which sequences of train_source; None reads each once.
+        groups: reads per epoch of the sequences of train_source; None reads each once.
         device: where to compute.
-        checkpoint_dir: holds this run's checkpoints; None saves nothing.
-        checkpoint_seconds: shortest pause between two checkpoints, longer where saving would take more than
-            `run_checkpoints.SAVING_SHARE` of the time. The last step is always saved, and so is each with the lowest
-            validation loss so far. 0 saves every step.
-        identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under
-            the same identity; the configurations, the number of training sequences, their groups and the initial
-            weights belong to it by themselves. The validation sequences do not: they shape no weights.
-        initial_weights: the state of a network of this shape to start from (model.state_dict()); None draws the
-            weights from the seed.
-        on_metrics: called with (step, metrics) after each step. The metrics are the history's row with
-            "time/step_seconds" and "time/tokens_per_second" added. Steps after the last checkpoint of a
-            killed run are computed, and reported, again.
-        on_checkpoint: called with (step) before a checkpoint becomes visible, so that the caller can first
-            make durable what belongs to the steps it covers.
-        on_event: called with (step, kind, message) where something happens that the person should know: "advice",
-            "execution", "kernel", "spike" or "early stop". Without it, all but the kernel are warnings.
-        on_progress: called with (step, max_steps, metrics) at the end of each step.
-        on_sample: called with (step, network) after an evaluation, where one process trains; it may let the network
-            write something, but must change nothing of it and draw from no global random stream.
-        documents_of: says of which documents sequences with these numbers are made, for messages.
+        checkpoint_dir: holds this run's checkpoints; None saves nothing. Saved are a step every
+            `execution.checkpoint_minutes`, the last one, the one at which the run is stopped, and with patience each
+            with the lowest validation loss so far.
+        identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under the same
+            identity; the configurations, the number of training sequences, their groups and the initial weights belong
+            to it by themselves. The validation sequences do not: they shape no weights.
+        initial_weights: the state of a network of this shape to start from (model.state_dict()); None draws the weights
+            from the seed.
+        callbacks: receive reports on the first rank.
         execution: how to compute; no part of the run's identity.
-        ranks: the processes that train together, each with a Trainer of the same arguments. The first writes
-            checkpoints and is the only one that calls back; all of them read checkpoint_dir.
-        stop: asked after each step whether to stop; of several ranks, one that is asked to stops all.
+        ranks: the processes that train together, each with a Trainer of the same arguments; all of them read
+            checkpoint_dir.
+        stop: when set, the training stops after its present step; of several ranks, one stops all.
 
     Raises:
         ValueError: there are no sequences to train on, a group reaches beyond them, the ranks cannot share a step,
@@ -112,18 +104,12 @@ class Trainer:
         groups: Sequence[Group] | None = None,
         device: torch.device | str = "cpu",
         checkpoint_dir: Path | str | None = None,
-        checkpoint_seconds: float = 15.0,
         identity: Mapping[str, str] | None = None,
         initial_weights: Mapping[str, Tensor] | None = None,
-        on_metrics: Callable[[int, dict[str, float]], None] | None = None,
-        on_checkpoint: Callable[[int], None] | None = None,
-        on_event: Callable[[int, str, str], None] | None = None,
-        on_progress: Callable[[int, int, dict[str, float]], None] | None = None,
-        on_sample: Callable[[int, Transformer], None] | None = None,
-        documents_of: Callable[[Sequence[int]], str] | None = None,
+        callbacks: Callbacks | None = None,
         execution: Execution = Execution(),
         ranks: Ranks = SINGLE,
-        stop: StopRequest | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self.model_config = model_config
         self.train_config = train_config
@@ -132,23 +118,15 @@ class Trainer:
         self.order = _order(groups, len(train_source), train_config.seed)
         self.device = torch.device(device)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
-        self.checkpoint_seconds = checkpoint_seconds
         self.identity = full_identity(identity or {}, model_config, train_config, train_source, self.order)
         self.initial_weights = initial_weights
         if initial_weights is not None:
             self.identity["initial_weights"] = weights_digest(initial_weights)
         check_share(train_config.batch_size, train_config.grad_accum, ranks.world_size)
-        self.ranks = ranks
-        self.on_metrics = on_metrics if ranks.is_first else None
-        self.on_checkpoint = on_checkpoint if ranks.is_first else None
-        self.on_event = on_event if ranks.is_first else None
-        self.on_progress = on_progress if ranks.is_first else None
-        self.on_sample = on_sample if ranks.world_size == 1 else None
-        self.documents_of = documents_of
+        self.callbacks = callbacks or Callbacks()
         self.execution = execution
-        self.stop = stop
-        self._spikes = SpikeDetector(train_config.spike_zscore)
-        self._early_stop = EarlyStop(train_config.patience)
+        self.ranks = ranks
+        self.stop = stop or threading.Event()
         if train_config.patience and val_source is None:
             raise ValueError(
                 f"patience={train_config.patience} waits for the validation loss, but there are no sequences to "
@@ -158,7 +136,7 @@ class Trainer:
             raise ValueError("patience ends a run with its best weights, which several processes find in a folder only")
 
     def fit(self) -> TrainResult:
-        """Trains to the last step, from the newest good checkpoint if there is one.
+        """Train to the last step, from the newest good checkpoint if there is one.
 
         Raises:
             NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
@@ -167,81 +145,60 @@ class Trainer:
             TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
-        checkpoints = RunCheckpoints(
-            self.checkpoint_dir,
-            self.checkpoint_seconds,
-            self.identity,
-            self.train_config,
-            self.val_source,
-            self.execution,
-            self.device,
-            self.ranks,
-            self.on_checkpoint,
-        )
-        with checkpoints:  # whatever ends the training, what is being saved is saved to its end
-            return self._fit(checkpoints)
-
-    def _fit(self, checkpoints: RunCheckpoints) -> TrainResult:
-        with self._telling_of_memory("the network"):
+        with self._explaining_memory("the network"):
             stepper = new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
-        if self.initial_weights is not None:
-            _load_initial(stepper, self.initial_weights)
-        history: list[Row] = []
-        resumed_from, other_validation = checkpoints.resume(stepper, history)
-        step, is_last = resumed_from, self._is_last(resumed_from, history)
-        if not is_last:
-            self._tell_what_to_know(stepper, step)
-        while not is_last:
-            step += 1
-            started = time.perf_counter()
-            row = self._step(stepper, step, history)
-            seconds = time.perf_counter() - started
-            if other_validation and step == resumed_from + 1:
-                row["val/source_changed"] = 1.0
-            if self._is_evaluated(step) and self.val_source is not None:
-                row["val/loss"] = self._evaluate(stepper, step)
-                if self.on_sample:
-                    self.on_sample(step, stepper.model)
-            history.append(row)
-            metrics = _with_timing(row, history, seconds)
-            if self.on_metrics:
-                self.on_metrics(step, metrics)
-            is_best = "val/loss" in row and self._early_stop.best(history) == step
-            is_last = self._is_last(step, history)
-            if is_last and step < self.train_config.max_steps:
-                self._tell(step, "early stop", self._early_stop.verdict(history, self.train_config.max_steps))
-            if is_best and self.train_config.patience and self.checkpoint_dir is None:
-                self._best_weights = {name: one.clone() for name, one in stepper.network.weights().items()}
-            stopping, is_due = self.ranks.any(
-                self.stop is not None and self.stop.asked and not is_last, checkpoints.is_due
-            )
-            if is_last or is_best or stopping or is_due:
-                checkpoints.save(stepper, step, history, best=is_best)
-            if self.on_progress:
-                self.on_progress(step, self.train_config.max_steps, metrics)
-            if stopping:
-                checkpoints.wait()
-                raise TrainingStopped(step, saved=self.checkpoint_dir is not None)
-        best = self._load_best(stepper, history, checkpoints)
-        model = stepper.network.plain()
-        model.compiled.clear()
-        model.recompute = False
+        self._load_initial(stepper)
+        saved = self._checkpoints()
+        history, other_validation = saved.resume(stepper) if saved else ([], False)
+        step = resumed_from = history[-1]["step"] if history else 0
+        max_steps, best_weights = self.train_config.max_steps, dict[str, Tensor]()
+        if not self._is_last(history):
+            self._report_machine(stepper, step)
+        batches = read_ahead(lambda step: self._data(step, stepper), range(step + 1, max_steps + 1), AHEAD)
+        with closing(batches):
+            while not self._is_last(history):
+                step, started = step + 1, time.perf_counter()
+                flags = (self.stop.is_set(), saved is not None and saved.is_due)
+                row, stopping, due = self._step(stepper, step, history, next(batches), flags)
+                seconds = time.perf_counter() - started
+                if other_validation and step == resumed_from + 1:
+                    row["val/source_changed"] = 1.0
+                history.append(row)
+                self._evaluate(stepper, step, row)
+                self._report(history, seconds)
+                is_last = self._is_last(history)
+                is_best = bool(self.train_config.patience) and "val/loss" in row and best_step(history) == step
+                if saved is not None and (is_last or is_best or stopping or due):
+                    saved.save(stepper, history, self.callbacks)
+                elif is_best:
+                    best_weights = {name: one.clone() for name, one in stepper.model.state_dict().items()}
+                if stopping and not is_last:
+                    raise TrainingStopped(step, saved=saved is not None)
+        best = best_step(history) if self.train_config.patience else None
+        if best is not None and best != step:
+            stepper.model.load_state_dict(saved.best_weights(stepper, best) if saved else best_weights)
+        model = stepper.plain()
         release_freed_memory()
         return TrainResult(model, history, step, resumed_from, best)
 
-    def _step(self, stepper: Stepper, step: int, history: list[Row]) -> Row:
-        config = self.train_config
-        size = config.batch_size * config.grad_accum
-        indices = self.order.at(np.arange((step - 1) * size, step * size))
-        parts = self.ranks.share(indices.reshape(config.grad_accum, config.batch_size))
-        batches = [self.train_source.batch(part) for part in parts]
-        lr = learning_rate(step - 1, config)
+    def _checkpoints(self) -> RunCheckpoints | None:
+        if self.checkpoint_dir is None:
+            return None
+        makings = (self.identity, self.train_config, self.val_source)
+        return RunCheckpoints(self.checkpoint_dir, *makings, self.execution, self.device, self.ranks)
+
+    def _step(
+        self, stepper: Stepper, step: int, history: list[Row], data: StepData, flags: tuple[bool, ...]
+    ) -> tuple[Row, bool, bool]:
+        """Take a step; returns its row and the flags of all ranks: to stop, and to save."""
+        indices, batches = data
+        lr = learning_rate(step - 1, self.train_config)
         try:
-            result = stepper.run(batches, lr, step, indices.tolist())
+            result = stepper.run(batches, lr, step, indices, flags)
         except NonFiniteLoss as error:
-            if self.documents_of is None:
-                raise
-            raise error.of_documents(self.documents_of(error.suspects or error.indices)) from error
+            error.args = (f"{error} {self.callbacks.documents(error.suspects or indices)}".rstrip(),)
+            raise
+        stopping, due = result.flags
         row: Row = {
             "step": step,
             "tokens": result.tokens + (history[-1]["tokens"] if history else 0),
@@ -249,59 +206,92 @@ class Trainer:
             "lr": lr,
             "grad_norm": result.grad_norm,
         }
-        spike = self._spikes.judge(history, result.loss, result.grad_norm)
+        spike = spike_of(history, row, self.train_config.spike_zscore)
         if spike is not None:
-            row[SPIKE_SCORE] = spike.score
-            if not history or SPIKE_SCORE not in history[-1]:  # of several in a row, the first one is told
-                self._tell(step, "spike", f"step {step} leaps: {spike}. {self._documents(indices)}".removesuffix(". "))
-        return row
+            row[SPIKE_SCORE] = spike[0]
+            if SPIKE_SCORE not in (history[-1] if history else {}):  # of several in a row, the first one is reported
+                documents = self.callbacks.documents(indices) if self.ranks.is_first else ""
+                self._event(step, "spike", f"step {step} leaps: {spike[1]}. {documents}".removesuffix(". "))
+        return row, stopping, due
 
-    def _documents(self, indices: np.ndarray) -> str:
-        return "" if self.documents_of is None or not self.ranks.is_first else self.documents_of(indices.tolist())
+    def _data(self, step: int, stepper: Stepper) -> StepData:
+        """The sequences of a step; called ahead of it, in another thread."""
+        n_batches, n_rows = self.train_config.grad_accum, self.train_config.batch_size
+        indices = self.order.at(np.arange((step - 1) * n_batches * n_rows, step * n_batches * n_rows))
+        batches = []
+        for part in self.ranks.share(indices.reshape(n_batches, n_rows)):
+            batch = self.train_source.batch(part)
+            highest = max(int(batch.inputs.max()), int(batch.labels.max()))
+            if highest >= self.model_config.vocab_size:
+                raise ValueError(
+                    f"the batch holds token id {highest}, but vocab_size is {self.model_config.vocab_size}; "
+                    f"the tokens were made with another tokeniser than the model"
+                )
+            if not stepper.is_compiled:
+                batch = trim(batch)
+            if self.device.type == "cuda":  # a copy from pinned memory does not wait for the device
+                inputs, labels = (torch.from_numpy(ids).pin_memory() for ids in batch[:2])
+                batch = Batch(inputs, labels, batch.documents)
+            batches.append(batch)
+        return indices.tolist(), batches
 
-    def _tell(self, step: int, kind: str, message: str) -> None:
-        if self.on_event is not None:
-            self.on_event(step, kind, message)
-        elif kind != "kernel" and self.ranks.is_first:
-            warnings.warn(message, stacklevel=4)
-
-    def _tell_what_to_know(self, stepper: Stepper, step: int) -> None:
-        for sentence in advice(self.train_config, self.device):
-            self._tell(step, "advice", sentence)
-        for note in stepper.notes:
-            self._tell(step, "execution", note)
-        kernel = attention_kernel(self.model_config, self.train_config, self.device, execution=self.execution)
-        self._tell(step, "kernel", kernel)
-
-    def _is_last(self, step: int, history: list[Row]) -> bool:
-        """Whether the run ends with the step of the last row."""
-        if step == self.train_config.max_steps:
-            return True
-        return bool(history) and "val/loss" in history[-1] and self._early_stop.is_over(history)
-
-    def _is_evaluated(self, step: int) -> bool:
-        return step % self.train_config.eval_every == 0 or step == self.train_config.max_steps
-
-    def _evaluate(self, stepper: Stepper, step: int) -> float:
-        assert self.val_source is not None
-        with self._telling_of_memory(f"the evaluation after step {step}"):
-            found = stepper.network.evaluate(self.val_source, self.train_config.batch_size, self.device)
+    def _evaluate(self, stepper: Stepper, step: int, row: Row) -> None:
+        config = self.train_config
+        if self.val_source is None or (step % config.eval_every and step != config.max_steps):
+            return
+        with self._explaining_memory(f"the evaluation after step {step}"):
+            found = evaluate(stepper.model, self.val_source, config.batch_size, self.device, self.ranks)
         if found.tokens and not math.isfinite(found.loss):
             raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
-        return found.loss
+        row["val/loss"] = found.loss
+        if self.ranks.world_size == 1:
+            self.callbacks.sample(step, stepper.model)
 
-    def _telling_of_memory(self, doing: str) -> AbstractContextManager[None]:
-        return telling_of_memory(doing, self.device, self.model_config, self.train_config, self.execution)
+    def _is_last(self, history: list[Row]) -> bool:
+        if not history:
+            return False
+        over = "val/loss" in history[-1] and is_out_of_patience(history, self.train_config.patience)
+        return over or history[-1]["step"] == self.train_config.max_steps
 
-    def _load_best(self, stepper: Stepper, history: list[Row], checkpoints: RunCheckpoints) -> int | None:
-        """Gives the network the best weights, if the run is to end with them; returns their step."""
-        best = self._early_stop.best(history)
-        if not self.train_config.patience or best is None:
-            return None
-        if best != history[-1]["step"]:
-            weights = self._best_weights if self.checkpoint_dir is None else checkpoints.best_weights()
-            stepper.network.load_weights(weights)
-        return best
+    def _report(self, history: list[Row], seconds: float) -> None:
+        row, config = history[-1], self.train_config
+        if self.ranks.is_first:
+            rate = (row["tokens"] - (history[-2]["tokens"] if len(history) > 1 else 0)) / seconds
+            metrics = {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}
+            self.callbacks.step(row["step"], config.max_steps, metrics)
+        if row["step"] < config.max_steps and self._is_last(history):
+            self._event(
+                row["step"],
+                "early stop",
+                f"the validation loss has not fallen in {config.patience} evaluations: the run ends at step "
+                f"{row['step']} of {config.max_steps} with the weights of step {best_step(history)}",
+            )
+
+    def _report_machine(self, stepper: Stepper, step: int) -> None:
+        for sentence in advice(self.train_config, self.device):
+            self._event(step, "advice", sentence)
+        for note in stepper.notes:
+            self._event(step, "execution", note)
+        kernel = attention_kernel(self.model_config, self.train_config, self.device, execution=self.execution)
+        self._event(step, "kernel", kernel)
+
+    def _event(self, step: int, kind: str, message: str) -> None:
+        if self.ranks.is_first:
+            self.callbacks.event(step, kind, message)
+
+    def _load_initial(self, stepper: Stepper) -> None:
+        if self.initial_weights is None:
+            return
+        try:
+            stepper.load_weights(self.initial_weights)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made "
+                f"with"
+            ) from error
+
+    def _explaining_memory(self, doing: str) -> Any:
+        return explaining_memory(doing, self.device, self.model_config, self.train_config, self.execution)
 
 
 def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
@@ -313,18 +303,3 @@ def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
                 f"groups and sequences do not match"
             )
     return Order(groups, seed)
-
-
-def _load_initial(stepper: Stepper, weights: Mapping[str, Tensor]) -> None:
-    try:
-        stepper.network.load_weights(weights)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made with"
-        ) from error
-
-
-def _with_timing(row: Row, history: list[Row], seconds: float) -> dict[str, float]:
-    before = history[-2]["tokens"] if len(history) > 1 else 0
-    rate = (row["tokens"] - before) / seconds
-    return {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}

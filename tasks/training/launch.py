@@ -1,10 +1,11 @@
-"""A training in several processes: torchrun starts them, this process hands on their reports and ends them.
+"""A training in several processes: torchrun starts them, this process passes on their reports and ends them.
 
 The ranks know neither Prefect nor MLflow. They inherit torchrun's standard input and output: the first rank reports
-through them, and the end of standard input ends all ranks of this machine, whatever this process died of.
+through them, and the end of standard input ends all ranks of this machine, whatever this process died of. A training in
+one process is the same `train_job`, called in place.
 
-On one machine nothing has to be set but the number of processes. Several machines that share the store's folder meet
-by SHEEPFOLD_NODES and SHEEPFOLD_MASTER, and the others join by this module's own command: see docs/cluster.md.
+Several machines that share the store's folder meet by SHEEPFOLD_NODES and SHEEPFOLD_MASTER, and the others join by this
+module's own command: see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from model.stopping import StopRequest, TrainingStopped
+from model.callbacks import Callbacks, TrainingStopped
 from storage.atomic import write_file
 from storage.errors import UserError
 from tasks.core.child import ChildEnded, ChildProcess, module_command, python_path, serve
@@ -60,7 +60,6 @@ class Job:
     shards: dict[str, str] = field(default_factory=dict)  # folders of its token shards, by key
     validation_sample: int | None = None  # most validation sequences
     checkpoints: str = ""  # folder of checkpoints
-    checkpoint_seconds: float = 15.0  # as `model.Trainer` takes it
     identity: dict[str, str] = field(default_factory=dict)  # as `model.Trainer` takes it
     initial_weights: str = ""  # a safetensors file to start from
 
@@ -93,21 +92,6 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Callbacks:
-    """Callbacks for the reports of the ranks; each is called in the thread that launched them.
-
-    They are those of `model.Trainer`; the ranks wait until `checkpoint` returns. The training stops and saves a
-    checkpoint when `stop_asked` returns True.
-    """
-
-    metrics: Callable[[int, dict[str, Any]], None] = lambda step, metrics: None
-    checkpoint: Callable[[int], None] = lambda step: None
-    progress: Callable[[int, int, dict[str, Any]], None] = lambda step, total, metrics: None
-    event: Callable[[int, str, str], None] = lambda step, kind, message: None
-    stop_asked: Callable[[], bool] = lambda: False
-
-
-@dataclass(frozen=True)
 class Launched:
     """Result of a finished training; history, steps and resumed_from are those of `model.trainer.TrainResult`."""
 
@@ -123,7 +107,12 @@ class RankError(RuntimeError):
 
 
 def launch(
-    job: Job, processes: int, place: Path, callbacks: Callbacks | None = None, nodes: Nodes | None = None
+    job: Job,
+    processes: int,
+    place: Path,
+    callbacks: Callbacks | None = None,
+    stop: threading.Event | None = None,
+    nodes: Nodes | None = None,
 ) -> Launched:
     """Train in several processes on each machine.
 
@@ -131,13 +120,15 @@ def launch(
         processes: number of processes on each machine; with `cuda`, one GPU for each.
         place: folder for the job, the processes' log and the result, emptied at the beginning. The ranks of other
             machines read it too.
+        callbacks: receive the first rank's reports, which waits until `checkpoint` returns.
+        stop: when set, the training saves a checkpoint and stops.
         nodes: the machines that take part; those of the environment if it is None.
 
     Raises:
         UserError: so many processes cannot train that, or one raised it.
         TrainingStopped: it was asked to stop.
         RankError: a process failed; errors of this project are raised as what they are, for example
-            `model.step.NonFiniteLoss`.
+            `model.NonFiniteLoss`.
     """
     from model.distributed import check_share
 
@@ -158,7 +149,7 @@ def launch(
     with (place / LOG_FILE).open("wb") as log:
         ranks = ChildProcess(torchrun(job_file, node=0), environment(job, nodes), stderr=log)
     try:
-        for message in _reports(ranks, callbacks.stop_asked):
+        for message in _reports(ranks, stop or threading.Event()):
             ((name, arguments),) = message.items()
             if name == "done":
                 (done,) = arguments
@@ -177,11 +168,11 @@ def launch(
     return Launched(place / WEIGHTS_FILE, **done)
 
 
-def _reports(ranks: ChildProcess, stop_asked: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def _reports(ranks: ChildProcess, stop: threading.Event) -> Iterator[dict[str, Any]]:
     """Yield the messages of the first rank until torchrun and all ranks have ended; pass on a request to stop."""
     passed_on = False
     while True:
-        if not passed_on and stop_asked():
+        if stop.is_set() and not passed_on:
             ranks.send({"stop": True})
             passed_on = True
         try:
@@ -269,39 +260,45 @@ def join(job_file: Path, node: int) -> None:
 # ---- in the ranks
 
 
-class Channel:
-    """Messages of the first rank to the launching process and back; the other ranks report nothing.
+class Channel(Callbacks):
+    """Reports of the first rank to the launching process, whose requests it takes.
 
     Args:
-        is_first: this is the first rank.
-        on_stop: called, in another thread, when the training is asked to stop.
+        stop: set when the launching process asks to stop.
+        device: whose memory the reports hold.
     """
 
-    def __init__(self, is_first: bool, on_stop: Callable[[], None]) -> None:
-        self._on_stop = on_stop
-        self._lock = threading.Lock()
+    def __init__(self, stop: threading.Event, device: str) -> None:
+        self._stop = stop
+        self._device = device
         self._acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._is_first = is_first
-        if is_first:
-            requests, self._send = serve()
-            threading.Thread(target=self._listen, args=(requests,), daemon=True).start()
+        requests, self._send = serve()
+        threading.Thread(target=self._listen, args=(requests,), daemon=True).start()
 
-    def tell(self, name: str, *arguments: Any) -> None:
+    def send(self, name: str, *arguments: Any) -> None:
         """Report something: a callback by its name, `warning` or `done`."""
-        if self._is_first:
-            with self._lock:
-                self._send({name: arguments})
+        self._send({name: arguments})
 
-    def confirm_checkpoint(self, step: int) -> None:
-        """Return when the records of the steps up to this one are durable."""
-        self.tell("checkpoint", step)
+    def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
+        """Report a step, with this process's memory."""
+        from tasks.training.throughput import memory
+
+        self.send("step", step, max_steps, {**metrics, **memory(self._device)})
+
+    def checkpoint(self, step: int) -> None:
+        """Return when the reports up to this step are durable."""
+        self.send("checkpoint", step)
         while self._acknowledged.get() != step:
             pass
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        """Report an event."""
+        self.send("event", step, kind, message)
 
     def _listen(self, requests: Iterator[dict[str, Any]]) -> None:
         for message in requests:
             if "stop" in message:
-                self._on_stop()
+                self._stop.set()
             else:
                 self._acknowledged.put(message["acknowledged"])
 
@@ -315,45 +312,39 @@ def _end_with_launcher() -> None:
 
 
 def run_rank(job_file: Path) -> None:
-    """Do one rank's part of a job; the exit status is 0 only if all of it was done or a stop was asked for."""
+    """Compute one rank's part of a job; the exit status is 0 only if all of it is done or a stop was asked for."""
     rank = int(os.environ["RANK"])
-    record = json.loads(job_file.read_text(encoding="utf-8"))
-    stop = StopRequest()
-    # before anything that takes time, so that an end of the launching process is noticed from now on
-    channel = Channel(rank == 0, stop.ask)
-    if rank > 0:
-        os.dup2(2, 1)  # standard output is the first rank's, for its messages
-    if rank > 0 and os.environ["GROUP_RANK"] == "0":  # on other machines nobody holds the other end
-        threading.Thread(target=_end_with_launcher, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: stop.ask())
+    job, stop = Job(**json.loads(job_file.read_text(encoding="utf-8"))["job"]), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    channel = None
     if rank == 0:
-        warnings.showwarning = lambda message, *_, **__: channel.tell("warning", str(message))
+        channel = Channel(stop, job.device)
+        warnings.showwarning = lambda message, *_, **__: channel.send("warning", str(message))
+    else:
+        os.dup2(2, 1)  # standard output is the first rank's, for its messages
+        if os.environ["GROUP_RANK"] == "0":  # on other machines nobody holds the other end
+            threading.Thread(target=_end_with_launcher, daemon=True).start()
     try:
-        _run(Job(**record["job"]), job_file.parent, channel, stop)
+        done = _run(job, job_file.parent, channel, stop)
+        if channel is not None:
+            channel.send("done", done)
     except Exception as error:  # noqa: BLE001 - the launching process raises it
         _write_error(error_file(job_file.parent, rank), rank, error)
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # without good-byes to other ranks, which would be waited for
-    # all is done and told; where Python puts its libraries away, a thread of torch's sometimes aborts the process
+        os._exit(1)  # an orderly exit would wait for the other ranks
+    # all is done and reported; where Python unloads its libraries, a thread of torch's sometimes aborts the process
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _run(job: Job, place: Path, channel: Channel, stop: StopRequest) -> None:
+def _run(job: Job, place: Path, channel: Channel | None, stop: threading.Event) -> dict[str, Any]:
     import torch
 
     from model.distributed import connect
     from model.randomness import seed_everything
-    from tasks.training.throughput import memory
 
-    callbacks = Callbacks(
-        metrics=lambda step, metrics: channel.tell("metrics", step, {**metrics, **memory(job.device)}),
-        checkpoint=channel.confirm_checkpoint,
-        progress=partial(channel.tell, "progress"),
-        event=partial(channel.tell, "event"),
-    )
     torch.set_num_threads(job.threads)
     if job.device == "cuda" and (count := torch.cuda.device_count()) < (asked := int(os.environ["LOCAL_WORLD_SIZE"])):
         raise ValueError(
@@ -361,19 +352,17 @@ def _run(job: Job, place: Path, channel: Channel, stop: StopRequest) -> None:
         )
     with connect(job.device) as ranks:
         if job.measure:
-            done: dict[str, Any] = {"step_seconds": time_step(job, ranks=ranks)}
-        else:
-            seed_everything(job.train["seed"], deterministic=job.deterministic)
-            try:
-                found = train_job(job, place, callbacks, stop, ranks=ranks)
-                done = {"history": found.history, "steps": found.steps, "resumed_from": found.resumed_from}
-            except TrainingStopped as stopped:
-                done = {"stopped": [stopped.step, stopped.saved]}
-        channel.tell("done", done)
+            return {"step_seconds": time_step(job, ranks=ranks)}
+        seed_everything(job.train["seed"], deterministic=job.deterministic)
+        try:
+            found = train_job(job, place, channel, stop, ranks=ranks)
+        except TrainingStopped as stopped:
+            return {"stopped": [stopped.step, stopped.saved]}
+        return {"history": found.history, "steps": found.steps, "resumed_from": found.resumed_from}
 
 
 def time_step(job: Job, **more: Any) -> float:
-    """Return the seconds of an optimiser step; for `more` see `model.probe.measure_step_seconds`."""
+    """Return the seconds of an optimiser step; for `more` see `model.measure_step_seconds`."""
     from model import ModelConfig, TrainConfig
     from model.distributed import rank_device
     from model.execution import Execution
@@ -384,8 +373,8 @@ def time_step(job: Job, **more: Any) -> float:
     return measure_step_seconds(network, plan, rank_device(job.device), job.measure, execution=execution, **more)
 
 
-def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **more: Any) -> Launched:
-    """Train as a job says, alone or as one of several processes; the first one calls back and writes the weights.
+def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threading.Event, **more: Any) -> Launched:
+    """Train as a job says, alone or as one of several ranks; the first one writes the weights.
 
     Args:
         place: folder for the weights.
@@ -407,15 +396,11 @@ def train_job(job: Job, place: Path, callbacks: Callbacks, stop: StopRequest, **
         groups=groups_of(dataset),
         device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,
-        checkpoint_seconds=job.checkpoint_seconds,
         identity=job.identity,
         initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
+        callbacks=callbacks,
         execution=Execution.from_dict(job.execution),
         stop=stop,
-        on_event=callbacks.event,
-        on_metrics=callbacks.metrics,
-        on_checkpoint=callbacks.checkpoint,
-        on_progress=callbacks.progress,
         **more,
     )
     result = trainer.fit()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from model.callbacks import Callbacks
 from storage.schemas import HISTORY, SHARD_FILE, TOKENS_FILE
 from storage.tables import read_columns, stream_rows, write_columns
 from storage.tracking import PointBuffer
@@ -234,14 +235,14 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
         folders: folders of the token shards, by key.
         context: longest input of the network; a prompt takes half of it at most.
     """
-    from model.order import Permutation
+    from model.order import order
 
     n = len(index.shard)
     if not n:
         return []
     begins: dict[int, np.ndarray] = {}  # of the documents of each shard
     found: list[list[int]] = []
-    for place in Permutation(n, seed=0)(np.arange(min(n, _TRIES))).tolist():
+    for place in order(n, seed=0, epoch=0)[:_TRIES].tolist():
         shard, start = int(index.shard[place]), int(index.start[place])
         folder = folders[index.shards[shard]]
         if shard not in begins:
@@ -343,18 +344,23 @@ class ClockSteps:
         return True
 
 
-class Watch:
-    """Telemetry of one training: what the trainer's callbacks report.
+def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the trainer's metrics under the names of the curve, which say that validation is on a sample."""
+    return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
+
+
+class Watch(Callbacks):
+    """Telemetry of one training, from the trainer's reports.
 
     Args:
         work: the training's stage; its scratch folder survives a kill.
         run_id: the training's run in MLflow.
         processes: number of processes that train together.
         sampler: draws samples; None draws none.
+        documents_of: returns the documents of training sequences, in a sentence.
 
     Attributes:
-        journal: has to be flushed before a checkpoint becomes visible, and written into the artefact. MLflow's curve
-            need not be: points that a kill loses come from the artefact in the end (`sync_run`).
+        journal: to be written into the artefact.
     """
 
     def __init__(
@@ -366,7 +372,9 @@ class Watch:
         precision: str,
         processes: int,
         sampler: Sampler | None,
+        documents_of: Callable[[Sequence[int]], str],
     ) -> None:
+        self._documents_of = documents_of
         self._tracking = tracking
         self._run_id = run_id
         self._progress = work.progress
@@ -391,24 +399,28 @@ class Watch:
                 self._points.end("FAILED" if isinstance(error, Exception) else "KILLED")
                 raise
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of a step, under the names of the curve."""
-        if "memory/resident_mb" not in values:  # ranks report their own
-            values = {**values, **memory(self._device)}
+    def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
+        """Record and show a step that is done."""
+        values = {**memory(self._device), **curve_names(metrics)}  # a rank's memory is its own
         clock = {name: value for name, value in values.items() if name.startswith(CLOCK_VALUES)}
         self.journal.telemetry(step, clock)
         left_out = {"step"}  # which is what the curve is drawn over
         if not self._clock_steps.takes(values.get(STEP_SECONDS, CLOCK_PAUSE)):
             left_out |= clock.keys()
         self._points.add(step, {name: value for name, value in values.items() if name not in left_out})
-
-    def progress(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Show a step that is done."""
-        words = self._speed.pace(step, total, metrics.get("tokens", 0))
+        words = self._speed.pace(step, max_steps, metrics.get("tokens", 0))
         if "val/loss" in metrics:
             self._validation = f" val {metrics['val/loss']:.3f}"
         note = f"loss {metrics['train/loss']:.3f}" if "train/loss" in metrics else ""
-        self._progress.update(step, total, f"{note}{self._validation}{', ' if words else ''}{words}")
+        self._progress.update(step, max_steps, f"{note}{self._validation}{', ' if words else ''}{words}")
+
+    def checkpoint(self, step: int) -> None:
+        """Make the journal durable. MLflow's curve need not be: `sync_run` adds points that a kill loses."""
+        self.journal.flush()
+
+    def documents(self, sequences: Sequence[int]) -> str:
+        """Return the documents of training sequences."""
+        return self._documents_of(sequences)
 
     def event(self, step: int, kind: str, message: str) -> None:
         """Note and log an event; that of a step that is computed again is logged once."""

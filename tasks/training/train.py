@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import shutil
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.callbacks import TrainingStopped, stoppable
 from storage.atomic import write_file
 from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
@@ -35,8 +37,8 @@ from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.launch import Callbacks, Job, launch, train_job
-from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, first_ids, sync_journal
+from tasks.training.launch import Job, launch, train_job
+from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, curve_names, first_ids, sync_journal
 
 if TYPE_CHECKING:
     from model.order import Group
@@ -48,8 +50,7 @@ HISTORY_FILE = "history.parquet"
 ATTEMPT_FILE = "attempt"  # in the scratch folder, which a refreshed training does not share with the first one
 ATTEMPT_MODE = "attempt"  # in the manifest
 PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
-CHECKPOINT_SECONDS = 2.0  # a kill costs about so much training, more where a network is large and slow to save
-COUNTED_AT_ONCE = 2**16  # positions of the order, of which an epoch may have more than memory holds
+COUNTED_AT_ONCE = 2**16  # positions of the order
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
 
 
@@ -212,11 +213,6 @@ def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
     return {ref.key: work.folder(ref) for ref in manifest_of(work.store, dataset).input_refs("tokens")}
 
 
-def curve_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the trainer's metrics under the names of the curve, which say that validation is on a sample."""
-    return {name.replace("val/", "val_sample/"): value for name, value in metrics.items()}
-
-
 def run_name(settings: TrainStageSettings, corpus: str) -> str:
     """Return the name of a training's MLflow run: corpus, preset or number of parameters, steps.
 
@@ -303,7 +299,6 @@ def train(
 
     from model import ModelConfig, NonFiniteLoss, OutOfMemory
     from model.checkpoint import load_weights
-    from model.stopping import StopRequest, TrainingStopped, stoppable
 
     network = ModelConfig.from_dict(settings.model)
     work.seed(settings.train["seed"])
@@ -316,46 +311,36 @@ def train(
     work.modes[ATTEMPT_MODE] = attempt_file.read_text()
     run_id = _ensure_run(tracking, work.store, work.key, settings, tags, work.modes[ATTEMPT_MODE], dataset)
     sampler = sampler_of(work, dataset, tokenizer, network)
-    watch = Watch(work, tracking, run_id, network, settings.train["precision"], execution.processes, sampler)
-    identity = {"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)}
+    documents_of = partial(name_documents, work.store, dataset)
+    precision, processes = settings.train["precision"], execution.processes
+    watch = Watch(work, tracking, run_id, network, precision, processes, sampler, documents_of)
     job = Job(
         settings.model,
         settings.train,
         execution.fields(),
         device=work.machine.device,
-        threads=threads_each(execution.processes),
+        threads=threads_each(processes),
         deterministic=work.machine.deterministic,
         dataset=str(work.folder(dataset)),
         shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
         validation_sample=VALIDATION_SAMPLE,
         checkpoints=str(work.scratch / "checkpoints"),
-        checkpoint_seconds=CHECKPOINT_SECONDS,
-        identity=identity,
+        identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
         initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
     )
-    stop = StopRequest()
+    stop = threading.Event()
+    compute = partial(train_job, job, work.scratch, watch, stop)
+    if processes > 1:
+        compute = partial(launch, job, processes, work.scratch / "ranks", watch, stop)
     with watch.watching():
-        callbacks = Callbacks(
-            metrics=lambda step, metrics: watch.metrics(step, curve_names(metrics)),
-            checkpoint=lambda step: watch.journal.flush(),
-            progress=watch.progress,
-            event=watch.event,
-            stop_asked=lambda: stop.asked,
-        )
-        documents_of = partial(name_documents, work.store, dataset)
-        if execution.processes > 1:
-            compute = partial(launch, job, execution.processes, work.scratch / "ranks", callbacks)
-        else:
-            more = {"on_sample": watch.sample, "documents_of": documents_of}
-            compute = partial(train_job, job, work.scratch, callbacks, stop, **more)
         try:
             result = stoppable(compute, stop)
             watch.finish(load_weights(result.weights, network), result.steps)
         except (NonFiniteLoss, OutOfMemory) as error:
-            told = f"the training stopped: {error}"
-            if isinstance(error, NonFiniteLoss) and execution.processes > 1:  # ranks do not know the documents
-                told += f". {documents_of(error.indices)}"
-            raise UserError(told) from error
+            documents = ""
+            if isinstance(error, NonFiniteLoss) and processes > 1:  # ranks do not know the documents
+                documents = f". {documents_of(error.indices)}"
+            raise UserError(f"the training stopped: {error}{documents}") from error
         except BaseException as interruption:
             if isinstance(interruption.__cause__, TrainingStopped):
                 logger.warning("%s", interruption.__cause__)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from model import TrainResult
+from model import Callbacks, TrainResult
+from model.execution import Execution
+
+EVERY_STEP = Execution(checkpoint_minutes=0)  # is saved
+RARELY = Execution(checkpoint_minutes=1e9)
 
 
 class Interrupted(Exception):
     """Stands for a kill inside this process."""
 
 
-def stop_at(step: int) -> Callable[[int, int, dict], None]:
-    """Return a progress callback that ends the run after this step."""
+def calling(**functions: Callable[..., Any]) -> Callbacks:
+    """Return callbacks of which these are replaced, by name."""
+    found = Callbacks()
+    vars(found).update(functions)
+    return found
 
-    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
-        if now == step:
+
+def stop_at(step: int) -> Callbacks:
+    """Return callbacks that end the run after this step is saved, when the next one is reported."""
+
+    def on_step(now: int, max_steps: int, metrics: Mapping[str, float]) -> None:
+        if now == step + 1:
             raise Interrupted
 
-    return on_progress
+    return calling(step=on_step)
 
 
 def assert_same_run(left: TrainResult, right: TrainResult) -> None:

@@ -5,6 +5,7 @@ torch takes seconds to import. So one process imports it and forks a child for e
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, save_weights, seed_everything
-from model.checkpoint import Checkpoint
-from model.saver import CheckpointSaver
+from model.checkpoint import Checkpoint, discard_newer, latest_checkpoint, load_checkpoint, save_checkpoint
+from model.execution import Execution
 from tests.zygote import serve
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=2, n_head=2, d_model=16, drop_resid=0.1, drop_attn=0.1)
@@ -35,16 +36,17 @@ def state_at(step: int) -> Checkpoint:
 
 def save(folder: str, gate: str, step: int) -> None:
     """Saves a step as the best one so far, once somebody wrote into the gate, a named pipe."""
-    with CheckpointSaver(folder) as saver:
-        saver.load()
-        Path(gate).read_bytes()
-        saver.save(state_at(step), best=True)
+    Path(gate).read_bytes()
+    save_checkpoint(folder, dataclasses.replace(state_at(step), best_step=step))
 
 
 def load(folder: str, gate: str) -> None:
     """Loads the newest checkpoint, which puts away what is no good, once somebody wrote into the gate."""
     Path(gate).read_bytes()
-    CheckpointSaver(folder).load()
+    place = latest_checkpoint(folder)
+    assert place is not None
+    discard_newer(place)
+    load_checkpoint(place)
 
 
 def train(folder: str, config: dict[str, Any]) -> None:
@@ -59,7 +61,11 @@ def train(folder: str, config: dict[str, Any]) -> None:
         for part in (np.arange(40), np.arange(40, 48))
     ]
     trainer = Trainer(
-        SHAPE, TrainConfig.from_dict(config), *sources, checkpoint_dir=f"{folder}/checkpoints", checkpoint_seconds=0
+        SHAPE,
+        TrainConfig.from_dict(config),
+        *sources,
+        checkpoint_dir=f"{folder}/checkpoints",
+        execution=Execution(checkpoint_minutes=0),
     )
     result = trainer.fit()
     save_weights(f"{folder}/weights.safetensors", result.model)

@@ -15,13 +15,13 @@ from typing import Any
 import guarded_cases
 import numpy as np
 import torch
+from interrupted_runs import calling
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, TrainResult
 from model.distributed import SINGLE, Ranks, connect
 from model.execution import Execution
 from model.identity import weights_digest
 from model.step import Stepper
-from model.stopping import StopRequest
 
 DEADLINE = 240.0  # seconds; a rank that waits for another for ever is a failure
 
@@ -64,10 +64,9 @@ def trainer_of(
         TrainConfig(**{"max_steps": 6, "batch_size": 4, "grad_accum": 2, "eval_every": 3, "lr": 3e-3, **train}),
         source_of(),
         source_of(n_val, seed=1),
-        execution=Execution(compiled, recompute, sharding),
+        execution=Execution(compiled, recompute, sharding, checkpoint_minutes=0),
         ranks=ranks,
         checkpoint_dir=folder,
-        checkpoint_seconds=0,
     )
     if stop_at:
         step = trainer._step
@@ -100,13 +99,13 @@ def training(ranks: Ranks, *, stop_at: int = 0, **settings: Any) -> Outcome:
 
 
 def stopped_training(ranks: Ranks, *, step: int, **settings: Any) -> Outcome:
-    """Trains until the last rank, and nobody else, is asked to stop during a step."""
+    """Trains until the last rank, and nobody else, is asked to stop before a step ends."""
     trainer = trainer_of(ranks=ranks, **settings)
-    trainer.stop, take = StopRequest(), trainer._step
+    take = trainer._step
 
     def asked(stepper: Stepper, number: int, *arguments: Any) -> Any:
-        if number == step and ranks.rank == ranks.world_size - 1:
-            trainer.stop.ask()
+        if number == step - 1 and ranks.rank == ranks.world_size - 1:
+            trainer.stop.set()
         return take(stepper, number, *arguments)
 
     trainer._step = asked  # type: ignore[method-assign]
@@ -141,8 +140,7 @@ def _guarded(
         execution=Execution(sharding=sharding),
         ranks=ranks,
         checkpoint_dir=folder,
-        checkpoint_seconds=3600,
-        on_event=lambda step, kind, message: events.append((step, kind)),
+        callbacks=calling(event=lambda step, kind, message: events.append((step, kind))),
     )
     result = trainer.fit()
     whole = sharding == "ddp" or ranks.is_first

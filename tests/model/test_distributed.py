@@ -89,7 +89,7 @@ def test_two_ranks_compute_what_one_does(
     assert second["kinds"] == (["DTensor"] if sharding == "fsdp" else ["Parameter"])
 
 
-@pytest.mark.parametrize(("sharding", "precision"), [("ddp", "bf16"), ("fsdp", "fp16")])
+@pytest.mark.parametrize(("sharding", "precision"), [("ddp", "bf16"), ("fsdp", "bf16"), ("fsdp", "fp16")])
 def test_two_ranks_compute_what_one_does_in_half_precision(sharding: str, precision: str, tmp_path: Path) -> None:
     settings = {"model": {}, "train": {"precision": precision, "max_steps": 4}}
     first, second = run_ranks(rank_cases.training, tmp_path, sharding=sharding, **settings)
@@ -124,6 +124,9 @@ def test_interrupted_ranks_end_with_the_same_bits(sharding: str, tmp_path: Path)
     settings = {"sharding": sharding, "model": {"drop_resid": 0.1}, "train": {"precision": "fp16"}}
     (undisturbed, _) = run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "undisturbed"), **settings)
     run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "interrupted"), stop_at=4, **settings)
+    written = {file.name.partition("-model-")[0] for file in tmp_path.glob("interrupted/step-00000004/*.safetensors")}
+    files = {"ddp": {"model.safetensors", "optimizer.safetensors"}, "fsdp": {"shard-00001", "shard-00002"}}
+    assert written == files[sharding]
     (resumed, _) = run_ranks(rank_cases.training, tmp_path, folder=str(tmp_path / "interrupted"), **settings)
     assert resumed["resumed_from"] == 4
     assert not [warning for warning in resumed["warnings"] if "last bits" in warning]
@@ -213,11 +216,15 @@ def test_ranks_end_at_the_same_step_with_the_best_weights(sharding: str, tmp_pat
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)  # a first compilation, on a machine with other work
-def test_two_ranks_compute_with_a_compiled_network_what_one_does_plainly(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"model": {}, "train": {"max_steps": 3}}
-    first, second = run_ranks(rank_cases.training, tmp_path, deadline_seconds=1000.0, compiled=True, **settings)
-    for warning in first["warnings"]:
+@pytest.mark.parametrize(("sharding", "precision"), [("ddp", "fp32"), ("fsdp", "fp32"), ("fsdp", "bf16")])
+def test_two_ranks_compute_with_a_compiled_network_what_one_does_plainly(
+    sharding: str, precision: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"model": {}, "train": {"max_steps": 3, "precision": precision}}
+    means: dict[str, Any] = {"sharding": sharding, "compiled": True}
+    first, second = run_ranks(rank_cases.training, tmp_path, deadline_seconds=1000.0, **means, **settings)
+    for warning in [*first.get("warnings", ()), first.get("error", "")]:
         if "torch.compile does not work here" in warning:
             pytest.skip(warning)
     assert first["history"] == second["history"]
-    assert_like(first["history"], alone(**settings)["history"])
+    assert_like(first["history"], alone(**settings)["history"], rtol=2e-5 if precision == "fp32" else 0.02)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from guarded_cases import LEAP, LEARNED, N_SEQUENCES, NETWORK, PLAIN, ROWS, source_with_noise, sources_to_learn
-from interrupted_runs import Interrupted, assert_same_run, stop_at
+from interrupted_runs import EVERY_STEP, Interrupted, assert_same_run, calling, stop_at
 
 from model import (
+    Callbacks,
     ModelConfig,
     NonFiniteLoss,
     SpanSource,
@@ -30,36 +31,43 @@ from model.order import order
 from model.step import Stepper
 
 
-class Events(list[tuple[int, str, str]]):
-    """What a run said, but for what it always says."""
+class Events(Callbacks):
+    """Events of a run, without those that every run reports."""
 
-    def __call__(self, step: int, kind: str, message: str) -> None:
+    def __init__(self, documents: Callable[[Sequence[int]], str] = lambda numbers: "") -> None:
+        self.found: list[tuple[int, str, str]] = []
+        self._documents = documents
+
+    def event(self, step: int, kind: str, message: str) -> None:
         if kind not in ("kernel", "advice"):
-            self.append((step, kind, message))
+            self.found.append((step, kind, message))
+
+    def documents(self, sequences: Sequence[int]) -> str:
+        return self._documents(sequences)
 
 
 def run(folder: Path | None = None, **settings: Any) -> TrainResult:
     config = dataclasses.replace(PLAIN, **settings.pop("config", {}))
     source = settings.pop("source", None) or source_with_noise()
-    settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
+    settings = {"execution": EVERY_STEP, "callbacks": Events(), **settings}
     return Trainer(NETWORK, config, source, checkpoint_dir=folder, **settings).fit()
 
 
 def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
-    events = Events()
-    found = run(on_event=events, documents_of=lambda numbers: f"Read: {len(numbers)} of them.")
+    events = Events(lambda numbers: f"Read: {len(numbers)} of them.")
+    found = run(callbacks=events)
     unwatched = run(config={"spike_zscore": 1e9})
     (row,) = (row for row in found.history if "spike/score" in row)
     assert row["step"] == LEAP and row["spike/score"] > 8
     assert [{k: v for k, v in row.items() if k != "spike/score"} for row in found.history] == unwatched.history
-    ((step, kind, message),) = events
+    ((step, kind, message),) = events.found
     assert (step, kind) == (LEAP, "spike")
     assert message.startswith(f"step {LEAP} leaps: the ") and message.endswith("Read: 4 of them.")
 
 
 def test_without_a_listener_a_leap_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=f"step {LEAP} leaps"):
-        run(on_event=None)
+        run(callbacks=None)
 
 
 def test_patience_without_sequences_to_evaluate_on_is_refused(build_source: Callable[..., SpanSource]) -> None:
@@ -72,30 +80,31 @@ def test_patience_without_sequences_to_evaluate_on_is_refused(build_source: Call
 
 def learn(folder: Path | None = None, config: TrainConfig = LEARNED, **settings: Any) -> tuple[TrainResult, Any]:
     train, val = sources_to_learn()
-    settings = {"checkpoint_seconds": 0, "on_event": Events(), **settings}
+    settings = {"execution": EVERY_STEP, "callbacks": Events(), **settings}
     return Trainer(NETWORK, config, train, val, checkpoint_dir=folder, **settings).fit(), val
 
 
 @pytest.mark.parametrize("with_folder", [False, True])
 def test_a_run_ends_early_with_the_best_weights(with_folder: bool, tmp_path: Path) -> None:
     events = Events()
-    result, val = learn(tmp_path if with_folder else None, on_event=events)
+    result, val = learn(tmp_path if with_folder else None, callbacks=events)
     losses = {row["step"]: row["val/loss"] for row in result.history if "val/loss" in row}
     best = min(losses, key=lambda step: losses[step])
     assert (result.best_step, result.steps) == (best, best + 2 * LEARNED.eval_every)
     assert result.history[-1]["step"] == result.steps < LEARNED.max_steps
     assert evaluate_source(result.model, val, 8).loss == losses[best]
-    ((step, kind, message),) = events
+    ((step, kind, message),) = events.found
     assert (step, kind) == (result.steps, "early stop")
     assert f"ends at step {step} of 200 with the weights of step {best}" in message
 
 
 def test_an_early_end_comes_at_the_same_step_after_interruptions(tmp_path: Path) -> None:
     undisturbed, _ = learn()
-    for step in (3, undisturbed.steps - 6, undisturbed.steps - 1, undisturbed.steps):
+    for step in (3, undisturbed.steps - 6, undisturbed.steps - 1):
         with pytest.raises(Interrupted):
-            learn(tmp_path, on_progress=stop_at(step))
-    again, _ = learn(tmp_path, on_metrics=pytest.fail)  # it had ended: nothing is computed
+            learn(tmp_path, callbacks=stop_at(step))
+    assert_same_run(undisturbed, learn(tmp_path)[0])
+    again, _ = learn(tmp_path, callbacks=calling(step=pytest.fail))  # it had ended: nothing is computed
     assert again.resumed_from == undisturbed.steps
     assert again.best_step == undisturbed.best_step
     assert_same_run(undisturbed, again)
@@ -153,7 +162,7 @@ def test_of_a_step_the_guilty_sequences_and_their_documents_are_named(
 
     monkeypatch.setattr(Stepper, "_nll", nll)
     with pytest.raises(NonFiniteLoss) as caught:
-        run(tmp_path, source=source, documents_of=documents_of)
+        run(tmp_path, source=source, callbacks=Events(documents_of))
     assert (caught.value.step, caught.value.suspects) == (7, [guilty])
     assert f"Alone, only [{guilty}] are so: look at them. Document of [{guilty}]." in str(caught.value)
     saved = load_checkpoint(tmp_path)

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer
-from model.data import Batch
+from model import ModelConfig, SpanSource, TrainConfig, Trainer
 from model.execution import Execution
 from model.guards import (
     FEWEST,
     WINDOW,
-    EarlyStop,
     OutOfMemory,
-    SpikeDetector,
+    best_step,
+    explaining_memory,
     is_out_of_memory,
-    non_finite_rows,
-    non_finite_weights,
+    is_out_of_patience,
+    spike_of,
 )
 
 
@@ -37,48 +36,50 @@ def noisy(n: int, level: float = 3.0, spread: float = 0.05, seed: int = 0) -> li
     return (level * np.exp(spread * np.random.default_rng(seed).normal(size=n))).tolist()
 
 
+def score(history: list[dict[str, Any]], loss: float, norm: float = 1.0, zscore: float = 8.0) -> float:
+    """Score of a step behind these rows; 0 if it is no spike."""
+    found = spike_of(history, {"train/loss": loss, "grad_norm": norm}, zscore)
+    return found[0] if found else 0.0
+
+
 def test_a_leap_of_the_loss_is_seen_and_named() -> None:
-    spike = SpikeDetector(8.0).judge(rows(noisy(100)), 6.0, 1.0)
-    assert spike is not None
-    assert (spike.signal, spike.value) == ("loss", 6.0)
-    assert spike.usual == pytest.approx(3.0, rel=0.05)
+    found = spike_of(rows(noisy(100)), {"train/loss": 6.0, "grad_norm": 1.0}, 8.0)
+    assert found is not None
     # ln 2 lies 0.69 above the median, and the spread of the logarithms is 0.05
-    assert spike.score == pytest.approx(math.log(2) / 0.05, rel=0.25)
-    assert "the loss is 6, the last steps' median 3" in str(spike)
+    assert found[0] == pytest.approx(math.log(2) / 0.05, rel=0.25)
+    assert "the loss is 6, the last steps' median 3" in found[1]
 
 
 def test_a_fall_is_no_leap() -> None:
-    assert SpikeDetector(3.0).judge(rows(noisy(100)), 0.3, 0.001) is None
+    assert not score(rows(noisy(100)), 0.3, 0.001, zscore=3.0)
 
 
 def test_nothing_is_judged_before_there_is_something_to_compare_with() -> None:
-    detector = SpikeDetector(8.0)
-    assert detector.judge(rows(noisy(FEWEST - 1)), 300.0, 300.0) is None
-    assert detector.judge(rows(noisy(FEWEST)), 300.0, 300.0) is not None
-    assert detector.judge([], 3.0, 1.0) is None
+    assert not score(rows(noisy(FEWEST - 1)), 300.0, 300.0)
+    assert score(rows(noisy(FEWEST)), 300.0, 300.0)
+    assert not score([], 3.0)
 
 
 def test_calm_values_leave_room_for_noise() -> None:
-    detector, still = SpikeDetector(8.0), rows([2.0] * 100)
-    assert detector.judge(still, 2.3, 4.0) is None
-    assert detector.judge(still, 2.6, 1.0) is not None
-    assert detector.judge(still, 2.0, 6.0) is not None
+    still = rows([2.0] * 100)
+    assert not score(still, 2.3, 4.0)
+    assert score(still, 2.6, 1.0)
+    assert score(still, 2.0, 6.0)
 
 
 def test_a_leap_among_the_values_does_not_hide_the_next() -> None:
     losses = noisy(100)
     losses[-10:] = [30.0] * 10
-    assert SpikeDetector(8.0).judge(rows(losses), 9.0, 1.0) is not None
+    assert score(rows(losses), 9.0)
 
 
 def test_a_level_that_stays_becomes_the_usual_one() -> None:
-    detector, history = SpikeDetector(8.0), rows(noisy(100))
-    alarms = 0
+    history, alarms = rows(noisy(100)), 0
     for step, loss in enumerate(noisy(WINDOW, 6.0, seed=1), 101):
-        alarms += detector.judge(history, loss, 1.0) is not None
+        alarms += score(history, loss) > 0
         history.append({"step": step, "train/loss": loss, "grad_norm": 1.0})
     assert 1 <= alarms <= WINDOW // 2 + 1
-    assert detector.judge(history, 6.0, 1.0) is None
+    assert not score(history, 6.0)
 
 
 @pytest.mark.parametrize(("lr", "seed"), [(3e-4, 1), (1e-2, 3)])
@@ -87,13 +88,7 @@ def test_no_alarm_in_real_runs(
 ) -> None:
     config = TrainConfig(200, batch_size=2, lr=lr, seed=seed, eval_every=200)
     history = Trainer(model_config, config, build_source(n=64, seed=seed)).fit().history
-    detector = SpikeDetector(config.spike_zscore)
-    alarms = [
-        row["step"]
-        for place, row in enumerate(history)
-        if detector.judge(history[:place], row["train/loss"], row["grad_norm"])
-    ]
-    assert alarms == []
+    assert [row["step"] for row in history if "spike/score" in row] == []
 
 
 def evaluations(*losses: float, every: int = 10) -> list[dict[str, Any]]:
@@ -117,17 +112,15 @@ def evaluations(*losses: float, every: int = 10) -> list[dict[str, Any]]:
     ],
 )
 def test_a_run_ends_after_its_patience(losses: list[float], best: int | None, over: bool) -> None:
-    stop = EarlyStop(patience=2)
-    assert stop.best(evaluations(*losses)) == best
-    assert stop.is_over(evaluations(*losses)) is over
+    assert best_step(evaluations(*losses)) == best
+    assert is_out_of_patience(evaluations(*losses), 2) is over
 
 
 def test_losses_on_other_validation_sequences_do_not_count() -> None:
     history = evaluations(1.0, 3.0, 2.5, 2.6)
     history[14]["val/source_changed"] = 1.0
-    stop = EarlyStop(patience=2)
-    assert stop.best(history) == 30
-    assert not stop.is_over(history)
+    assert best_step(history) == 30
+    assert not is_out_of_patience(history, 2)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +154,12 @@ def test_what_this_torch_says_about_an_impossible_allocation_is_known() -> None:
 
 def test_the_error_says_what_to_change(model_config: ModelConfig) -> None:
     def text(config: TrainConfig, execution: Execution, device: str = "cpu") -> str:
-        error = RuntimeError("DefaultCPUAllocator: can't allocate memory\nlong trace")
-        return str(OutOfMemory("step 7", torch.device(device), model_config, config, execution, error))
+        with (
+            pytest.raises(OutOfMemory) as caught,
+            explaining_memory("step 7", torch.device(device), model_config, config, execution),
+        ):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nlong trace")
+        return str(caught.value)
 
     plain = text(TrainConfig(5, batch_size=7, grad_accum=2), Execution())
     assert plain.startswith("step 7 does not fit into the memory of cpu with batch_size=7, max_seq_len=16")
@@ -173,21 +170,3 @@ def test_the_error_says_what_to_change(model_config: ModelConfig) -> None:
     assert "precision='bf16'" in text(TrainConfig(5), Execution(), "cuda")
     small = text(TrainConfig(5, batch_size=1), Execution(recompute=True))
     assert "grad_accum=" not in small and "recompute=True" not in small
-
-
-def test_the_rows_that_are_not_finite_by_themselves_are_found(
-    build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource]
-) -> None:
-    model, source = build_model(), build_source(n=8)
-    weights = list(model.parameters())
-    with torch.no_grad():
-        model.token_embedding.weight[13] = math.nan
-    batches = [source.batch(np.arange(4)), source.batch(np.arange(4, 8))]
-    assert model.config.tie_weights  # so the head is spoilt as well: every row is
-
-    def nll(batch: Batch) -> torch.Tensor:
-        return model.nll(torch.from_numpy(batch.inputs), torch.from_numpy(batch.labels))
-
-    assert non_finite_rows(batches, nll, weights) == list(range(8))
-    assert non_finite_weights(model) == ["token_embedding.weight"]
-    assert all(weight.grad is None for weight in weights)

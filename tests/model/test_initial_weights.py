@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interrupted_runs import Interrupted, stop_at
+from interrupted_runs import EVERY_STEP, Interrupted, stop_at
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer
 
@@ -35,9 +35,9 @@ def test_a_resumed_run_from_given_weights_ends_with_the_same_bits(
 ) -> None:
     start = {"initial_weights": build_model(seed=3).state_dict()}
     whole = Trainer(model_config, train_config, build_source(), **start).fit()
-    kept = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    kept = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     with pytest.raises(Interrupted):
-        Trainer(model_config, train_config, build_source(), **start, **kept, on_progress=stop_at(4)).fit()
+        Trainer(model_config, train_config, build_source(), **start, **kept, callbacks=stop_at(4)).fit()
     resumed = Trainer(model_config, train_config, build_source(), **start, **kept).fit()
     assert resumed.resumed_from == 4
     assert resumed.history == whole.history

@@ -7,6 +7,7 @@ state after a call is seen when the next one is killed, and the last one's when 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import re
@@ -22,8 +23,7 @@ from typing import Any
 import kill_child
 import pytest
 
-from model.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
-from model.saver import CheckpointSaver
+from model.checkpoint import best_checkpoint, discard_newer, latest_checkpoint, load_checkpoint, save_checkpoint
 from tests.zygote import Zygote
 
 CALLS = """
@@ -71,9 +71,8 @@ def _calls(log: Path) -> list[tuple[str, int]]:
 
 def _folder_of_three(folder: Path) -> Path:
     """Steps 1 (the best), 2 and 3."""
-    with CheckpointSaver(folder) as saver:
-        for step in (1, 2, 3):
-            saver.save(kill_child.state_at(step), best=step == 1)
+    for step in (1, 2, 3):
+        save_checkpoint(folder, dataclasses.replace(kill_child.state_at(step), best_step=1))
     return folder
 
 
@@ -85,12 +84,10 @@ def _assert_whole(folder: Path) -> int:
     expected = kill_child.state_at(step)
     assert found.step == step and found.weights["w"].equal(expected.weights["w"])
     assert found.history == expected.history
-    best = best_checkpoint(folder)
-    assert best is not None
-    assert load_checkpoint(best).step == (4 if step == 4 else 1)
-    with CheckpointSaver(folder) as saver:
-        saver.load()
-        saver.save(kill_child.state_at(5))
+    assert found.best_step == (4 if step == 4 else 1)
+    best = best_checkpoint(folder, found.best_step)
+    discard_newer(place)
+    save_checkpoint(folder, dataclasses.replace(kill_child.state_at(5), best_step=found.best_step))
     assert {entry.name for entry in folder.iterdir()} == {best.name, place.name, "step-00000005"}
     return step
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupted_runs import Interrupted, stop_at
+from interrupted_runs import EVERY_STEP, RARELY, Interrupted, stop_at
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -26,7 +26,7 @@ def trainer(model_config: ModelConfig, build_source: Callable[..., SpanSource]) 
     def build(precision: str, folder: Path | None = None, **settings: Any) -> Trainer:
         shape = dataclasses.replace(model_config, drop_resid=0.1)
         config = dataclasses.replace(CONFIG, precision=precision)
-        settings = {"checkpoint_seconds": 0, **settings}
+        settings = {"execution": EVERY_STEP, **settings}
         return Trainer(shape, config, build_source(), build_source(n=5, seed=1), checkpoint_dir=folder, **settings)
 
     return build
@@ -55,10 +55,10 @@ def test_the_loss_falls_and_the_products_are_in_that_type(precision: str, traine
 def test_a_resumed_run_ends_with_the_same_bits_and_the_same_state(
     precision: str, trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
-    undisturbed = trainer(precision, tmp_path / "whole", checkpoint_seconds=3600).fit()
+    undisturbed = trainer(precision, tmp_path / "whole", execution=RARELY).fit()
     for step in (5, 17):
         with pytest.raises(Interrupted):
-            trainer(precision, tmp_path / "killed", on_progress=stop_at(step)).fit()
+            trainer(precision, tmp_path / "killed", callbacks=stop_at(step)).fit()
     resumed = trainer(precision, tmp_path / "killed").fit()
     assert resumed.resumed_from == 17
     assert resumed.history == undisturbed.history
@@ -78,13 +78,13 @@ def test_a_loss_scale_that_is_falling_goes_on_falling_after_a_resume(
     scales = []
     for name, stops in (("whole", []), ("killed", [6, 8])):
         with pytest.raises(Interrupted):
-            trainer("fp16", tmp_path / name, on_progress=stop_at(3)).fit()
+            trainer("fp16", tmp_path / name, callbacks=stop_at(3)).fit()
         state = load_checkpoint(tmp_path / name)
         state.scaler["scale"] = 2.0**24
         save_checkpoint(tmp_path / name, state)
         for step in stops:
             with pytest.raises(Interrupted):
-                trainer("fp16", tmp_path / name, on_progress=stop_at(step)).fit()
+                trainer("fp16", tmp_path / name, callbacks=stop_at(step)).fit()
         history = trainer("fp16", tmp_path / name).fit().history
         scales.append((load_checkpoint(tmp_path / name).scaler, history))
     (whole, history), (killed, others) = scales

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from interrupted_runs import Interrupted, assert_same_run, stop_at
+from interrupted_runs import EVERY_STEP, RARELY, Interrupted, assert_same_run, calling, stop_at
 from safetensors.torch import load_file
 
 from model import (
@@ -31,7 +31,9 @@ from model import (
     save_checkpoint,
     save_weights,
 )
-from model.checkpoint import Checkpoint, differences, latest_checkpoint
+from model.checkpoint import Checkpoint, best_checkpoint, latest_checkpoint
+from model.execution import Execution
+from model.identity import differences
 from model.order import Group
 
 
@@ -54,8 +56,8 @@ def test_interrupted_runs_end_with_the_same_bits(
                 config,
                 *sources,
                 checkpoint_dir=tmp_path,
-                checkpoint_seconds=0,
-                on_progress=stop_at(step),
+                execution=EVERY_STEP,
+                callbacks=stop_at(step),
             ).fit()
     resumed = Trainer(shape, config, *sources, checkpoint_dir=tmp_path).fit()
     assert resumed.resumed_from == 9
@@ -67,9 +69,9 @@ def test_interrupted_run_over_groups_ends_with_the_same_bits(
 ) -> None:
     groups = [Group(0, 5, 13), Group(5, 15, 6)]
     undisturbed = Trainer(model_config, train_config, build_source(), groups=groups).fit()
-    settings = {"groups": groups, "checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"groups": groups, "checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     with pytest.raises(Interrupted):
-        Trainer(model_config, train_config, build_source(), **settings, on_progress=stop_at(3)).fit()
+        Trainer(model_config, train_config, build_source(), **settings, callbacks=stop_at(3)).fit()
     resumed = Trainer(model_config, train_config, build_source(), **settings).fit()
     assert resumed.resumed_from == 3
     assert_same_run(undisturbed, resumed)
@@ -88,9 +90,9 @@ def test_loss_scale_is_continued(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:
     config = dataclasses.replace(train_config, precision="fp16")
-    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     with pytest.raises(Interrupted):
-        Trainer(model_config, config, build_source(), **settings, on_progress=stop_at(3)).fit()
+        Trainer(model_config, config, build_source(), **settings, callbacks=stop_at(3)).fit()
     state = load_checkpoint(tmp_path)
     state.scaler["scale"] = 1024.0
     save_checkpoint(tmp_path, state)
@@ -101,7 +103,8 @@ def test_loss_scale_is_continued(
 KILLED = """
 import os, signal, sys
 import numpy as np, torch
-from model import ModelConfig, SpanSource, TrainConfig, Trainer
+from model import Callbacks, ModelConfig, SpanSource, TrainConfig, Trainer
+from model.execution import Execution
 
 folder, model_json, train_json, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
@@ -109,12 +112,13 @@ import json
 shard = (np.arange(4096) * 7 % 31).astype(np.uint16)
 source = SpanSource([shard], np.zeros(20), np.arange(20) * 9, np.arange(20) % 16 + 2, 16, 0)
 
-def kill(step, max_steps, metrics):
-    if step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Kill(Callbacks):
+    def step(self, step, max_steps, metrics):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 Trainer(ModelConfig.from_dict(json.loads(model_json)), TrainConfig.from_dict(json.loads(train_json)), source,
-        checkpoint_dir=folder, checkpoint_seconds=0, on_progress=kill).fit()
+        checkpoint_dir=folder, execution=Execution(checkpoint_minutes=0), callbacks=Kill()).fit()
 """
 
 
@@ -134,7 +138,7 @@ def test_killed_process_is_continued_to_the_same_bits(
     )
     assert done.returncode == -signal.SIGKILL
     resumed = Trainer(shape, train_config, source, checkpoint_dir=tmp_path).fit()
-    assert resumed.resumed_from in (5, 6)  # the last one may not have been written to its end
+    assert resumed.resumed_from == 6
     assert_same_run(Trainer(shape, train_config, source).fit(), resumed)
 
 
@@ -145,7 +149,9 @@ def test_finished_run_is_not_computed_again(
     tmp_path: Path,
 ) -> None:
     first = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path).fit()
-    again = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path, on_metrics=pytest.fail).fit()
+    again = Trainer(
+        model_config, train_config, build_source(), checkpoint_dir=tmp_path, callbacks=calling(step=pytest.fail)
+    ).fit()
     assert again.resumed_from == 10
     assert_same_run(first, again)
 
@@ -186,9 +192,9 @@ def test_torn_newest_checkpoint_is_skipped(
     build_source: Callable[..., SpanSource],
     tmp_path: Path,
 ) -> None:
-    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     with pytest.raises(Interrupted):
-        Trainer(model_config, train_config, build_source(), **settings, on_progress=stop_at(5)).fit()
+        Trainer(model_config, train_config, build_source(), **settings, callbacks=stop_at(5)).fit()
     damage(tmp_path / "step-00000005")
     resumed = Trainer(model_config, train_config, build_source(), **settings).fit()
     assert resumed.resumed_from == 4
@@ -256,9 +262,9 @@ def test_a_run_that_was_computed_in_another_way_goes_on_and_says_so(
     build_source: Callable[..., SpanSource],
     tmp_path: Path,
 ) -> None:
-    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     with pytest.raises(Interrupted):
-        Trainer(model_config, train_config, build_source(), **settings, on_progress=stop_at(3)).fit()
+        Trainer(model_config, train_config, build_source(), **settings, callbacks=stop_at(3)).fit()
     state = load_checkpoint(tmp_path)
     state.execution.update(change)
     save_checkpoint(tmp_path, state)
@@ -269,11 +275,11 @@ def test_a_run_that_was_computed_in_another_way_goes_on_and_says_so(
 def test_a_run_goes_on_with_other_validation_sequences_and_its_history_says_so(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:
-    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     first, other = build_source(n=5, seed=1), build_source(n=6, seed=2)
     undisturbed = Trainer(model_config, train_config, build_source(), other).fit()
     with pytest.raises(Interrupted):
-        Trainer(model_config, train_config, build_source(), first, **settings, on_progress=stop_at(6)).fit()
+        Trainer(model_config, train_config, build_source(), first, **settings, callbacks=stop_at(6)).fit()
     with pytest.warns(UserWarning, match=r"from step 7 on, .* other validation sequences"):
         resumed = Trainer(model_config, train_config, build_source(), other, **settings).fit()
     assert [row["step"] for row in resumed.history if "val/source_changed" in row] == [7]
@@ -287,12 +293,12 @@ def test_a_run_goes_on_with_other_validation_sequences_and_its_history_says_so(
 def test_a_change_of_the_validation_sequences_is_said_once(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:
-    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     sources = [build_source(n=5, seed=1), build_source(n=5, seed=2), build_source(n=5, seed=2)]
     for step, source in zip((5, 7, 9), sources, strict=True):
         with contextlib.suppress(Interrupted), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            Trainer(model_config, train_config, build_source(), source, **settings, on_progress=stop_at(step)).fit()
+            Trainer(model_config, train_config, build_source(), source, **settings, callbacks=stop_at(step)).fit()
     history = load_checkpoint(tmp_path).history
     assert [row["step"] for row in history if "val/source_changed" in row] == [6]
 
@@ -300,10 +306,10 @@ def test_a_change_of_the_validation_sequences_is_said_once(
 def test_nothing_is_said_where_no_validation_loss_was_measured_before_the_change(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:
-    settings = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 0}
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
     with pytest.raises(Interrupted):
         Trainer(
-            model_config, train_config, build_source(), build_source(seed=1), **settings, on_progress=stop_at(3)
+            model_config, train_config, build_source(), build_source(seed=1), **settings, callbacks=stop_at(3)
         ).fit()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -396,3 +402,67 @@ def test_file_that_holds_no_weights_is_refused(tmp_path: Path, model_config: Mod
     (tmp_path / "weights").write_bytes(b"not weights at all")
     with pytest.raises(ValueError, match="no safetensors file"):
         load_weights(tmp_path / "weights", model_config)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(place.name for place in folder.iterdir())
+
+
+def test_the_best_checkpoint_outlives_newer_ones_until_there_is_a_better_one(
+    tmp_path: Path, model_config: ModelConfig
+) -> None:
+    for step, best in ((1, 0), (2, 2), (3, 2), (4, 2)):
+        save_checkpoint(
+            tmp_path, dataclasses.replace(state_at(step, Transformer(model_config)), best_step=best), keep=1
+        )
+    assert names(tmp_path) == ["step-00000002", "step-00000004"]
+    assert best_checkpoint(tmp_path, 2) == tmp_path / "step-00000002"
+    save_checkpoint(tmp_path, dataclasses.replace(state_at(5, Transformer(model_config)), best_step=5), keep=1)
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_a_damaged_best_checkpoint_is_reported(tmp_path: Path, model_config: ModelConfig) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, dataclasses.replace(state_at(step, Transformer(model_config)), best_step=1), keep=1)
+    (tmp_path / "step-00000001" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"step-00000001 is damaged: .*; the weights of step-00000002 are whole"):
+        best_checkpoint(tmp_path, 1)
+
+
+@pytest.mark.parametrize("patience", [0, 1000])
+def test_the_best_checkpoint_is_saved_where_patience_asks_for_it(
+    patience: int, model_config: ModelConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    rates = {"lr": 0.3, "warmup_ratio": 0.5}  # it soon gets worse
+    config = TrainConfig(max_steps=30, batch_size=4, eval_every=3, patience=patience, **rates)
+    sources = build_source(), build_source(n=5, seed=1)
+    history = Trainer(model_config, config, *sources, checkpoint_dir=tmp_path, execution=RARELY).fit().history
+    lowest = min((row for row in history if "val/loss" in row), key=lambda row: row["val/loss"])["step"]
+    assert 0 < lowest < 30
+    assert names(tmp_path)[-1] == "step-00000030"
+    assert (f"step-{lowest:08d}" in names(tmp_path)) == bool(patience)
+
+
+def test_a_checkpoint_is_saved_when_its_minutes_have_passed(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_source: Callable[..., SpanSource],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    saved: list[int] = []
+
+    def on_step(step: int, max_steps: int, metrics: object) -> None:
+        clock[0] += 60.0
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    Trainer(
+        model_config,
+        train_config,
+        build_source(),
+        checkpoint_dir=tmp_path,
+        execution=Execution(checkpoint_minutes=3),
+        callbacks=calling(step=on_step, checkpoint=saved.append),
+    ).fit()
+    assert saved == [4, 8, 10]

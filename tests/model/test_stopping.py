@@ -6,15 +6,16 @@ import contextvars
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from interrupted_runs import RARELY, calling
 
-from model import ModelConfig, SpanSource, TrainConfig, Trainer, load_checkpoint
-from model.stopping import StopRequest, TrainingStopped, stoppable
+from model import Callbacks, ModelConfig, SpanSource, TrainConfig, Trainer, load_checkpoint
+from model.callbacks import TrainingStopped, stoppable
 
 
 class Interruption(BaseException):
@@ -33,12 +34,12 @@ def raising_handler(monkeypatch: pytest.MonkeyPatch) -> Any:
     signal.signal(signal.SIGTERM, before)
 
 
-def act_at(step: int, act: Callable[[], None]) -> Callable[[int, int, dict], None]:
-    def on_progress(now: int, max_steps: int, metrics: dict) -> None:
+def act_at(step: int, act: Callable[[], None]) -> Callbacks:
+    def on_step(now: int, max_steps: int, metrics: Mapping[str, float]) -> None:
         if now == step:
             act()
 
-    return on_progress
+    return calling(step=on_step)
 
 
 def terminate() -> None:
@@ -48,15 +49,13 @@ def terminate() -> None:
 def test_a_run_that_was_asked_to_stop_goes_on_from_that_very_step_to_the_same_bits(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_seconds": 1e9}
-    stop = StopRequest()
-    trainer = Trainer(
-        model_config, train_config, build_source(), **settings, stop=stop, on_progress=act_at(3, stop.ask)
-    )
+    settings: dict[str, Any] = {"checkpoint_dir": tmp_path, "execution": RARELY}
+    stop = threading.Event()
+    trainer = Trainer(model_config, train_config, build_source(), **settings, stop=stop, callbacks=act_at(3, stop.set))
     with pytest.raises(TrainingStopped, match="after step 4; its checkpoint is saved") as stopped:
         trainer.fit()
     assert (stopped.value.step, stopped.value.saved) == (4, True)
-    resumed = Trainer(model_config, train_config, build_source(), **settings, stop=StopRequest()).fit()
+    resumed = Trainer(model_config, train_config, build_source(), **settings, stop=threading.Event()).fit()
     assert resumed.resumed_from == 4
     undisturbed = Trainer(model_config, train_config, build_source()).fit()
     assert resumed.history == undisturbed.history
@@ -67,8 +66,8 @@ def test_a_run_that_was_asked_to_stop_goes_on_from_that_very_step_to_the_same_bi
 def test_a_run_without_a_folder_says_that_nothing_was_saved(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
 ) -> None:
-    stop = StopRequest()
-    stop.ask()
+    stop = threading.Event()
+    stop.set()
     with pytest.raises(TrainingStopped, match="after step 1; nothing was saved"):
         Trainer(model_config, train_config, build_source(), stop=stop).fit()
 
@@ -76,8 +75,8 @@ def test_a_run_without_a_folder_says_that_nothing_was_saved(
 def test_a_run_that_is_at_its_end_anyway_ends(
     model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:
-    stop = StopRequest()
-    trainer = Trainer(model_config, train_config, build_source(), stop=stop, on_progress=act_at(9, stop.ask))
+    stop = threading.Event()
+    trainer = Trainer(model_config, train_config, build_source(), stop=stop, callbacks=act_at(9, stop.set))
     assert trainer.fit().steps == 10
 
 
@@ -88,11 +87,11 @@ def test_a_signal_that_raises_in_the_main_thread_stops_the_training_after_its_st
     tmp_path: Path,
     raising_handler: None,
 ) -> None:
-    stop = StopRequest()
+    stop = threading.Event()
 
     def terminate_and_be_heard() -> None:
         terminate()
-        stop._asked.wait()
+        stop.wait()
 
     trainer = Trainer(
         model_config,
@@ -100,7 +99,7 @@ def test_a_signal_that_raises_in_the_main_thread_stops_the_training_after_its_st
         build_source(),
         checkpoint_dir=tmp_path,
         stop=stop,
-        on_progress=act_at(3, terminate_and_be_heard),
+        callbacks=act_at(3, terminate_and_be_heard),
     )
     with pytest.raises(Interruption) as interruption:
         stoppable(trainer.fit, stop)
@@ -111,13 +110,13 @@ def test_a_signal_that_raises_in_the_main_thread_stops_the_training_after_its_st
 def test_a_second_signal_does_not_wait_at_whatever_moment_it_comes(
     raising_handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("model.stopping.LOOK_SECONDS", 0.05)  # a signal just before the wait is seen at the next look
+    monkeypatch.setattr("model.callbacks.LOOK_SECONDS", 0.05)  # a signal just before the wait is seen at the next look
     for _ in range(300):
-        stop, release = StopRequest(), threading.Event()
+        stop, release = threading.Event(), threading.Event()
 
-        def be_deaf(stop: StopRequest = stop, release: threading.Event = release) -> None:
+        def be_deaf(stop: threading.Event = stop, release: threading.Event = release) -> None:
             terminate()
-            stop._asked.wait()
+            stop.wait()
             terminate()
             release.wait()
 
@@ -126,20 +125,13 @@ def test_a_second_signal_does_not_wait_at_whatever_moment_it_comes(
         release.set()
 
 
-def test_a_signal_asks_where_a_process_only_trains() -> None:
-    stop = StopRequest()
-    before = signal.getsignal(signal.SIGTERM)
-    with stop.on_signal():
-        assert not stop.asked
-        terminate()
-        assert stop.asked
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 def test_a_stoppable_function_has_the_context_and_the_threads_of_its_caller() -> None:
     place = contextvars.ContextVar("place", default="")
     place.set("here")
-    assert stoppable(lambda: (place.get(), torch.get_num_threads()), StopRequest()) == ("here", torch.get_num_threads())
+    assert stoppable(lambda: (place.get(), torch.get_num_threads()), threading.Event()) == (
+        "here",
+        torch.get_num_threads(),
+    )
 
 
 def test_an_error_of_a_stoppable_function_is_raised() -> None:
@@ -147,4 +139,4 @@ def test_an_error_of_a_stoppable_function_is_raised() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        stoppable(fail, StopRequest())
+        stoppable(fail, threading.Event())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupted_runs import EVERY_STEP, calling
 
 from model import ModelConfig, NonFiniteLoss, SpanSource, TrainConfig, Trainer, evaluate_source, load_checkpoint
 from model.data import Batch
@@ -142,7 +143,7 @@ def test_nan_stops_the_run_and_names_the_batch(
 ) -> None:
     poison(monkeypatch, batch=9, spoil=lambda nll, model: nll * float("nan"))  # two a step: the fifth step
     config = dataclasses.replace(train_config, precision=precision)
-    trainer = Trainer(model_config, config, build_source(), checkpoint_dir=tmp_path, checkpoint_seconds=0)
+    trainer = Trainer(model_config, config, build_source(), checkpoint_dir=tmp_path, execution=EVERY_STEP)
     with pytest.raises(NonFiniteLoss, match="loss is nan at step 5") as caught:
         trainer.fit()
     read = order(20, config.seed, epoch=1)[12:]  # the fifth eight of an epoch of twenty and the next
@@ -159,7 +160,7 @@ def test_infinite_gradient_stops_the_run_before_it_reaches_the_weights(
 ) -> None:
     # The root's value at 0 is 0, its slope is infinite: the loss looks good, the gradient is not.
     poison(monkeypatch, batch=9, spoil=lambda nll, model: nll + (0 * model.norm.weight).sum().sqrt())
-    trainer = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path, checkpoint_seconds=0)
+    trainer = Trainer(model_config, train_config, build_source(), checkpoint_dir=tmp_path, execution=EVERY_STEP)
     with pytest.raises(NonFiniteLoss, match="gradient's norm is nan at step 5"):
         trainer.fit()
     assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path).weights.values())
@@ -215,6 +216,24 @@ def test_groups_are_read_as_often_as_they_say(
     assert val.read == list(range(6))
 
 
+class Torn(Recorded):
+    """A source that cannot be read from the fourth batch on."""
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        if len(self.read) >= 12:
+            raise OSError("the shard is torn")
+        return super().batch(indices)
+
+
+def test_a_batch_that_cannot_be_built_ends_the_run_behind_the_steps_before(
+    model_config: ModelConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
+    with pytest.raises(OSError, match="the shard is torn"):
+        Trainer(model_config, TrainConfig(8, batch_size=4), Torn(build_source()), **settings).fit()
+    assert load_checkpoint(tmp_path).step == 3
+
+
 def test_without_groups_every_epoch_reads_each_sequence_once(
     model_config: ModelConfig, build_source: Callable[..., SpanSource]
 ) -> None:
@@ -255,21 +274,19 @@ def test_callbacks_come_in_order(
         assert not (tmp_path / f"step-{step:08d}").exists()
         calls.append(("checkpoint", step))
 
-    def on_metrics(step: int, metrics: dict[str, float]) -> None:
+    def on_step(step: int, max_steps: int, metrics: dict[str, float]) -> None:
         assert metrics["time/tokens_per_second"] > 0
-        calls.append(("metrics", step))
+        calls.append(("step", step))
 
     Trainer(
         model_config,
         dataclasses.replace(train_config, max_steps=2),
         build_source(),
         checkpoint_dir=tmp_path,
-        checkpoint_seconds=0,
-        on_metrics=on_metrics,
-        on_checkpoint=on_checkpoint,
-        on_progress=lambda step, max_steps, metrics: calls.append(("progress", step)),
+        execution=EVERY_STEP,
+        callbacks=calling(step=on_step, checkpoint=on_checkpoint),
     ).fit()
-    assert calls == [(name, step) for step in (1, 2) for name in ("metrics", "checkpoint", "progress")]
+    assert calls == [(name, step) for step in (1, 2) for name in ("step", "checkpoint")]
 
 
 def test_step_time_is_measured(model_config: ModelConfig) -> None:

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import mlflow  # noqa: F401 - here, so that no child has to
 import torch
-from tiny_run import home_at, run_whole
+from tiny_run import home_at, run_whole, tiny_settings
 
-import tasks.training.train
 from tests.zygote import serve
 
 
 def run(home: str, source: str) -> None:
     """Files to completions, with a checkpoint after each step."""
     torch.set_num_threads(1)
-    tasks.training.train.CHECKPOINT_SECONDS = 0.0
-    run_whole(home_at(Path(home)), Path(source))
+    run_whole(home_at(Path(home)), Path(source), tiny_settings("execution.checkpoint_minutes=0"))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import mlflow
 import numpy
-from tiny_run import copy_of_store, direct_run, home_at, run_whole, train_in
+from tiny_run import copy_of_store, direct_run, home_at, run_whole, train_in, tiny_settings
 
 from flows.promote import promote_model
 from flows.stages import stage_facts
@@ -53,7 +53,6 @@ from tasks.upkeep.verify import verify_home
 from storage.store import open_store
 from storage.catalog import Catalog
 from tasks.core.progress import StageProgress
-import tasks.training.train
 
 home, source = home_at(Path(sys.argv[3])), Path(sys.argv[4])
 
@@ -66,11 +65,10 @@ def update(self, done, total, note=""):
     if self._name == "train" and done == 9:
         raise Killed
 
-tasks.training.train.CHECKPOINT_SECONDS = 0.0
 StageProgress.update = update
 try:
     with direct_run(home) as run:
-        train_in(run, source)
+        train_in(run, source, tiny_settings("execution.checkpoint_minutes=0"))
 except Killed:
     pass
 StageProgress.update = shown

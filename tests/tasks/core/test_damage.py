@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, copy_of_store, direct_run, run_whole, train_in
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings, train_in
 
-import tasks.training.train
 from model.checkpoint import latest_checkpoint
 from storage.errors import UserError
 from storage.store import Store
@@ -75,11 +74,10 @@ def test_a_training_whose_newest_checkpoint_is_spoilt_goes_on_from_the_one_befor
         if self._name == "train" and done == 9:
             raise Killed
 
-    monkeypatch.setattr(tasks.training.train, "CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch, direct_run(home) as run:
         patch.setattr(StageProgress, "update", update)
         with pytest.raises(Killed):
-            train_in(run, tiny_source)
+            train_in(run, tiny_source, tiny_settings("execution.checkpoint_minutes=0"))
     (folder,) = Path(home.store, ".work", "train").glob("*/scratch/checkpoints")
     newest = latest_checkpoint(folder)
     assert newest is not None

@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model import ModelConfig, NonFiniteLoss, TrainConfig, Trainer, Transformer, load_checkpoint
+from model.callbacks import Callbacks, TrainingStopped
 from model.order import Group
-from model.stopping import TrainingStopped
 from storage.errors import UserError
 from tasks.tokens.index import open_sequences
-from tasks.training.launch import Callbacks, Job, Nodes, RankError, _cause, error_file, launch, torchrun
+from tasks.training.launch import Job, Nodes, RankError, _cause, error_file, launch, torchrun
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
 PLAN = TrainConfig(max_steps=4, batch_size=4, eval_every=2, lr=3e-3)
@@ -57,11 +58,10 @@ def job(tmp_path: Path) -> Job:
     return Job(
         SHAPE.to_dict(),
         PLAN.to_dict(),
-        {"sharding": "ddp"},
+        {"sharding": "ddp", "checkpoint_minutes": 0},
         dataset=str(dataset),
         shards={"a": str(shard)},
         checkpoints=str(tmp_path / "checkpoints"),
-        checkpoint_seconds=0.0,
         identity={"dataset": "a"},
     )
 
@@ -71,6 +71,29 @@ def trained_alone(job: Job) -> list[dict[str, Any]]:
     shards = {key: Path(folder) for key, folder in job.shards.items()}
     sources = [open_sequences(Path(job.dataset), shards, split, SHAPE.max_seq_len) for split in ("train", "validation")]
     return Trainer(SHAPE, PLAN, *sources, groups=[Group(0, 20, 20)]).fit().history
+
+
+class Reports(Callbacks):
+    """Steps and checkpoints, as they are reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.steps: list[tuple[int, int, Mapping[str, float]]] = []
+        self.checkpoints: list[int] = []
+
+    def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append((step, max_steps, metrics))
+
+    def checkpoint(self, step: int) -> None:
+        assert not (self._folder / f"step-{step:08}").exists()
+        self.checkpoints.append(step)
+
+
+def calling(on_step: Callable[[int], object]) -> Callbacks:
+    """Callbacks that pass on the steps."""
+    found = Callbacks()
+    vars(found)["step"] = lambda step, max_steps, metrics: on_step(step)
+    return found
 
 
 def processes_of(place: Path) -> list[int]:
@@ -97,24 +120,12 @@ def all_end(pids: list[int]) -> Iterator[None]:
 
 
 def test_a_launched_training_is_that_of_one_process(job: Job, tmp_path: Path) -> None:
-    checkpoints: list[int] = []
-    metrics: list[tuple[int, dict[str, Any]]] = []
-    progress: list[tuple[int, int]] = []
-
-    def on_checkpoint(step: int) -> None:
-        assert not (Path(job.checkpoints) / f"step-{step:08}").exists()
-        checkpoints.append(step)
-
-    callbacks = Callbacks(
-        metrics=lambda step, found: metrics.append((step, found)),
-        checkpoint=on_checkpoint,
-        progress=lambda step, total, found: progress.append((step, total)),
-    )
-    done = launch(job, 2, tmp_path / "ranks", callbacks)
-    assert (done.steps, done.resumed_from, checkpoints) == (4, 0, [1, 2, 3, 4])
-    assert progress == [(step, 4) for step in range(1, 5)]
+    reports = Reports(Path(job.checkpoints))
+    done = launch(job, 2, tmp_path / "ranks", reports)
+    assert (done.steps, done.resumed_from, reports.checkpoints) == (4, 0, [1, 2, 3, 4])
+    assert [(step, total) for step, total, _ in reports.steps] == [(step, 4) for step in range(1, 5)]
     timings = ("time/step_seconds", "time/tokens_per_second", "memory/resident_mb")  # no part of the history
-    told = [{name: value for name, value in row.items() if name not in timings} for _, row in metrics]
+    told = [{name: value for name, value in row.items() if name not in timings} for _, _, row in reports.steps]
     assert told == done.history
     expected = trained_alone(job)
     assert [sorted(row) for row in done.history] == [sorted(row) for row in expected]
@@ -145,40 +156,47 @@ def test_the_error_of_a_rank_is_raised_as_what_it_is(job: Job, tmp_path: Path) -
 
 @pytest.mark.faults
 def test_a_training_that_is_asked_to_stop_goes_on_later(job: Job, tmp_path: Path) -> None:
-    asked: list[bool] = []
-    callbacks = Callbacks(progress=lambda step, *_: asked.append(step == 2), stop_asked=lambda: any(asked))
-    many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
-    with pytest.raises(TrainingStopped) as caught:
-        launch(many, 2, tmp_path / "ranks", callbacks)
-    assert caught.value.saved
-    assert load_checkpoint(many.checkpoints).step == caught.value.step == len(asked)
-    steps: list[int] = []
-    again = Callbacks(progress=lambda step, *_: steps.append(step), stop_asked=lambda: bool(steps))
-    with pytest.raises(TrainingStopped):
-        launch(many, 2, tmp_path / "ranks", again)
-    assert steps[0] == caught.value.step + 1
+    many = replace(job, train={**job.train, "max_steps": 10**6}, execution={"checkpoint_minutes": 60})
+    ends: list[tuple[list[int], int]] = []
+    for number in range(2):
+        steps: list[int] = []
+        stop = threading.Event()
+
+        def on_step(step: int, steps: list[int] = steps, stop: threading.Event = stop) -> None:
+            steps.append(step)
+            if len(steps) == 2:
+                stop.set()
+
+        with pytest.raises(TrainingStopped) as caught:
+            launch(many, 2, tmp_path / f"ranks-{number}", calling(on_step), stop)
+        assert caught.value.saved
+        assert load_checkpoint(many.checkpoints).step == caught.value.step == steps[-1]
+        ends.append((steps, caught.value.step))
+    assert ends[1][0][0] == ends[0][1] + 1
 
 
 LAUNCHES = """
 import json, sys
 from pathlib import Path
-from tasks.training.launch import Callbacks, Job, launch
+from model import Callbacks
+from tasks.training.launch import Job, launch
 
 job, place = json.loads(sys.argv[1]), Path(sys.argv[2])
 
-def progress(step, total, metrics):
-    if step == 2:
-        print("two steps", flush=True)
-        sys.stdin.read()  # for ever
+class Waiting(Callbacks):
+    def step(self, step, max_steps, metrics):
+        if step == 2:
+            print("two steps", flush=True)
+            sys.stdin.read()  # for ever
 
-launch(Job(**job), 2, place, Callbacks(progress=progress))
+launch(Job(**job), 2, place, Waiting())
 """
 
 
 @pytest.mark.faults
 def test_no_process_outlives_the_one_that_launched_it(job: Job, tmp_path: Path) -> None:
     place = tmp_path / "ranks"
-    many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
+    many = replace(job, train={**job.train, "max_steps": 10**6}, execution={"checkpoint_minutes": 60})
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHES, json.dumps(asdict(many)), str(place)],
         stdin=subprocess.PIPE,
@@ -199,14 +217,14 @@ def test_a_rank_that_is_killed_ends_the_others(job: Job, tmp_path: Path) -> None
     place = tmp_path / "ranks"
     ranks: list[int] = []
 
-    def kill(step: int, total: int, metrics: dict[str, Any]) -> None:
+    def kill(step: int) -> None:
         if not ranks:
             ranks.extend(pid for pid in processes_of(place) if b"rank" in _environment(pid))
             os.kill(max(ranks), signal.SIGKILL)
 
-    many = replace(job, train={**job.train, "max_steps": 10**6}, checkpoint_seconds=3600.0)
+    many = replace(job, train={**job.train, "max_steps": 10**6}, execution={"checkpoint_minutes": 60})
     with pytest.raises(RuntimeError) as caught:
-        launch(many, 2, place, Callbacks(progress=kill))
+        launch(many, 2, place, calling(kill))
     assert isinstance(caught.value, RankError) or "peer" in str(caught.value)
     assert len(ranks) == 2
     assert processes_of(place) == []

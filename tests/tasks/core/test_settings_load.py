@@ -413,7 +413,7 @@ KEYS = {
     "mix": "7aa22c9868e2dd31",
     "model": "c516c48bd0aa3a38",
     "train": "4217de8c69a1a288",
-    "execution": "3d20ba881814f0ed",
+    "execution": "a474b7d82cce25be",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",
     "generate": "8e7ed7ff7a1fa91c",

@@ -120,12 +120,6 @@ def test_steps_for_very_many_tokens_are_counted_up_to_the_most_there_may_be(monk
     assert steps_of_tokens(10**15, plan, labels, [Group(0, 2, 2)], most=25) == 25
 
 
-def test_steps_are_counted_over_an_epoch_that_memory_does_not_hold() -> None:
-    plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
-    group = Group(first=0, count=2, reads=10**14 + 1)
-    assert steps_of_tokens(7 * 10**5, plan, np.array([3, 4]), [group], most=10**9) == pytest.approx(10**5, rel=0.01)
-
-
 # settings
 
 

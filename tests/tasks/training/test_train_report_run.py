@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from test_training_stage import Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
+from test_training_stage import SAVING, Interrupted, bits, curve, interrupt_after, prepared_home, run_of, train_in
 from tiny_run import Ran, direct_run, text_of, with_tracking
 
 from storage.home import Home
@@ -118,7 +118,7 @@ def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
         with monkeypatch.context() as patches, direct_run(prepared_home) as run:
             interrupt_after(patches, step)
             with pytest.raises(Interrupted):
-                train_in(run, tiny_source)
+                train_in(run, tiny_source, SAVING)
     with direct_run(prepared_home) as run:
         checkpoint = train_in(run, tiny_source)
         run_id = ensure_training_run(run, checkpoint)
@@ -126,9 +126,9 @@ def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
         notes = notes_of(run, checkpoint)
         telemetry = collect_training(run.store, checkpoint)
     assert set(points.values()) == {1}
-    assert {("memory/resident_mb", step) for step in (1, 4, 8, N_STEPS)} <= points.keys()  # of each start the first
+    assert {("memory/resident_mb", step) for step in (1, 3, 7, N_STEPS)} <= points.keys()  # of each start the first
     assert len(telemetry.curves["time/step_seconds"].steps) == N_STEPS
-    assert [event.step for event in notes.events if event.kind == "resumed"] == [3, 7]
+    assert [event.step for event in notes.events if event.kind == "resumed"] == [2, 6]
     assert len(notes.starts) == 3
     assert max(Counter((sample.step, sample.prompt) for sample in notes.samples).values()) == 1
 

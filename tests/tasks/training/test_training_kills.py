@@ -109,7 +109,10 @@ def test_a_training_stopped_by_a_signal_goes_on_in_its_run_from_that_very_step(
 
 
 def _command(home: Home, source: Path) -> Command:
-    settings = [f"--set={assignment}" for assignment in (*SETTINGS, f"train.max_steps={STEPS}")]
+    settings = [
+        f"--set={assignment}"
+        for assignment in (*SETTINGS, f"train.max_steps={STEPS}", "execution.checkpoint_minutes=0.03")
+    ]
     return Command(home.path, ["train", str(source), *settings])
 
 

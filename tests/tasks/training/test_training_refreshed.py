@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import Ran, copy_of_store, direct_run, run_whole
+from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 import tasks.training.train
 from flows.promote import promote_model
@@ -44,7 +44,6 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
             raise Interrupted
 
     patch.setattr(StageProgress, "update", update)
-    patch.setattr(tasks.training.train, "CHECKPOINT_SECONDS", 0.0)
 
 
 def change_weights(patch: pytest.MonkeyPatch) -> None:
@@ -98,11 +97,12 @@ def test_a_refreshed_training_that_is_killed_goes_on_in_its_own_run(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         interrupt_at(patch, 7)
-        run_whole(home, tiny_source, refresh=("train",))
+        saving = tiny_settings("execution.checkpoint_minutes=0")  # every step
+        run_whole(home, tiny_source, saving, refresh=("train",))
     again = run_whole(home, tiny_source, refresh=("train",))
     assert again.checkpoint is not None
     with direct_run(home) as run:
-        assert run.store.find("train", again.checkpoint.key).counts["resumed_from"] >= 6  # type: ignore[union-attr]
+        assert run.store.find("train", again.checkpoint.key).counts["resumed_from"] == 6  # type: ignore[union-attr]
         ensure_training_run(run, again.checkpoint)
         assert len(runs(run)) == 2
         for made in runs(run):

@@ -43,6 +43,7 @@ from tasks.training.suggest import read_suggestion
 from tasks.training.train import steps_of_epochs, steps_of_tokens
 
 N_STEPS = 20
+SAVING = tiny_settings("execution.checkpoint_minutes=0")  # every step
 
 
 class Interrupted(RuntimeError):
@@ -60,8 +61,8 @@ def prepared_home(tiny: Ran, tmp_path: Path) -> Home:
     return target
 
 
-def interrupt_after(patches: pytest.MonkeyPatch, step: int, checkpoint_seconds: float = 0.0) -> None:
-    """Let reporting the progress of this step fail; by default there is a checkpoint of every step."""
+def interrupt_after(patches: pytest.MonkeyPatch, step: int) -> None:
+    """Let reporting the progress of this step fail."""
     shown = StageProgress.update
 
     def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
@@ -70,7 +71,6 @@ def interrupt_after(patches: pytest.MonkeyPatch, step: int, checkpoint_seconds: 
             raise Interrupted(f"step {done}")
 
     patches.setattr(StageProgress, "update", update)
-    patches.setattr("tasks.training.train.CHECKPOINT_SECONDS", checkpoint_seconds)
 
 
 def curve(run: Run, run_id: str) -> list[tuple[str, int]]:
@@ -191,7 +191,7 @@ def test_a_training_resumed_after_a_failure_has_the_bits_of_an_undisturbed_one(
         with monkeypatch.context() as patches, direct_run(prepared_home) as run:
             interrupt_after(patches, step)
             with pytest.raises(Interrupted):
-                train_in(run, tiny_source)
+                train_in(run, tiny_source, SAVING)
     with direct_run(prepared_home) as run:
         resumed = train_in(run, tiny_source)
         assert resumed == tiny.checkpoint
@@ -200,15 +200,15 @@ def test_a_training_resumed_after_a_failure_has_the_bits_of_an_undisturbed_one(
         assert read_rows(history) == read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
 
 
-@pytest.mark.parametrize("checkpoint_seconds", [0.0, 3600.0], ids=["after-a-checkpoint", "from-the-beginning"])
+@pytest.mark.parametrize("minutes", [0, 60], ids=["after-a-checkpoint", "from-the-beginning"])
 def test_a_resumed_training_has_one_run_with_every_point_once(
-    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: float
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, minutes: int
 ) -> None:
     for step in (3, 7):
         with monkeypatch.context() as patches, direct_run(prepared_home) as run:
-            interrupt_after(patches, step, checkpoint_seconds)
+            interrupt_after(patches, step)
             with pytest.raises(Interrupted):
-                train_in(run, tiny_source)
+                train_in(run, tiny_source, tiny_settings(f"execution.checkpoint_minutes={minutes}"))
     with direct_run(prepared_home) as run:
         checkpoint = train_in(run, tiny_source)
         run_id = ensure_training_run(run, checkpoint)
@@ -237,9 +237,9 @@ def test_a_training_goes_on_when_a_new_document_fell_into_validation_in_between(
     assert tiny.checkpoint is not None
     source = shutil.copytree(tiny_source, tmp_path / "texts")
     with monkeypatch.context() as patches, direct_run(prepared_home) as run:
-        interrupt_after(patches, 5)
+        interrupt_after(patches, 6)
         with pytest.raises(Interrupted):
-            train_in(run, source)
+            train_in(run, source, SAVING)
     write_texts(source, [number_in_validation()])
     with direct_run(prepared_home) as run, pytest.warns(UserWarning, match="other validation sequences"):
         resumed = train_in(run, source)
@@ -252,19 +252,17 @@ KILLED = """
 import os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
-import tasks.training.train
 from tasks.text.cleaning import normalise_text
 from tasks.core.progress import StageProgress
-from tiny_run import direct_run, home_at, train_in
+from tiny_run import direct_run, home_at, tiny_settings, train_in
 
 def update(self, done, total, note=""):
     if self._name == "train" and done == 9:
         os.kill(os.getpid(), 9)
 
 StageProgress.update = update
-tasks.training.train.CHECKPOINT_SECONDS = 0.0
 with direct_run(home_at(Path(sys.argv[3]))) as run:
-    train_in(run, Path(sys.argv[4]))
+    train_in(run, Path(sys.argv[4]), tiny_settings("execution.checkpoint_minutes=0"))
 """
 
 
