@@ -130,6 +130,8 @@ def attend(
         return mixed
     if training and mask is None and is_causal and not dropout and kernels.suits_short_attention(q, k):
         return kernels.short_attention(q, k, v)
+    if mask is not None:
+        mask = mask.to(q.dtype)  # under autocast queries have another type than the weights
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None,
         enable_gqa=q.shape[1] != k.shape[1],
