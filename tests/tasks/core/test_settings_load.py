@@ -416,7 +416,7 @@ KEYS = {
     "execution": "a474b7d82cce25be",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",
-    "generate": "8e7ed7ff7a1fa91c",
+    "generate": "35bacf218e8a5261",
 }
 
 
