@@ -20,7 +20,7 @@ from tasks.generation.completions import Prompt
 from tasks.generation.generate import join_completions, joined
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
 from tasks.registry.models import checkpoint_of
-from tasks.training.bundle import read_sampling
+from tasks.training.bundle import CONFIG_FILE, read_sampling
 
 
 @flow(GenerateOptions)
@@ -61,7 +61,9 @@ def continue_prompts(
         after: Artefacts that the prompts were read from.
     """
     asked = run.read(
-        checkpoint, lambda ref: settings.generate_with(read_sampling(run.store.folder(ref))), settings.generate
+        checkpoint,
+        lambda ref: settings.generate_with(read_sampling(run.store.folder(ref, CONFIG_FILE))),
+        settings.generate,
     )
     shards = cut_prompts(list(prompts), asked)
     kept = keep_prompts.map(

@@ -293,8 +293,7 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     - 4 D: what each norm reads (RMSNorm keeps it normalised instead) and what each branch reads;
     - (H + 2 K) E + H E: queries, keys, values and what attention makes of them; (H + K) E more with QK-norm;
     - up to MAX_TOKENS, where all queries have keys of their own and no window or dropout makes a mask: the attention
-      weights of each block of queries for the keys up to its end, about H T / 2; otherwise, with QK-norm,
-      (H + K) E more;
+      weights of each block of queries for the keys up to its end, about H T / 2;
     - the feed-forward layer: F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its silu, up, product);
     - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
 
@@ -311,7 +310,7 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     in_blocks = n_tokens <= MAX_TOKENS and config.n_head == config.n_kv_head and not has_mask
     qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim
     attention = qk + kv + config.n_head * config.head_dim
-    attention += qk * (config.qk_norm + (config.qk_norm and not in_blocks))
+    attention += qk * config.qk_norm
     hidden = {"relu": 1, "swiglu": 4}.get(config.act, 2)
     if config.drop_ffn:
         hidden += 2 if config.act == "relu" else 1

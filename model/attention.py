@@ -128,6 +128,8 @@ def attend(
     if isinstance(mask, BlockMask):
         mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return mixed
+    if q.shape[2] == 1 and q.device.type == "cpu" and not dropout:
+        return _of_one_query(q, k, v, mask)
     if training and mask is None and is_causal and not dropout and kernels.suits_short_attention(q, k):
         return kernels.short_attention(q, k, v)
     if mask is not None:
@@ -136,6 +138,14 @@ def attend(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
+
+
+def _of_one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of rows of one token; torch's kernel shares out the keys, so that bits depend on the threads' number."""
+    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # the heads of a group as its tokens
+    scores = (grouped @ k.transpose(-2, -1)).mul(1 / math.sqrt(q.shape[-1]))
+    weights = (scores if mask is None else scores + mask.to(q.dtype)).softmax(dim=-1)
+    return (weights @ v).reshape(q.shape)
 
 
 @cache

@@ -43,7 +43,7 @@ from tasks.evaluation.gates import Verdict, curated_of, failed, read_verdicts
 from tasks.evaluation.tables import read_metrics
 from tasks.lineage.training_data import trainings_of
 from tasks.report.gates import model_card, parameters_of
-from tasks.training.bundle import read_sampling
+from tasks.training.bundle import CONFIG_FILE, read_sampling
 from tasks.training.train import sync_run, train
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
                 item.tags,
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"bundle": str(prepare_bundle(store.folder(item.checkpoint), Path(folder) / "bundle"))},
-                signature=signature(read_sampling(store.folder(item.checkpoint))),
+                signature=signature(read_sampling(store.folder(item.checkpoint, CONFIG_FILE))),
                 pip_requirements=requirements(),
             )
     else:

@@ -126,7 +126,7 @@ def test_poisoned_weights_are_named_and_nothing_is_saved(
     model = build_model()
     with torch.no_grad():
         model.norm.weight[3] = math.nan
-        model.blocks[1].attention.qkv.weight[0, 0] = math.inf
+        model.blocks[1].attention.q.weight[0, 0] = math.inf
     trainer = Trainer(
         model.config,
         TrainConfig(5, batch_size=4),

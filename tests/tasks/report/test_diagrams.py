@@ -78,13 +78,13 @@ def test_the_one_line_form_is_the_block() -> None:
     for order in ("pre", "post"):
         model = Transformer(ModelConfig(**SHAPE, norm_order=order)).eval()
         block = model.blocks[0]
-        _, reading = model.plan(torch.zeros(1, 3, dtype=torch.int64))
+        now = model.plan(torch.zeros(1, 3, dtype=torch.int64))
         values = {"N1": block.norm_attention, "N2": block.norm_mlp, "F": block.mlp, "x": x}
-        values["A"] = lambda value, block=block, reading=reading: block.attention(value, 0, reading)
+        values["A"] = lambda value, block=block, now=now: block.attention(value, 0, now)
         text = words(drawn("block-formula", norm_order=order)).replace("₁", "1").replace("₂", "2")
         first, second = re.findall(r"^\S+ = (.*)$", text, re.MULTILINE)[:2]
         values["y"] = eval(first, {}, dict(values))
-        torch.testing.assert_close(eval(second, {}, dict(values)), block(x, 0, reading))
+        torch.testing.assert_close(eval(second, {}, dict(values)), block(x, 0, now))
 
 
 def test_the_whole_network_shows_norm_and_head_as_they_are() -> None:
