@@ -141,7 +141,7 @@ def attend(
 
 
 def _of_one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of rows of one token; torch's kernel shares out the keys, so that bits depend on the threads' number."""
+    """Attention of rows of one token, whose bits torch's kernel would let depend on the number of threads."""
     grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # the heads of a group as its tokens
     scores = (grouped @ k.transpose(-2, -1)).mul(1 / math.sqrt(q.shape[-1]))
     weights = (scores if mask is None else scores + mask.to(q.dtype)).softmax(dim=-1)
@@ -167,8 +167,8 @@ def _write_out(
         mask = additive(attention_mask(queries, keys), q.dtype)
     masked = scores if mask is None else scores + mask
     exponentials = (masked - masked.amax(-1, keepdim=True)).exp()
-    sums = exponentials.sum(-1)
-    weights = exponentials / sums[..., None]
+    sums = exponentials.sum(-1, keepdim=True)
+    weights = exponentials / sums
     mixed = weights @ v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
     named = {"products": products, "scores": scores, "masked_scores": masked, "exponentials": exponentials}
     for name, value in {**named, "sums": sums, "weights": weights, "mixed": mixed}.items():
