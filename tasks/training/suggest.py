@@ -195,7 +195,7 @@ def _memory_bytes(device: str) -> int:
 def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Candidate]) -> Iterator[str]:
     shape, plan = settings.shapes[best.name], settings.train[best.name]
     if plan["optimizer"] == OPTIMIZER:
-        yield "Muon trains the matrices: measured on a small network, it passed AdamW's loss of 400 steps within 280."
+        yield "Muon trains the matrices: in a measurement 280 of its steps did what 400 of AdamW's do."
     if settings.document_tokens:
         yield (
             f"Sequences of {shape['max_seq_len']} tokens: a document has about {settings.document_tokens:,}, "

@@ -229,6 +229,14 @@ def test_a_request_may_set_all_that_a_generation_has(tiny: Ran) -> None:
     assert offered == {**sampling, "logit_bias": ""}
 
 
+def test_what_a_model_records_of_its_sampling_is_the_default_of_a_request() -> None:
+    offered, usual = (served_parameters(recorded) for recorded in ({"temperature": 1.0, "top_p": 1.0}, {}))
+    assert {name: offered[name][1] for name in offered if offered[name] != usual[name]} == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+    }
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_server_of_mlflow_answers_over_http(served_home: Home, answers: dict[str, Any], tmp_path: Path) -> None:
