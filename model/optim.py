@@ -38,12 +38,12 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     if config.optimizer != "muon":
         kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         return kind(_groups(parameters, config), **settings)
-    matrices = _block_matrices(model)
-    taken = {id(matrix) for matrix, _ in matrices}
+    inside = {id(one) for block in model.modules() if isinstance(block, Block) for one in block.parameters()}
+    matrices = [one for one in parameters if one.dim() == 2 and id(one) in inside]
+    taken = set(map(id, matrices))
     others = _groups([parameter for parameter in parameters if id(parameter) not in taken], config)
     optimizer = Muon(matrices, others, weight_decay=config.weight_decay, **settings)
-    for group in optimizer.param_groups:
-        group["lr_ratio"] = 1.0 if group["rows"] is None else config.muon_lr / config.lr
+    optimizer.param_groups[0]["lr_ratio"] = config.muon_lr / config.lr
     set_learning_rate(optimizer, config.lr)
     return optimizer
 
@@ -54,13 +54,6 @@ def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[st
     spared = [p for p in parameters if p.dim() < 2 and config.decay_groups]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def _block_matrices(model: nn.Module) -> list[tuple[Tensor, list[int]]]:
-    """The trainable matrices inside the blocks, each with the numbers of rows of the parts that it holds."""
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    parameters = [parameter for block in blocks for parameter in block.parameters()]
-    return [(one, [len(one)]) for one in parameters if one.dim() == 2 and one.requires_grad]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

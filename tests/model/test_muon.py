@@ -48,7 +48,7 @@ def test_the_polynomials_bring_singular_values_near_one() -> None:
     assert found.max() < 1.23
 
 
-@pytest.mark.parametrize("n_columns", [12, 17, 18, 19, 48])
+@pytest.mark.parametrize("n_columns", [5, 12, 17, 18, 19, 48])
 def test_orthogonalising_changes_singular_values_only(n_columns: int) -> None:
     matrices = np.stack([noise(12, n_columns, seed=seed) * 10.0 ** (3 * seed - 3) for seed in range(3)])
     found = orthogonalise(torch.from_numpy(matrices)).numpy()
@@ -71,15 +71,19 @@ def test_rounding_leaves_singular_values_bounded(dtype: torch.dtype, tolerance: 
     assert found[:, 0].min() > 0.77 - tolerance
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_columns", [8, 24])
+def test_zeros_stay_zeros(n_columns: int, dtype: torch.dtype) -> None:
+    assert not orthogonalise(torch.zeros(1, 8, n_columns, dtype=dtype)).any()
+
+
 def steps_by_hand(weight: np.ndarray, gradients: list[np.ndarray], config: TrainConfig) -> np.ndarray:
     average = np.zeros_like(weight)
     for gradient in gradients:
         average = 0.95 * average + 0.05 * gradient
         seen = 0.05 * gradient + 0.95 * average
         n_rows, n_columns = seen.shape
-        # a matrix that stands is the transpose of one that lies
-        update = orthogonalised(seen) if n_rows <= n_columns else orthogonalised(seen.T).T
-        update = update * max(1.0, n_rows / n_columns) ** 0.5
+        update = orthogonalised(seen) * max(1.0, n_rows / n_columns) ** 0.5
         weight = weight * (1 - config.muon_lr * config.weight_decay) - config.muon_lr * update
     return weight
 
