@@ -313,10 +313,9 @@ def curve_rows() -> Iterator[Row]:
 
 
 def _as_peer(state: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    names = {
-        "norm_attention": "norm_1", "norm_mlp": "norm_2", "attention.qkv": "qkv", "attention.proj": "proj",
-        "mlp.up": "up", "mlp.down": "down",
-    }  # fmt: skip
+    import torch
+
+    names = {"norm_attention": "norm_1", "norm_mlp": "norm_2", "attention.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
     found = {
         "tokens.weight": state["token_embedding.weight"],
         "head.weight": state["token_embedding.weight"],
@@ -326,6 +325,8 @@ def _as_peer(state: dict[str, Any], shape: Shape) -> dict[str, Any]:
     for layer in range(shape.n_layer):
         for ours, theirs in names.items():
             found[f"blocks.{layer}.{theirs}.weight"] = state[f"blocks.{layer}.{ours}.weight"]
+        parts = [state[f"blocks.{layer}.attention.{part}.weight"] for part in "qkv"]
+        found[f"blocks.{layer}.qkv.weight"] = torch.cat(parts)
     return found
 
 

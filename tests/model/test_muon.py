@@ -176,7 +176,7 @@ def sharded_step(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         torch.manual_seed(0)
-        model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20))
+        model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20)).double()
         mesh = init_device_mesh("cpu", (2,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
@@ -199,7 +199,7 @@ def test_weights_shared_out_over_two_processes_take_the_same_steps(tmp_path: Pat
     torch.multiprocessing.spawn(sharded_step, args=(str(tmp_path),), nprocs=2)
     found = load_file(tmp_path / "weights")
     torch.manual_seed(0)
-    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20))
+    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20)).double()
     ids = torch.arange(16).view(2, 8) % 11
     optimizer = build_optimizer(model, TrainConfig(3, optimizer="muon", lr=1e-2))
     for _ in range(3):
