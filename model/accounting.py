@@ -11,7 +11,6 @@ import math
 from typing import TYPE_CHECKING
 
 from .architecture import ModelConfig
-from .query_blocks import MAX_TOKENS, kept_weights
 
 if TYPE_CHECKING:
     from .transformer import Transformer
@@ -292,8 +291,6 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
 
     - 4 D: what each norm reads (RMSNorm keeps it normalised instead) and what each branch reads;
     - (H + 2 K) E + H E: queries, keys, values and what attention makes of them; (H + K) E more with QK-norm;
-    - up to MAX_TOKENS, where all queries have keys of their own and no window or dropout makes a mask: the attention
-      weights of each block of queries for the keys up to its end, about H T / 2;
     - the feed-forward layer: F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its silu, up, product);
     - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
 
@@ -303,11 +300,9 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     hold three times H T^2 of them in each layer, because then no fast kernel is used.
 
     Left out: a few values per token (norms' statistics, softmax denominators, ids) and work space. It describes the
-    float32 pass on a CPU; on a GPU the logits, vocab_size per token, come on top, and attention keeps no weights.
+    float32 pass on a CPU; on a GPU the logits, vocab_size per token, come on top.
     """
     d = config.d_model
-    has_mask = bool(config.drop_attn) or (config.window is not None and config.window < n_tokens)
-    in_blocks = n_tokens <= MAX_TOKENS and config.n_head == config.n_kv_head and not has_mask
     qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim
     attention = qk + kv + config.n_head * config.head_dim
     attention += qk * config.qk_norm
@@ -319,9 +314,7 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     per_token = config.n_layer * (stream * d + attention + hidden * config.d_ff)
     per_token += d * (1 + config.final_norm + (config.drop_embed > 0))
     values = batch_size * n_tokens * per_token + config.vocab_size * d
-    if in_blocks:
-        values += batch_size * config.n_layer * config.n_head * kept_weights(n_tokens)
-    elif config.drop_attn:
+    if config.drop_attn:
         values += 3 * batch_size * config.n_layer * attention_scores(config, n_tokens)
     elif config.window is not None and config.window < n_tokens:
         values += config.n_layer * n_tokens**2

@@ -19,8 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from . import kernels
-
 AttentionMask = Tensor | BlockMask
 
 
@@ -106,8 +104,6 @@ def attend(
     is_causal: bool = True,
     dropout: float = 0.0,
     see: Callable[[str, Tensor], None] | None = None,
-    *,
-    training: bool = False,
 ) -> Tensor:
     """softmax(q k^T / sqrt(E) + mask) v.
 
@@ -118,7 +114,6 @@ def attend(
         is_causal: without a mask, whether a query sees only the keys at its own place and before.
         dropout: probability to leave out a weight.
         see: told each sub-step of the formula by name.
-        training: whether this is a pass of a training step.
 
     Returns:
         (B, H, T, E).
@@ -130,8 +125,6 @@ def attend(
         return mixed
     if q.shape[2] == 1 and q.device.type == "cpu" and not dropout:
         return _of_one_query(q, k, v, mask)
-    if training and mask is None and is_causal and not dropout and kernels.suits_short_attention(q, k):
-        return kernels.short_attention(q, k, v)
     if mask is not None:
         mask = mask.to(q.dtype)  # under autocast queries have another type than the weights
     return F.scaled_dot_product_attention(

@@ -493,3 +493,5 @@ class Engine:
         self.sampler.select(index)
         self.logits = self.logits[index]
         self.slots = [self.slots[slot] for slot in kept]
+        if not self.block:
+            self.packed = Packed(self.model.products(), n_slots)

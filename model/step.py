@@ -24,7 +24,6 @@ from .data import IGNORE, Batch
 from .distributed import SINGLE, Ranks, is_sharded, part_of, replicate, shard, whole
 from .execution import Execution
 from .guards import NonFiniteLoss, explaining_memory, non_finite_loss
-from .kernels import keep_freed_memory
 from .optim import build_optimizer, clip_gradients, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
 from .transformer import Transformer
@@ -81,8 +80,6 @@ class Stepper:
         self.is_sharded = is_sharded(ranks, execution.sharding)
         self.notes: list[str] = []
         self._autocast = _AUTOCAST.get(config.precision)
-        if device.type == "cpu":
-            keep_freed_memory()
         model.recompute = execution.recompute
         if self.is_sharded:
             shard(model, device, ranks, torch.bfloat16 if config.precision == "bf16" else None, execution.compile)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .advice import advice, attention_kernel
+from .advice import advice
 from .architecture import ModelConfig
 from .callbacks import Callbacks, TrainingStopped
 from .config import TrainConfig
@@ -29,7 +29,6 @@ from .distributed import SINGLE, Ranks, check_share, evaluate
 from .execution import Execution
 from .guards import NonFiniteLoss, best_step, explaining_memory, is_out_of_patience, spike_of
 from .identity import full_identity, weights_digest
-from .kernels import release_freed_memory
 from .order import Group, Order
 from .run_checkpoints import RunCheckpoints
 from .schedule import learning_rate
@@ -178,7 +177,6 @@ class Trainer:
         if best is not None and best != step:
             stepper.model.load_state_dict(saved.best_weights(stepper, best) if saved else best_weights)
         model = stepper.plain()
-        release_freed_memory()
         return TrainResult(model, history, step, resumed_from, best)
 
     def _checkpoints(self) -> RunCheckpoints | None:
@@ -272,8 +270,6 @@ class Trainer:
             self._event(step, "advice", sentence)
         for note in stepper.notes:
             self._event(step, "execution", note)
-        kernel = attention_kernel(self.model_config, self.train_config, self.device, execution=self.execution)
-        self._event(step, "kernel", kernel)
 
     def _event(self, step: int, kind: str, message: str) -> None:
         if self.ranks.is_first:

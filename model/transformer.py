@@ -21,11 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import kernels
 from .architecture import ModelConfig
 from .attention import AttentionMask, additive, attend, attention_mask, block_mask
 from .data import IGNORE
-from .kernels import Linear, linears
+from .kernels import Linear, linear, linears
 from .kv_cache import CacheSlots, KVCache
 from .positions import rotary_table, sinusoidal_table, spread, turn
 
@@ -69,7 +68,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return kernels.rms_norm(x, self.weight, self.eps, training=self.training)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
@@ -119,7 +118,7 @@ class Attention(nn.Module):
             k, v = now.slots.write(layer, k, v)
         is_causal = now.slots is None or now.slots.is_prompt
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, now.mask, is_causal, dropout, see, training=self.training)
+        mixed = attend(q, k, v, now.mask, is_causal, dropout, see)
         output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -390,7 +389,7 @@ class Transformer(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""
-        logits = kernels.linear(features, self.head_weight, self.head_bias, training=self.training)
+        logits = linear(features, self.head_weight, self.head_bias, training=self.training)
         if self.config.padded_vocab_size > self.config.vocab_size:
             logits = F.pad(
                 logits[..., : self.config.vocab_size],
@@ -451,7 +450,7 @@ class Transformer(nn.Module):
             return self._nll_of_logits(features, labels, "sum", ignore_index)  # autocast needs its own products
         n = self.config.vocab_size  # the rows behind it are padding
         bias = None if self.head_bias is None else self.head_bias[:n]
-        return kernels.linear_nll(features, self.head_weight[:n], labels, bias, ignore_index)
+        return linear_nll(features, self.head_weight[:n], labels, bias, ignore_index)
 
     def score(self, ids: Tensor, labels: Tensor, now: Pass, ignore_index: int = IGNORE) -> Tensor:
         """Summed negative log-likelihood by all logits at once, for which a GPU has the memory."""
@@ -480,6 +479,20 @@ class Transformer(nn.Module):
         """Mean of nll over the valid labels; NaN if there are none."""
         total = self.nll(ids, labels, documents=documents, ignore_index=ignore_index)
         return total / (labels != ignore_index).sum()
+
+
+def linear_nll(
+    features: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, ignore_index: int = IGNORE
+) -> Tensor:
+    """Summed negative log-likelihood, in nats, of labels (...) under softmax(features (..., D) weight^T + bias).
+
+    It goes block by block, so that the logits, the largest thing of a small network, are never all in memory; its
+    gradients are computed at once, and it is differentiable once.
+    """
+    return F.linear_cross_entropy(
+        features.flatten(0, -2), weight, labels.flatten(), linear_bias=bias, reduction="sum",
+        ignore_index=ignore_index, options=nn.LinearCrossEntropyOptions(),
+    )  # fmt: skip
 
 
 def _check_lengths(lengths: Tensor, ids: Tensor, cache: KVCache | None) -> None:

@@ -27,7 +27,6 @@ from tasks.training.train import HISTORY_FILE
 
 EVENTS = {  # what kinds of events are called; another kind is shown as it is
     "spike": "loss spike",
-    "kernel": "attention kernel",
     "execution": "computed otherwise",
 }
 _SMOOTHED_FROM = 40  # values from which on a mean is drawn over them

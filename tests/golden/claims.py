@@ -28,13 +28,12 @@ from golden.shared import built, noise, numbers, same, watched
 from model import GenerationConfig, ModelConfig, TrainConfig, Transformer, count_parameters, generate, preset
 from model.attention import attention_mask, attention_weights
 from model.data import IGNORE
-from model.kernels import linear_nll
 from model.kv_cache import KVCache
 from model.optim import adam_walk, clip_gradients
 from model.positions import rotary_table, rotate, wavelength_frequencies
 from model.sampling import filter_top_k, filter_top_p, token_probabilities
 from model.schedule import cosine, learning_rate
-from model.transformer import activate
+from model.transformer import activate, linear_nll
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer, WordTokenizer
 
 

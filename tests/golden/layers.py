@@ -27,7 +27,6 @@ from golden.registry import Entry, Found, Function, Shape, check_inputs
 from golden.shared import built, noise, numbers, small_config, solved, watched
 from model import ModelConfig, Transformer, preset
 from model.attention import attention_mask, attention_weights, scaled_scores
-from model.kernels import rms_norm
 from model.positions import rotary_table, rotate, sinusoidal_table, wavelength_frequencies
 from model.sampling import running_sum
 from model.transformer import FeedForward, activate
@@ -164,7 +163,7 @@ def _reciprocal_rms(x: Any, eps: float) -> Tensor:
     """The factor that RMSNorm puts on every element."""
     row = numbers(x)
     place = row.abs().argmax()
-    return rms_norm(row, torch.ones_like(row), eps)[place] / row[place]
+    return RMSNorm(len(row), eps).to(row)(row)[place] / row[place]
 
 
 def _mean_square(x: Any) -> Tensor:

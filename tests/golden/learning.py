@@ -13,10 +13,10 @@ from golden.registry import Entry, Found, Function
 from golden.shared import float64, numbers, small_config
 from model import GenerationConfig, NllSum, TrainConfig, Transformer, generate, preset, schedule
 from model.data import IGNORE
-from model.kernels import linear_nll
 from model.metrics import perplexity, unigram_log_probabilities
 from model.optim import AdamStep, adam_walk, clip_gradients
 from model.sampling import draw, filter_top_k, filter_top_p, running_sum, token_probabilities
+from model.transformer import linear_nll
 
 # loss
 

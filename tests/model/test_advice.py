@@ -1,15 +1,12 @@
-"""Sentences about what a machine does badly, and the attention kernel in words."""
+"""Sentences about what a machine does badly."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
 
 from model import ModelConfig, TrainConfig
-from model.advice import advice, attention_kernel, best_precision, cuda_advice, cuda_precision
-from model.execution import Execution
+from model.advice import advice, best_precision, cuda_advice, cuda_precision
 
 
 def test_a_cpu_without_a_gpu_beside_it_needs_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,28 +51,3 @@ def test_a_gpu_is_judged_by_its_generation(precision: str, capability: tuple[int
 
 
 SHAPE = ModelConfig(31, max_seq_len=64, n_layer=1, n_head=4, n_kv_head=2, d_model=32)
-
-
-@pytest.mark.parametrize(
-    ("settings", "config", "options", "words"),
-    [
-        (
-            {"n_kv_head": 4},
-            {},
-            {},
-            "products in blocks, for short sequences on a CPU (float32, 4 heads of 8, context 64)",
-        ),
-        ({"n_kv_head": 4}, {}, {"execution": Execution(compile=True)}, "flash attention (float32"),
-        ({"n_kv_head": 4, "max_seq_len": 4096}, {}, {}, "flash attention (float32, 4 heads of 8, context 4096)"),
-        ({}, {}, {}, "flash attention (float32"),
-        ({}, {"precision": "bf16"}, {}, "flash attention (bfloat16"),
-        ({}, {}, {"masked": True}, "context 64, explicit mask)"),
-        ({"window": 8}, {}, {}, "context 64, explicit mask)"),
-        ({"window": 64}, {}, {}, "context 64)"),
-        ({"drop_attn": 0.1}, {}, {}, "plain matrix products (math)"),
-    ],
-)
-def test_the_attention_kernel_on_a_cpu(settings: dict, config: dict, options: dict, words: str) -> None:
-    shape = dataclasses.replace(SHAPE, **settings)
-    sentence = attention_kernel(shape, TrainConfig(1, **config), "cpu", **options)
-    assert sentence.startswith("attention kernel: ") and words in sentence

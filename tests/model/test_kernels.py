@@ -1,10 +1,7 @@
-"""Products and attention made for training on a CPU, against torch's own."""
+"""Products by the library that is the faster one on a processor, against torch's own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from model import ModelConfig, Transformer, kernels
-from model.kernels import Linear, product, short_attention
+from model.kernels import Linear, Packed, linears, product
 
 
 @pytest.fixture(params=["onednn", "torch"])
@@ -55,25 +52,6 @@ def test_inference_mode_takes_the_faster_products(monkeypatch: pytest.MonkeyPatc
     assert taken == [(6, 17)]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The formula, with the hidden scores at minus infinity."""
-    n = q.shape[-2]
-    hidden = torch.full((n, n), -torch.inf, dtype=q.dtype).triu(1)
-    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + hidden).softmax(-1) @ v
-
-
-@pytest.mark.parametrize("n_tokens", [1, 31, 32, 33, 64, 100, 130, 200])
-@pytest.mark.parametrize("group_elements", [1, 2**18])
-def test_attention_equals_the_formula(n_tokens: int, group_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_GROUP_ELEMENTS", group_elements)  # two heads at a time, or all
-    shape = (2, 3, n_tokens, 8)
-    q, k, v, gradient = tensors(shape, shape, shape, shape)
-    found, expected = short_attention(q, k, v), attend(q, k, v)
-    torch.testing.assert_close(found, expected)
-    for one, other in zip(*(torch.autograd.grad(y, (q, k, v), gradient) for y in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -103,43 +81,21 @@ def test_gradients_of_a_network_in_training_are_those_of_the_plain_graph(library
         )
 
 
+@pytest.mark.parametrize("n_rows", [1, 2, 7])
+def test_packed_weights_give_the_products_of_all_layers_of_one_input(library: str, n_rows: int) -> None:
+    first, second = Linear(8, 5).eval(), Linear(8, 3).eval()
+    (x,) = (x.detach() for x in tensors((n_rows, 1, 8), dtype=torch.float32))
+    other = torch.cat([x, x])
+    with torch.inference_mode(), Packed([[(first.weight, first.bias), (second.weight, second.bias)]], n_rows):
+        for rows in (x, other):  # packed for n_rows; others go the usual way
+            for layer, found in zip((first, second), linears(rows, first, second), strict=True):
+                torch.testing.assert_close(found, F.linear(rows, layer.weight, layer.bias))
+
+
 def test_an_unknown_operator_leaves_torch_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "processor_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.ops, "mkldnn", object(), raising=False)
     assert kernels.has_fast_products.__wrapped__() is False
-
-
-_FAULTS = """
-import resource, sys, threading, torch
-from model import kernels
-if sys.argv[1] == "keep" and not kernels.keep_freed_memory():
-    print("unsupported")
-else:
-    def count():
-        for turn in range(2):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            for _ in range(5):
-                [torch.ones(10_000_000) for _ in range(3)]  # more than one heap of another thread holds
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    count()
-    other = threading.Thread(target=count)
-    other.start()
-    other.join()
-"""
-
-
-def test_freed_memory_is_used_again_in_the_first_thread_and_in_another() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def count(how: str) -> list[str]:
-        command = [sys.executable, "-c", _FAULTS, how]
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
-
-    kept = count("keep")
-    if kept == ["unsupported"]:
-        pytest.skip("this C library cannot be told to keep memory")
-    for ours, others in zip(kept, count("leave"), strict=True):
-        assert int(ours) < int(others) / 4
 
 
 def test_a_copy_of_a_network_has_nothing_compiled(build_model: Callable[..., Transformer]) -> None:

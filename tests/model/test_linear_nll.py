@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import kernels
-from model.kernels import linear_nll
+from model.transformer import linear_nll
 
 SHAPES = [(1, 3, 5), (7, 4, 11), (300, 8, 40)]
 
@@ -23,10 +22,7 @@ def case(n: int, d: int, vocab_size: int, ignored: float, dtype: torch.dtype = t
 
 @pytest.mark.parametrize("ignored", [0.0, 0.4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bias_is_added_to_the_logits(
-    shape: tuple[int, int, int], ignored: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "_BLOCK_ELEMENTS", 1)
+def test_bias_is_added_to_the_logits(shape: tuple[int, int, int], ignored: float) -> None:
     features, weight, labels = case(*shape, ignored, torch.float64)
     bias = torch.linspace(-2, 2, shape[2], dtype=torch.float64).requires_grad_()
     logits = F.linear(features, weight, bias)

@@ -24,11 +24,10 @@ CHILD = """
 import json, re, resource, sys
 import numpy as np, torch
 torch.set_num_threads(1)
-from model import ModelConfig, SpanSource, TrainConfig, Trainer, step
+from model import ModelConfig, SpanSource, TrainConfig, Trainer
 
-# The limit is one on addresses. Memory that is kept for later would count, though a machine could have it back; so
-# would holes in the heap, for which reason the C library takes every tensor from the system (MALLOC_MMAP_THRESHOLD_).
-step.keep_freed_memory = lambda: False
+# The limit is one on addresses. Holes in the heap would count, for which reason the C library takes every tensor from
+# the system (MALLOC_MMAP_THRESHOLD_).
 rows, length, spare = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) * 2**20
 shape = ModelConfig(512, max_seq_len=length, n_layer=2, n_head=2, d_model=64)
 shard = (np.arange(2**16) * 7 % 509).astype(np.uint16)
