@@ -289,13 +289,13 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
 
     With D d_model, F d_ff, H, K and E heads, key-value heads and head_dim, each token keeps in each layer
 
-    - 4 D: what each norm reads (RMSNorm keeps it normalised instead) and what each branch reads;
-    - (H + 2 K) E + H E: queries, keys, values and what attention makes of them; (H + K) E more with QK-norm;
+    - 4 D: what each norm reads and what each branch reads; RMSNorm keeps what it made besides, 2 D more;
+    - (H + 2 K) E + H E: queries, keys, values and what attention makes of them; 2 (H + K) E more with QK-norm;
     - the feed-forward layer: F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its silu, up, product);
     - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
 
-    and once 2 D (the final norm's input, and the gradient of the features that the blockwise loss computes at once;
-    dropout of the embedding D more). Besides, the blockwise loss holds the gradient of the head's
+    and once 2 D (the final norm's input, RMSNorm's result as above, and the gradient of the features that the
+    blockwise loss computes at once; dropout of the embedding D more). Besides, the blockwise loss holds the gradient of the head's
     matrix, vocab_size D, a window keeps its mask of T^2 in each layer, and dropout of attention weights makes torch
     hold three times H T^2 of them in each layer, because then no fast kernel is used.
 
@@ -305,14 +305,15 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     d = config.d_model
     qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim
     attention = qk + kv + config.n_head * config.head_dim
-    attention += qk * config.qk_norm
+    attention += 2 * qk * config.qk_norm
     hidden = {"relu": 1, "swiglu": 4}.get(config.act, 2)
     if config.drop_ffn:
         hidden += 2 if config.act == "relu" else 1
     of_mlp = config.drop_resid if config.drop_resid_mlp is None else config.drop_resid_mlp
-    stream = 4 + (config.drop_resid > 0) + (of_mlp > 0)
+    rms = config.norm == "rmsnorm"
+    stream = 4 + 2 * rms + (config.drop_resid > 0) + (of_mlp > 0)
     per_token = config.n_layer * (stream * d + attention + hidden * config.d_ff)
-    per_token += d * (1 + config.final_norm + (config.drop_embed > 0))
+    per_token += d * (1 + config.final_norm * (1 + rms) + (config.drop_embed > 0))
     values = batch_size * n_tokens * per_token + config.vocab_size * d
     if config.drop_attn:
         values += 3 * batch_size * config.n_layer * attention_scores(config, n_tokens)

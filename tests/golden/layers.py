@@ -29,7 +29,7 @@ from model import ModelConfig, Transformer, preset
 from model.attention import attention_mask, attention_weights, scaled_scores
 from model.positions import rotary_table, rotate, sinusoidal_table, wavelength_frequencies
 from model.sampling import running_sum
-from model.transformer import FeedForward, activate
+from model.transformer import FeedForward, RMSNorm, activate
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 # attention
