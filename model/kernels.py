@@ -57,9 +57,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, training: b
     if ready is not None and len(ready.sizes) == 1:
         return ready(x)
     only_read = torch.is_inference_mode_enabled()
-    if not (only_read or (training and torch.is_grad_enabled())) or not (is_plain(x) and is_plain(weight)):
+    if not has_fast_products() or not (only_read or (training and torch.is_grad_enabled())):
         return F.linear(x, weight, bias)
-    if torch.is_autocast_enabled("cpu") or not has_fast_products():
+    if torch.is_autocast_enabled("cpu") or not (is_plain(x) and is_plain(weight)):
         return F.linear(x, weight, bias)
     if only_read:
         return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
@@ -81,22 +81,21 @@ def linears(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
     return [layer(x) for layer in layers]
 
 
-LEAST_ROWS = 2  # for a single row both libraries have another kernel, which no layout makes faster
-
-
 @dataclass(frozen=True)
 class _Ready:
-    """Weights of one or more layers in a library's own layout, with their biases and numbers of columns."""
+    """Weights of one or more layers, together and in a library's own layout, their biases and numbers of columns."""
 
     weight: Tensor
-    packed: Tensor
+    packed: Tensor | None
     bias: Tensor | None
     sizes: list[int]
     n_rows: int
 
     def __call__(self, x: Tensor) -> Tensor:
         found: Tensor
-        if has_fast_products():
+        if self.packed is None:
+            found = F.linear(x, self.weight, self.bias)
+        elif has_fast_products():
             found = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         else:
             found = torch.ops.mkl._mkl_linear(x, self.packed, self.weight, self.bias, self.n_rows)
@@ -122,21 +121,22 @@ class Packed:
 
     Args:
         products: weights and biases, those of one input together, as they are now.
-        n_rows: rows of the products it is for; below LEAST_ROWS nothing is packed.
+        n_rows: rows of the products it is for. For a single row both libraries have a kernel that no layout makes
+            faster.
     """
 
     def __init__(self, products: Iterable[list[tuple[Tensor, Tensor | None]]], n_rows: int) -> None:
         self.weights: dict[int, _Ready] = {}
         self.originals = []  # as long as they are kept their ids are theirs
-        pack = _packing()
+        pack = _packing() if n_rows > 1 else None
         for group in products:
             weights, biases = [weight.detach() for weight, _ in group], [bias for _, bias in group if bias is not None]
-            if n_rows < LEAST_ROWS or pack is None or not all(map(is_plain, weights)):
+            if not all(map(is_plain, weights)) or (pack is None and len(group) == 1):
                 continue
             self.originals.append(group)
             joined, bias = torch.cat(weights), torch.cat(biases).detach() if biases else None
             sizes = [len(weight) for weight in weights]
-            self.weights[id(group[0][0])] = _Ready(joined, pack(joined, n_rows), bias, sizes, n_rows)
+            self.weights[id(group[0][0])] = _Ready(joined, pack and pack(joined, n_rows), bias, sizes, n_rows)
 
     def __enter__(self) -> None:
         _packed.weights = self.weights
