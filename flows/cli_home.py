@@ -213,11 +213,20 @@ def count(
 def inspect(
     prompt: Annotated[str, typer.Option(help="The text to look at, up to 256 tokens.", show_default=False)] = "",
     model: Model = CHAMPION,
-    preset: Annotated[str, typer.Option(help="A fresh network of this shape instead; ids are ASCII codes.")] = "",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="A fresh network of this shape instead; ids are ASCII codes. llama_toy has the words and weights that "
+            'its source states: try --prompt "Hi Thomas".'
+        ),
+    ] = "",
     out: Annotated[str, typer.Option(help="HTML file to write (default: inspect.html in the home's reports).")] = "",
     diagrams: Annotated[
         str, typer.Option(help="Folder for the block diagrams as SVG and diagrams.json; needs no prompt.")
     ] = "",
+    columns: Annotated[
+        str, typer.Option(help="Columns of each value in the page and the JSON: a number, or all.")
+    ] = "4",
     seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
     corpus: Corpus = "default",
     home: HomeFolder = "",
@@ -244,7 +253,7 @@ def inspect(
     else:
         name = Path(model).resolve().name if Path(model).is_dir() else model
         subject = Subject.of_bundle(Bundle(model_folder(home, model, corpus)), name)
-    found = inspect_prompt(subject, prompt, seed)
+    found = inspect_prompt(subject, prompt, seed, columns)
     if out or not as_json:
         page = write_page(found, absolute(out) if out else open_home(home)[0].reports / "inspect.html")
         say(f"page: {page}")

@@ -295,9 +295,9 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
 
     and once 2 D (the final norm's input, RMSNorm's result as above, and the gradient of the features that the
-    blockwise loss computes at once; dropout of the embedding D more). Besides, the blockwise loss holds the gradient of the head's
-    matrix, vocab_size D, a window keeps its mask of T^2 in each layer, and dropout of attention weights makes torch
-    hold three times H T^2 of them in each layer, because then no fast kernel is used.
+    blockwise loss computes at once; dropout of the embedding D more). Besides, the blockwise loss holds the gradient of
+    the head's matrix, vocab_size D, a window keeps its mask of T^2 in each layer, and dropout of attention weights
+    makes torch hold three times H T^2 of them in each layer, because then no fast kernel is used.
 
     Left out: a few values per token (norms' statistics, softmax denominators, ids) and work space. It describes the
     float32 pass on a CPU; on a GPU the logits, vocab_size per token, come on top.

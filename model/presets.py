@@ -59,7 +59,8 @@ PRESETS: dict[str, Fields] = {
     },
     "light_llm": {
         **{"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 1024, "vocab_size": 50257},
-        **{"drop_embed": 0.1, "drop_resid": 0.1, "init_residual_scaling": False},
+        # dropout behind attention, and nowhere behind the feed-forward layer
+        **{"drop_embed": 0.1, "drop_resid": 0.1, "drop_resid_mlp": 0.0, "init_residual_scaling": False},
     },
     # two heads of three columns, of which the third is not rotated
     "llama_toy": {

@@ -182,15 +182,22 @@ class Block(nn.Module):
             ("attention", self.norm_attention, self.attention, self.drop_attention),
             ("ffn", self.norm_mlp, self.mlp, self.drop_mlp),
         ):
-            read = x if self.post_norm else norm(x)
-            added = branch(read, layer, now)
+            added = branch(x if self.post_norm else _normed(norm, x, f"norm_{name}", see), layer, now)
             summed = x + dropout(added)
-            x = norm(summed) if self.post_norm else summed
             if see is not None:
                 see(name, added)
-                see(f"norm_{name}", x if self.post_norm else read)
                 see(f"sum_{name}", summed)
+            x = _normed(norm, summed, f"norm_{name}", see) if self.post_norm else summed
         return x
+
+
+def _normed(norm: nn.Module, x: Tensor, name: str, see: See | None) -> Tensor:
+    """norm(x); who looks on is told the mean and the variance of what it reads, too."""
+    y: Tensor = norm(x)
+    if see is not None:
+        see(f"{name}_moments", torch.stack([x.mean(-1), x.var(-1, correction=0)], dim=-1))
+        see(name, y)
+    return y
 
 
 class Transformer(nn.Module):
@@ -324,10 +331,7 @@ class Transformer(nn.Module):
             x = checkpoint(block, x, layer, now, use_reentrant=False) if again else block(x, layer, now)
             if now.record is not None:
                 now.record(layer, "output", x)
-        features: Tensor = self.norm(x)
-        if see is not None:
-            see("norm", features)
-        return features
+        return _normed(self.norm, x, "norm", see)
 
     def place(self, x: Tensor, now: Pass) -> Tensor:
         """Token vectors (B, T, D) with position vectors added, and dropout."""

@@ -22,10 +22,11 @@ from storage.errors import UserError
 from tasks.report.diagrams import training_of
 from tasks.report.queries import Row
 from tasks.report.vocabulary import Spelling
+from tasks.report.worked_example import state_weights, words
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 
-COLUMNS = 4  # of each value that JSON and the page show
+COLUMNS = 4  # of each value that JSON and the page show unless more are asked for
 NEXT_TOKENS = 10  # likeliest next tokens at each position in JSON
 MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
 
@@ -61,12 +62,15 @@ class Subject:
     def untrained(cls, name: str, seed: int) -> Subject:
         """Return an untrained network of a preset's shape over the 128 ASCII codes.
 
+        "llama_toy" has the words and the weights that its source states.
+
         Raises:
             UserError: if there is no such preset, or its network is too large.
         """
         if name not in PRESETS:
             raise UserError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
-        tokenizer = AsciiTokenizer()
+        is_stated = name == "llama_toy"
+        tokenizer = words() if is_stated else AsciiTokenizer()
         config = preset(name, tokenizer.vocab_size)
         size = count_parameters(config)["total"]
         if size > MAX_UNTRAINED:
@@ -76,6 +80,8 @@ class Subject:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = Transformer(config).eval()
+        if is_stated:
+            state_weights(network)
         # the source documents begin with the first character, and there is no training to agree with
         return cls(f"{name} (fresh)", network, tokenizer, fresh=True, bos=False, seed=seed)
 
@@ -108,6 +114,7 @@ class Inspection:
         spelling: readable text of each id.
         planes: projections of the tokens' vectors by name.
         distances: (T, T) between the token vectors.
+        columns: of each value that JSON and the page show.
     """
 
     subject: Subject
@@ -117,6 +124,7 @@ class Inspection:
     gains: list[Gain]
     planes: dict[str, Row]
     distances: Tensor
+    columns: int = COLUMNS
 
     @property
     def labels(self) -> list[str]:
@@ -129,16 +137,19 @@ class Inspection:
         return len(self.trace.ids)
 
 
-def inspect_prompt(subject: Subject, prompt: str, seed: int = 0) -> Inspection:
+def inspect_prompt(subject: Subject, prompt: str, seed: int = 0, columns: str = str(COLUMNS)) -> Inspection:
     """Run a prompt through a network and measure everything that the report shows.
 
     Args:
         prompt: any text; up to 256 tokens, and no more than the network's context.
         seed: of the random directions of the local gains.
+        columns: of each value that JSON and the page show, a number or "all".
 
     Raises:
-        InspectError: the prompt is empty, too long, or no valid text.
+        InspectError: the prompt is empty, too long, or no valid text, or columns is something else.
     """
+    if columns != "all" and not (columns.isdecimal() and int(columns)):
+        raise InspectError(f"--columns {columns!r}: expected a number from 1 on, or all")
     ids = _encode(subject, prompt)
     found = trace(subject.model, ids)
     planes = {"token vectors": project(found["embedding"]), "token and position": project(found["sum"])}
@@ -151,6 +162,7 @@ def inspect_prompt(subject: Subject, prompt: str, seed: int = 0) -> Inspection:
         gains=local_gains(subject.model, ids, seed),
         planes=planes,
         distances=(vectors[:, None] - vectors[None]).norm(dim=-1),
+        columns=max(step.tensor.shape[-1] for step in found.steps) if columns == "all" else int(columns),
     )
 
 
@@ -202,7 +214,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """The inspection for machines."""
-    found, subject = inspection.trace, inspection.subject
+    found, subject, columns = inspection.trace, inspection.subject, inspection.columns
     return {
         "model": {
             "name": subject.name,
@@ -220,7 +232,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
                 "name": step.name,
                 "what": described(step, subject.config)[1],
                 "shape": list(step.tensor.shape),
-                "first_columns": rounded(step.tensor[..., :COLUMNS] if step.tensor.dim() > 1 else step.tensor),
+                "first_columns": rounded(step.tensor[..., :columns] if step.tensor.dim() > 1 else step.tensor),
             }
             for step in found.steps
         ],
@@ -232,7 +244,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         },
         "distances": rounded(inspection.distances),
         "hidden_norms": rounded(found.hidden.norm(dim=-1)),
-        "hidden_first_columns": rounded(found.hidden[..., :COLUMNS]),
+        "hidden_first_columns": rounded(found.hidden[..., :columns]),
         "increment_norms": rounded(found.increments.norm(dim=-1)),
         "next": [next_tokens(inspection, place, NEXT_TOKENS) for place in range(inspection.n_tokens)],
         "sequence": {
@@ -301,6 +313,7 @@ def described(step: Step, config: ModelConfig) -> tuple[str, str]:
         position = f"Sines and cosines of each place, with wavelengths from 2π to nearly {config.pos_base:g}·2π tokens."
     entering = "token vector plus position vector" if config.pos in ("learned", "sinusoidal") else "the token vector"
     leaving = f", after the second {norm}" if is_post else ": the sum plus the feed-forward output"
+    moments = ("Mean and variance", f"Of what the {norm} reads: one of each for every token.")
     head = "the token table itself" if config.tie_weights else "a matrix of its own"
     said = {
         "ids": ("Token ids", "The tokeniser turns the text into one number per token."),
@@ -311,6 +324,9 @@ def described(step: Step, config: ModelConfig) -> tuple[str, str]:
             "Cosine and sine of each pair's angle at each place; queries and keys are turned by them.",
         ),
         "sum": ("State h₀", f"The state that enters the first block: {entering}."),
+        "norm_attention_moments": moments,
+        "norm_ffn_moments": moments,
+        "norm_moments": moments,
         "norm_attention": (
             "Norm after attention" if is_post else "Norm before attention",
             f"{norm} brings each token's state {regulated}, then applies its learned gain.",

@@ -20,7 +20,6 @@ from tasks.core.settings import GenerateSettings
 from tasks.report.charts import Point, Series, line_figure
 from tasks.report.diagrams import STYLE, Diagram, Plan, diagrams, to_svg
 from tasks.report.inspection import (
-    COLUMNS,
     Inspection,
     Subject,
     control_elements,
@@ -31,7 +30,7 @@ from tasks.report.inspection import (
 from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
 
-DIMENSIONS = 32  # of a state that the map shows
+DIMENSIONS = 32  # of a state that the map shows unless more columns are asked for
 CANDIDATES = 12
 BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map
 SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
@@ -58,7 +57,7 @@ def write_page(inspection: Inspection, path: Path) -> Path:
 def to_html(inspection: Inspection) -> str:
     """Return the page."""
     found, labels, subject = inspection.trace, inspection.labels, inspection.subject
-    config, states = subject.config, found.hidden[:, -1, :DIMENSIONS]
+    config, states = subject.config, found.hidden[:, -1, : _dimensions(inspection)]
     norms, increments = found.hidden.norm(dim=-1), found.increments.norm(dim=-1)
     # "<" cannot end the script element or begin a comment in it when it is written as an escape
     data = json.dumps(page_data(inspection), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
@@ -72,11 +71,11 @@ def to_html(inspection: Inspection) -> str:
         data=Markup(data),
         prompt=visible(inspection.prompt),
         figure=figure,
-        columns=COLUMNS,
+        columns=inspection.columns,
         groups=_groups(inspection),
         shown=_shown_rows(inspection.n_tokens),
         described=lambda step: described(step, config),
-        values=_values,
+        values=lambda step: _values(step, inspection.columns),
         weights=found.weights[0, 0].tolist(),
         mask=found.mask.tolist(),
         bins=BINS,
@@ -103,6 +102,10 @@ def to_html(inspection: Inspection) -> str:
     )
 
 
+def _dimensions(inspection: Inspection) -> int:
+    return max(DIMENSIONS, inspection.columns)
+
+
 def _diagrams(subject: Subject) -> list[Diagram]:
     return diagrams(Plan(subject.config, subject.training, GenerateSettings(), subject.tokenizer.kind))
 
@@ -113,7 +116,7 @@ def page_data(inspection: Inspection) -> dict[str, Any]:
     mask = found.mask
     # only what the mask allows, 16 bits a weight: a page of a deep network stays small enough to send
     weights = (found.weights[:, :, mask] * 65535).round().clamp(0, 65535).cpu().numpy().astype("<u2")
-    states = found.hidden[..., :DIMENSIONS].transpose(0, 1)
+    states = found.hidden[..., : _dimensions(inspection)].transpose(0, 1)
     return {
         "labels": inspection.labels,
         "ids": found.ids.tolist(),
@@ -148,7 +151,7 @@ def figure(value: float) -> str:
 def _groups(inspection: Inspection) -> list[tuple[str, list[Step], bool]]:
     """Steps under their headings, and whether they are unfolded."""
     steps = inspection.trace.steps
-    last = [step for step in steps if step.kind in ("norm", "logits", "probabilities")]
+    last = [step for step in steps if step.kind in ("norm_moments", "norm", "logits", "probabilities")]
     first = [step for step in steps if step.block is None and step not in last]
     blocks = range(1, inspection.subject.config.n_layer + 1)
     of_blocks = [
@@ -162,12 +165,12 @@ def _shown_rows(n: int) -> list[int | None]:
     return list(range(n)) if n <= _ROWS else [*range(_ROWS - 4), None, *range(n - 3, n)]
 
 
-def _values(step: Step) -> list[list[str]]:
+def _values(step: Step, columns: int) -> list[list[str]]:
     """The first columns of a step's value for each token; of values with several heads, of the first head."""
     values = step.tensor[0] if step.tensor.dim() == 3 else step.tensor
     if values.dim() == 1:
         return [[str(int(value))] for value in values.tolist()]
-    return [[figure(value) for value in row] for row in values[:, :COLUMNS].tolist()]
+    return [[figure(value) for value in row] for row in values[:, :columns].tolist()]
 
 
 def _candidates(inspection: Inspection) -> list[dict[str, Any]]:

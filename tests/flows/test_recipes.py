@@ -55,7 +55,7 @@ STATED = {
         {
             **{"d_model": 384, "n_head": 6, "n_layer": 6, "max_seq_len": 1024, "d_ff": 1536, "pos": "learned"},
             **{"norm": "layernorm", "norm_order": "pre", "act": "gelu", "tie_weights": True, "init_std": 0.02},
-            **{"attn_bias": True, "ffn_bias": True, "drop_embed": 0.1, "drop_resid": 0.1},
+            **{"attn_bias": True, "ffn_bias": True, "drop_embed": 0.1, "drop_resid": 0.1, "drop_resid_mlp": 0.0},
         },
         {
             **{"optimizer": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "decay_groups": True},
