@@ -275,7 +275,7 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
 
 @stage(
     "train",
-    version=5,
+    version=6,
     tables={HISTORY_FILE: HISTORY, TELEMETRY_FILE: HISTORY},
     unkeyed=("execution", "tags"),
 )
