@@ -20,14 +20,16 @@ from model.accounting import count_parameters, layer_parameters
 from model.architecture import ModelConfig
 from model.config import Sampling, TrainConfig
 from storage.errors import UserError
-from tasks.core.settings import GenerateSettings
+from tasks.core.settings import GenerateSettings, load_settings
 from tasks.report.page import macro
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE
 from tasks.training.network_cost import network_shape
+from tasks.training.train import train_config
 
 WIDTH, LINE, GAP, LANE = 320, 15, 24, 15  # of a column of boxes, a line of text, an arrow, an arrow at the side; pixels
 MARGIN = 70
+STEPS = 1000  # of a training that nobody has asked for
 LOOP_GAINS = (1, 10, 100, 1000)  # of a scalar forward path, for which the closed loop is worked out
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "adam_l2": "Adam with coupled decay", "muon": "Muon and AdamW"}
 
@@ -85,23 +87,31 @@ class Plan:
 
 def training_of(train: Mapping[str, Any] | None) -> TrainConfig:
     """Return the configuration of a model's training, or the default one of a network that was not trained here."""
-    return TrainConfig.from_dict(dict(train)) if train else TrainConfig(max_steps=1000)
+    return TrainConfig.from_dict(dict(train)) if train else TrainConfig(max_steps=STEPS)
 
 
 def plan_of_preset(name: str) -> Plan:
-    """Return what the diagrams of a preset follow from, with the default training.
+    """Return what the diagrams of a preset follow from, with the training and sampling of its recipe.
 
     Raises:
         UserError: if there is no such preset.
     """
-    return Plan(network_shape(name), training_of(None), GenerateSettings())
+    config, settings = network_shape(name), load_settings(settings={"model.preset": name})
+    train = training_of(train_config(settings.train, config.to_dict(), "cpu", STEPS))
+    return Plan(config, train, settings.generate, settings.tokenizer.kind)
 
 
 def plan_of_folder(folder: Path) -> Plan:
     """Return what the diagrams of a model in a folder follow from; its weights are not read."""
     found = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     kind = load_tokenizer(folder / TOKENIZER_FILE).kind
-    return Plan(ModelConfig.from_dict(found["model"]), training_of(found.get("train")), GenerateSettings(), kind)
+    train, sampling = training_of(found.get("train")), sampling_of(found)
+    return Plan(ModelConfig.from_dict(found["model"]), train, sampling, kind)
+
+
+def sampling_of(bundle: Mapping[str, Any]) -> GenerateSettings:
+    """Return the sampling that a model's folder records."""
+    return GenerateSettings(**bundle.get("sampling", {}))
 
 
 def write_diagrams(plan: Plan, folder: Path) -> list[dict[str, Any]]:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from model import PRESETS, ModelConfig, TrainConfig, Transformer, count_parameters, preset
+from model.config import Sampling
 from model.gains import Gain, local_gains
 from model.optim import build_optimizer
 from model.trace import MAX_TRACED_TOKENS, Step, Trace, trace
 from model.transformer import Block
 from storage.errors import UserError
-from tasks.report.diagrams import training_of
+from tasks.core.settings import GenerateSettings
+from tasks.report.diagrams import plan_of_preset, sampling_of, training_of
 from tasks.report.queries import Row
 from tasks.report.vocabulary import Spelling
 from tasks.report.worked_example import state_weights, words
@@ -37,7 +39,8 @@ class Subject:
 
     Attributes:
         name: what to call it.
-        train: fields of `model.TrainConfig`; None for a network that was not trained here.
+        train: fields of `model.TrainConfig`, of a fresh network those of its recipe; None where they are not known.
+        sampling: how its texts are drawn unless asked otherwise.
         fresh: whether it was never trained at all.
         bos: whether prompts begin with the token that begins a text, as they did in training.
         seed: of the initial weights.
@@ -47,6 +50,7 @@ class Subject:
     model: Transformer
     tokenizer: Tokenizer
     train: Mapping[str, Any] | None = None
+    sampling: Sampling = GenerateSettings()
     fresh: bool = False
     bos: bool = True
     seed: int = 0
@@ -56,7 +60,7 @@ class Subject:
         """Return a trained model."""
         train = bundle.config.get("train")
         seed = int((train or {}).get("seed", 0))
-        return cls(name, bundle.model, bundle.tokenizer, train, bos=bundle.bos, seed=seed)
+        return cls(name, bundle.model, bundle.tokenizer, train, sampling_of(bundle.config), bos=bundle.bos, seed=seed)
 
     @classmethod
     def untrained(cls, name: str, seed: int) -> Subject:
@@ -83,7 +87,9 @@ class Subject:
         if is_stated:
             state_weights(network)
         # the source documents begin with the first character, and there is no training to agree with
-        return cls(f"{name} (fresh)", network, tokenizer, fresh=True, bos=False, seed=seed)
+        plan, kind = plan_of_preset(name), "weights of its source" if is_stated else "fresh"
+        train, title = plan.train.to_dict(), f"{name} ({kind})"
+        return cls(title, network, tokenizer, train, plan.sampling, fresh=True, bos=False, seed=seed)
 
     @property
     def n_parameters(self) -> int:
@@ -394,7 +400,7 @@ def control_elements(subject: Subject) -> list[Row]:
     heads += [*(["QK-norm"] if config.qk_norm else []), *([f"window {config.window}"] if config.window else [])]
     norms = ", ".join([each(block.norm_attention), each(block.norm_mlp), *(["norm"] if config.final_norm else [])])
     norm = f"{type(block.norm_attention).__name__}, {config.norm_order}-norm, eps {config.norm_eps:g}"
-    trained = "" if subject.train else " (default; not trained here)"
+    trained = "" if subject.train and not subject.fresh else " (not trained here)"
     feed = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.act}"
     rule = f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}"
     order = "temperature, then top-k, then top-p; this page shows temperature 1 and no filter"

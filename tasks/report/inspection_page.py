@@ -16,7 +16,6 @@ from torch import Tensor
 from model.gains import Gain
 from model.trace import Step
 from storage.errors import UserError
-from tasks.core.settings import GenerateSettings
 from tasks.report.charts import Point, Series, line_figure
 from tasks.report.diagrams import STYLE, Diagram, Plan, diagrams, to_svg
 from tasks.report.inspection import (
@@ -107,7 +106,7 @@ def _dimensions(inspection: Inspection) -> int:
 
 
 def _diagrams(subject: Subject) -> list[Diagram]:
-    return diagrams(Plan(subject.config, subject.training, GenerateSettings(), subject.tokenizer.kind))
+    return diagrams(Plan(subject.config, subject.training, subject.sampling, subject.tokenizer.kind))
 
 
 def page_data(inspection: Inspection) -> dict[str, Any]:

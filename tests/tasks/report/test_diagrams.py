@@ -15,7 +15,7 @@ from torch import nn
 
 from model import PRESETS, ModelConfig, TrainConfig, Transformer
 from tasks.core.settings import GenerateSettings
-from tasks.report.diagrams import Diagram, Plan, diagrams
+from tasks.report.diagrams import Diagram, Plan, diagrams, plan_of_preset
 from tasks.report.inspection import Subject, inspect_prompt
 from tasks.report.inspection_page import to_html
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
@@ -181,3 +181,9 @@ def test_every_element_of_a_page_with_diagrams_is_closed(settings: dict) -> None
     page = to_html(inspect_prompt(Subject("small", network, AsciiTokenizer()), "fold"))
     assert "diagrams" in Tags(page).ids
     assert page.count('class="blocks"') == 14
+
+
+def test_a_preset_is_drawn_with_its_own_recipe() -> None:
+    plan = plan_of_preset("sheepop")
+    assert (plan.sampling.temperature, plan.sampling.top_p, plan.tokenizer) == (1.0, 1.0, "ascii")
+    assert (plan.train.optimizer, plan.train.betas, plan.train.schedule) == ("adamw", (0.9, 0.999), "cosine")
