@@ -6,7 +6,6 @@ ARITHMETIC = {  # by op: the test itself computes what nobody would ask the proj
     "percent": "percentages of two printed counts",
     "scale": "a factor that the document rounded",
     "scaled": "a printed count in another unit",
-    "split_lines": "the lines of a text",
 }
 
 NOT_COMPUTABLE = {

@@ -15,8 +15,10 @@ from golden.registry import Entry, Found, Function
 from golden.shared import numbers, printable
 from model import ModelConfig, SpanSource, Transformer, accounting, preset
 from model.transformer import Attention
+from tasks.readers.records import ExtractOptions
 from tasks.tokens.packing import Pieces, chunk_pieces
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
+from tests.tasks.extraction import extract_document
 
 
 def _total(config: ModelConfig) -> int:
@@ -152,6 +154,12 @@ def _inputs(ids: np.ndarray, pieces: Pieces, seq_len: int, pad_id: int) -> np.nd
     return source.batch(np.arange(len(pieces)))[0]
 
 
+def samples_of_lines(text: str) -> list[str]:
+    """Of a text file, one document for each line."""
+    found = extract_document(text.encode(), ".txt", ExtractOptions(lines=True))
+    return ["".join(page.text for page in line.pages) for line in found.members]
+
+
 FORMULAS: dict[str, Function] = {
     "gpt2_params_unit": gpt2_params,
     "product": lambda V, d: [accounting.count_parameters(preset("fundamentals", V, d_model=d))["token_embedding"]],
@@ -161,5 +169,5 @@ FORMULAS: dict[str, Function] = {
     "percent": lambda parts: 100 * numbers(parts) / numbers(parts).sum(),
     "encode_ascii": lambda text: AsciiTokenizer().encode([text])[0],
     "lengths": lambda texts: [len(ids) for ids in AsciiTokenizer().encode(texts)],
-    "split_lines": lambda text: text.splitlines(),
+    "split_lines": samples_of_lines,
 }
