@@ -294,10 +294,11 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     - the feed-forward layer: F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its silu, up, product);
     - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
 
-    and once 2 D (the final norm's input, RMSNorm's result as above, and the gradient of the features that the
-    blockwise loss computes at once; dropout of the embedding D more). Besides, the blockwise loss holds the gradient of
-    the head's matrix, vocab_size D, a window keeps its mask of T^2 in each layer, and dropout of attention weights
-    makes torch hold three times H T^2 of them in each layer, because then no fast kernel is used.
+    and once 2 D (the final norm's input, RMSNorm's result as above, and what the head reads, or where the loss goes
+    block by block, because there are more ids than D, its gradient; dropout of the embedding D more). Besides, the loss
+    holds the gradient of the head's matrix, vocab_size D, or else the logits, vocab_size per token; a window keeps its
+    mask of T^2 in each layer, and dropout of attention weights makes torch hold three times H T^2 of them in each
+    layer, because then no fast kernel is used.
 
     Left out: a few values per token (norms' statistics, softmax denominators, ids) and work space. It describes the
     float32 pass on a CPU; on a GPU the logits, vocab_size per token, come on top.
@@ -314,7 +315,8 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     stream = 4 + 2 * rms + (config.drop_resid > 0) + (of_mlp > 0)
     per_token = config.n_layer * (stream * d + attention + hidden * config.d_ff)
     per_token += d * (1 + config.final_norm * (1 + rms) + (config.drop_embed > 0))
-    values = batch_size * n_tokens * per_token + config.vocab_size * d
+    of_loss = config.vocab_size * (d if config.vocab_size > d else batch_size * n_tokens)
+    values = batch_size * n_tokens * per_token + of_loss
     if config.drop_attn:
         values += 3 * batch_size * config.n_layer * attention_scores(config, n_tokens)
     elif config.window is not None and config.window < n_tokens:

@@ -490,12 +490,13 @@ def linear_nll(
 ) -> Tensor:
     """Summed negative log-likelihood, in nats, of labels (...) under softmax(features (..., D) weight^T + bias).
 
-    It goes block by block, so that the logits, the largest thing of a small network, are never all in memory; its
-    gradients are computed at once, and it is differentiable once.
+    With more ids than features it goes block by block, so that the logits, by far the largest thing of such a network,
+    are never all in memory; gradients are computed at once then, and it is differentiable once.
     """
+    blocks = nn.LinearCrossEntropyOptions() if len(weight) > weight.shape[1] else None
     return F.linear_cross_entropy(
         features.flatten(0, -2), weight, labels.flatten(), linear_bias=bias, reduction="sum",
-        ignore_index=ignore_index, options=nn.LinearCrossEntropyOptions(),
+        ignore_index=ignore_index, options=blocks,
     )  # fmt: skip
 
 
