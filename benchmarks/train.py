@@ -315,7 +315,8 @@ def curve_rows() -> Iterator[Row]:
 def _as_peer(state: dict[str, Any], shape: Shape) -> dict[str, Any]:
     import torch
 
-    names = {"norm_attention": "norm_1", "norm_mlp": "norm_2", "attention.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+    names = {"norm_attention": "norm_1", "norm_mlp": "norm_2"}
+    names |= {"attention.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
     found = {
         "tokens.weight": state["token_embedding.weight"],
         "head.weight": state["token_embedding.weight"],

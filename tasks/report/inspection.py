@@ -30,6 +30,7 @@ from tasks.training.bundle import Bundle
 
 COLUMNS = 4  # of each value that JSON and the page show unless more are asked for
 NEXT_TOKENS = 10  # likeliest next tokens at each position in JSON
+_USUAL = GenerateSettings()
 MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
 
 
@@ -50,7 +51,7 @@ class Subject:
     model: Transformer
     tokenizer: Tokenizer
     train: Mapping[str, Any] | None = None
-    sampling: Sampling = GenerateSettings()
+    sampling: Sampling = _USUAL
     fresh: bool = False
     bos: bool = True
     seed: int = 0
