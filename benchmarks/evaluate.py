@@ -24,9 +24,8 @@ def serve_side(name: str) -> None:
     import torch
 
     from model import Transformer, preset
-    from model.config import TrainConfig
+    from model.config import Execution, TrainConfig
     from model.data import Batch
-    from model.execution import Execution
     from model.scoring import score_windows
     from model.step import Stepper
 

@@ -112,10 +112,8 @@ class OurLoop:
     def __init__(self, network: dict[str, Any], training: dict[str, Any], tokens: Path, device: str = "cpu") -> None:
         import torch
 
-        from model.config import TrainConfig
-        from model.data import SpanSource
-        from model.execution import Execution
-        from model.order import Group, Order
+        from model.config import Execution, TrainConfig
+        from model.data import Group, Order, SpanSource
         from model.presets import ModelConfig
         from model.step import Stepper
         from model.transformer import Transformer

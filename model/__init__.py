@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from .checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
     from .config import GenerationConfig, TrainConfig
     from .data import SpanSource
-    from .gains import local_gains
     from .generation import Completion, generate, prompt_problem, stream
     from .guards import NonFiniteLoss, OutOfMemory
     from .hf import from_hf, to_hf
     from .metrics import NllSum
     from .presets import PRESETS, preset
-    from .probe import measure_step_seconds
     from .randomness import seed_everything
     from .scoring import Continuation, Likelihood, continuation_likelihoods, evaluate_source
     from .search import Beam, beam_search, contrastive_search
-    from .trace import Trace, operators
+    from .step import measure_step_seconds
+    from .trace import Trace, local_gains, operators
     from .trainer import Trainer, TrainResult
     from .transformer import Transformer
 

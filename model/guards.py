@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from .architecture import ModelConfig
-from .config import TrainConfig
+from .config import Execution, TrainConfig
 from .data import Batch
-from .execution import Execution
 
 Rows = Sequence[Mapping[str, Any]]
 

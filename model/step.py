@@ -1,12 +1,17 @@
 """One optimiser step: micro-batches in, loss and gradient norm out, weights changed.
 
 The loss is the sum of negative log-likelihoods over all labels of the accumulated step divided by their number, so that
-cutting the same sequences into other micro-batches gives the same gradient.
+cutting the same sequences into other micro-batches gives the same gradient. Before the first step the network may be
+compiled, which needs a C++ compiler or Triton and takes from seconds to minutes; where it fails, the network is left as
+it was and a note says why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,14 +23,13 @@ from torch import Tensor
 
 from .architecture import ModelConfig
 from .checkpoint import Checkpoint
-from .compiling import compile_network
-from .config import TrainConfig
+from .config import Execution, TrainConfig
 from .data import IGNORE, Batch
 from .distributed import SINGLE, Ranks, is_sharded, part_of, replicate, shard, whole
-from .execution import Execution
 from .guards import NonFiniteLoss, explaining_memory, non_finite_loss
 from .optim import build_optimizer, clip_gradients, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
+from .schedule import learning_rate
 from .transformer import Transformer
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -243,3 +247,78 @@ def new_stepper(
         torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
         model = Transformer(model_config)
     return Stepper(model, train_config, device, execution, ranks)
+
+
+def compile_network(
+    model: Transformer, n_rows: int, device: torch.device, dtype: torch.dtype | None, sharded: bool
+) -> list[str]:
+    """Compile what computes the training loss, forward and backward; weights and random states stay.
+
+    Args:
+        model: the network on its device; of a sharded one the blocks are compiled already, and are only tried out.
+        n_rows: rows of a micro-batch; other sizes would be compiled anew.
+        dtype: of autocast; None computes in the weights' own.
+
+    Returns:
+        Nothing, or the reason why the network is not compiled, in a sentence.
+
+    Raises:
+        RuntimeError: a sharded network does not compile.
+    """
+    ids = torch.zeros((n_rows, model.config.max_seq_len), dtype=torch.int64, device=device)
+    # on a CPU the last layer and its loss are one function already, which a compiler would take apart
+    name = "read" if device.type == "cpu" else "score"
+    was_training = model.training
+    autocast = contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    try:
+        if not sharded:  # imports the compiler, which is where some installations fail already
+            model.compiled[name] = torch.compile(getattr(model, name), dynamic=False)
+        model.train()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), autocast:
+            model.nll(ids, ids).backward()
+    except Exception as error:
+        if sharded:
+            raise RuntimeError(f"torch.compile does not work here ({_reason(error)}); set compile=False") from error
+        model.compiled.clear()
+        return [f"torch.compile does not work here, so the network is trained without it: {_reason(error)}"]
+    finally:
+        model.train(was_training)
+        model.zero_grad(set_to_none=True)
+    return []
+
+
+def _reason(error: BaseException) -> str:
+    """The line of a compiler's message that says most: the first one of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def measure_step_seconds(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    device: torch.device | str = "cpu",
+    steps: int = 8,
+    *,
+    execution: Execution = Execution(),
+    ranks: Ranks = SINGLE,
+) -> float:
+    """Return the seconds of an optimiser step: the median over random tokens, after two steps to warm up.
+
+    Args:
+        train_config: gives micro-batch, accumulation and precision.
+        steps: number of steps that are measured.
+        ranks: the processes that take the steps together; all of them call.
+    """
+    stepper = new_stepper(model_config, train_config, torch.device(device), execution, ranks)
+    generator = np.random.default_rng(0)
+    n_batches, n_rows = ranks.share(np.empty((train_config.grad_accum, train_config.batch_size))).shape
+    seconds = []
+    for step in range(1, steps + 3):
+        shape = (n_batches, n_rows, model_config.max_seq_len + 1)
+        ids = generator.integers(model_config.vocab_size, size=shape)
+        started = time.perf_counter()
+        stepper.run([Batch(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[2:])

@@ -23,14 +23,11 @@ from torch import Tensor
 from .advice import advice
 from .architecture import ModelConfig
 from .callbacks import Callbacks, TrainingStopped
-from .config import TrainConfig
-from .data import Batch, SequenceSource, read_ahead, trim
+from .config import Execution, TrainConfig
+from .data import Batch, Group, Order, SequenceSource, read_ahead, trim
 from .distributed import SINGLE, Ranks, check_share, evaluate
-from .execution import Execution
 from .guards import NonFiniteLoss, best_step, explaining_memory, is_out_of_patience, spike_of
-from .identity import full_identity, weights_digest
-from .order import Group, Order
-from .run_checkpoints import RunCheckpoints
+from .run_checkpoints import RunCheckpoints, full_identity, weights_digest
 from .schedule import learning_rate
 from .step import Stepper, new_stepper
 from .transformer import Transformer

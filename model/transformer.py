@@ -208,7 +208,7 @@ class Transformer(nn.Module):
 
     Attributes:
         recompute: in training, keep what enters each block only, and compute the rest again in the backward pass.
-        compiled: what takes the place of `read` and `score`, by their names (see model/compiling.py).
+        compiled: what takes the place of `read` and `score`, by their names (see model/step.py).
     """
 
     position_table: Tensor | None

@@ -27,8 +27,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from model.architecture import ModelConfig
-from model.config import USUAL, Sampling, TrainConfig
-from model.execution import Execution
+from model.config import USUAL, Execution, Sampling, TrainConfig
 from model.presets import LADDER, preset, recipe_beside
 from storage.errors import UserError
 from tasks.core.option import MAX_SEED, STRICT, option
@@ -190,7 +189,7 @@ class ExecutionSettings(Execution):
     )
 
     def fields(self) -> dict[str, Any]:
-        """Fields of `model.execution.Execution`."""
+        """Fields of `model.config.Execution`."""
         return {name: value for name, value in self.to_dict().items() if name != "processes"}
 
     def words(self) -> str:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from model import PRESETS, ModelConfig, TrainConfig, Transformer, count_parameters, preset
 from model.config import Sampling
-from model.gains import Gain, local_gains
 from model.optim import build_optimizer
-from model.trace import MAX_TRACED_TOKENS, Step, Trace, trace
+from model.trace import MAX_TRACED_TOKENS, Gain, Step, Trace, local_gains, trace
 from model.transformer import Block
 from storage.errors import UserError
 from tasks.core.settings import GenerateSettings

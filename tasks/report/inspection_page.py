@@ -13,8 +13,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from model.gains import Gain
-from model.trace import Step
+from model.trace import Gain, Step
 from storage.errors import UserError
 from tasks.report.charts import Point, Series, line_figure
 from tasks.report.diagrams import STYLE, Diagram, Plan, diagrams, to_svg

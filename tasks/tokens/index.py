@@ -19,8 +19,7 @@ from tasks.tokens.packing import is_isolated
 from tasks.tokens.tokenizer_kinds import PAD
 
 if TYPE_CHECKING:
-    from model.data import SpanSource
-    from model.order import Group
+    from model.data import Group, SpanSource
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def groups_of(folder: Path) -> list[Group]:
     """Return the groups of a dataset that are read, in the order of their sequences; one of all without a mix."""
-    from model.order import Group
+    from model.data import Group
 
     groups = read_record(folder)["groups"]
     return [Group(group["first"], group["count"], group["reads"]) for group in groups if group["reads"]]
@@ -105,8 +104,7 @@ def open_sequences(
         split: `train` or `validation`.
         seq_len: context of the network.
     """
-    from model.data import SpanSource
-    from model.order import order
+    from model.data import SpanSource, order
 
     index = load_index(dataset, split)
     if limit is not None and len(index) > limit:

@@ -51,7 +51,7 @@ class Job:
 
     model: dict[str, Any]  # fields of `model.ModelConfig`
     train: dict[str, Any]  # fields of `model.TrainConfig`
-    execution: dict[str, Any]  # fields of `model.execution.Execution`
+    execution: dict[str, Any]  # fields of `model.config.Execution`
     device: str = "cpu"  # kind of the ranks' devices, `cpu` or `cuda`
     threads: int = 1  # of each rank
     deterministic: bool = False  # ask torch for deterministic kernels
@@ -364,9 +364,9 @@ def _run(job: Job, place: Path, channel: Channel | None, stop: threading.Event) 
 def time_step(job: Job, **more: Any) -> float:
     """Return the seconds of an optimiser step; for `more` see `model.measure_step_seconds`."""
     from model import ModelConfig, TrainConfig
+    from model.config import Execution
     from model.distributed import rank_device
-    from model.execution import Execution
-    from model.probe import measure_step_seconds
+    from model.step import measure_step_seconds
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
     execution = Execution.from_dict(job.execution)
@@ -382,8 +382,8 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
     """
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import load_weights, save_weights
+    from model.config import Execution
     from model.distributed import rank_device
-    from model.execution import Execution
     from tasks.tokens.index import groups_of, open_sequences
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)

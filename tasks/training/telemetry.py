@@ -235,7 +235,7 @@ def first_ids(index: Index, folders: Mapping[str, Path], tokenizer: Tokenizer, c
         folders: folders of the token shards, by key.
         context: longest input of the network; a prompt takes half of it at most.
     """
-    from model.order import order
+    from model.data import order
 
     n = len(index.shard)
     if not n:

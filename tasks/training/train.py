@@ -41,7 +41,7 @@ from tasks.training.launch import Job, launch, train_job
 from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, curve_names, first_ids, sync_journal
 
 if TYPE_CHECKING:
-    from model.order import Group
+    from model.data import Group
     from tasks.core.run import Run
 
 logger = logging.getLogger("sheepfold")
@@ -162,7 +162,7 @@ def steps_of_tokens(
     Raises:
         UserError: if there are no tokens to predict.
     """
-    from model.order import Order
+    from model.data import Order
 
     in_all = sum(group.reads // group.count * int(labels[group.first :][: group.count].sum()) for group in groups)
     if not labels.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from model import ModelConfig, SpanSource, TrainConfig
-from model.order import order
+from model.data import order
 
 LEAP = 60  # the step whose sequences are noise
 N_SEQUENCES, LENGTH, ROWS, STEPS = 400, 16, 4, 75

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from model import Callbacks, TrainResult
-from model.execution import Execution
+from model.config import Execution
 
 EVERY_STEP = Execution(checkpoint_minutes=0)  # is saved
 RARELY = Execution(checkpoint_minutes=1e9)

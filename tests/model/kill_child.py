@@ -15,7 +15,7 @@ import torch
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, save_weights, seed_everything
 from model.checkpoint import Checkpoint, discard_newer, latest_checkpoint, load_checkpoint, save_checkpoint
-from model.execution import Execution
+from model.config import Execution
 from tests.zygote import serve
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=2, n_head=2, d_model=16, drop_resid=0.1, drop_attn=0.1)

@@ -18,9 +18,9 @@ import torch
 from interrupted_runs import calling
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, TrainResult
+from model.config import Execution
 from model.distributed import SINGLE, Ranks, connect
-from model.execution import Execution
-from model.identity import weights_digest
+from model.run_checkpoints import weights_digest
 from model.step import Stepper
 
 DEADLINE = 240.0  # seconds; a rank that waits for another for ever is a failure

@@ -14,9 +14,9 @@ from guarded_cases import LEAP, LEARNED
 from rank_cases import Interrupted, Outcome, run_ranks, told, trainer_of
 
 from model import TrainConfig, load_checkpoint
+from model.data import order
 from model.distributed import Ranks
-from model.identity import weights_digest
-from model.order import order
+from model.run_checkpoints import weights_digest
 
 SHARDINGS = ["ddp", "fsdp"]
 # nothing of it divides by two

@@ -26,8 +26,7 @@ from model import (
     evaluate_source,
     load_checkpoint,
 )
-from model.data import Batch
-from model.order import order
+from model.data import Batch, order
 from model.step import Stepper
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer
-from model.execution import Execution
+from model.config import Execution
 from model.guards import (
     FEWEST,
     WINDOW,

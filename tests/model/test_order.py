@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.order import Group, Order, order
+from model.data import Group, Order, order
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 2**40)

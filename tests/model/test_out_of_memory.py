@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer
+from model.config import Execution
 from model.data import Batch
-from model.execution import Execution
 from model.guards import OutOfMemory
 from model.step import Stepper
 

@@ -32,9 +32,9 @@ from model import (
     save_weights,
 )
 from model.checkpoint import Checkpoint, best_checkpoint, latest_checkpoint
-from model.execution import Execution
-from model.identity import differences
-from model.order import Group
+from model.config import Execution
+from model.data import Group
+from model.run_checkpoints import differences
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -104,7 +104,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np, torch
 from model import Callbacks, ModelConfig, SpanSource, TrainConfig, Trainer
-from model.execution import Execution
+from model.config import Execution
 
 folder, model_json, train_json, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))

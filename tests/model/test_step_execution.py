@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from model import ModelConfig, TrainConfig, Transformer
+from model.config import Execution
 from model.data import Batch
-from model.execution import Execution
 from model.step import Stepper
 
 CONFIG = ModelConfig(31, max_seq_len=16, n_layer=2, n_head=2, d_model=16, drop_resid=0.1, drop_ffn=0.1)
@@ -86,7 +86,7 @@ import json, sys, warnings
 import numpy as np, torch
 from model import ModelConfig, TrainConfig, Transformer
 from model.data import Batch
-from model.execution import Execution
+from model.config import Execution
 from model.step import Stepper
 
 torch.set_num_threads(1)

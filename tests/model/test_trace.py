@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from model import Transformer
-from model.gains import local_gains
-from model.trace import MAX_TRACED_TOKENS, operators, trace
+from model.trace import MAX_TRACED_TOKENS, local_gains, operators, trace
 
 Build = Callable[..., Transformer]
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}

@@ -13,10 +13,8 @@ import torch
 from interrupted_runs import EVERY_STEP, calling
 
 from model import ModelConfig, NonFiniteLoss, SpanSource, TrainConfig, Trainer, evaluate_source, load_checkpoint
-from model.data import Batch
-from model.order import Group, order
-from model.probe import measure_step_seconds
-from model.step import Stepper
+from model.data import Batch, Group, order
+from model.step import Stepper, measure_step_seconds
 
 
 def test_accumulation_does_not_change_the_gradient(

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from model import ModelConfig, NonFiniteLoss, TrainConfig, Trainer, Transformer, load_checkpoint
 from model.callbacks import Callbacks, TrainingStopped
-from model.order import Group
+from model.data import Group
 from storage.errors import UserError
 from tasks.tokens.index import open_sequences
 from tasks.training.launch import Job, Nodes, RankError, _cause, error_file, launch, torchrun

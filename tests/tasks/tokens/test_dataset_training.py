@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from dataset_samples import Built, Corpus, document
 
-from model.data import IGNORE
-from model.order import Group, Order
+from model.data import IGNORE, Group, Order
 from storage.errors import UserError
 from tasks.core.settings import load_settings, parse_assignments
 from tasks.tokens.dataset import DatasetIndexSettings

@@ -11,8 +11,7 @@ from tiny_run import direct_run, home_at, tiny_settings, with_tracking, write_te
 
 from flows.prepare import ingest_and_prepare
 from flows.train import train_model
-from model.data import Batch
-from model.order import order
+from model.data import Batch, order
 from model.step import Stepper
 from storage.errors import UserError
 from tasks.lineage.training_data import documents_in

@@ -30,7 +30,7 @@ from tiny_run import (
 )
 
 from flows.train import suggest_training
-from model.order import Group, Order
+from model.data import Group, Order
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
@@ -327,7 +327,7 @@ def test_minutes_become_steps_once(tiny_source: Path, prepared_home: Home, monke
     settings = tiny_settings("train.max_steps=0", "train.minutes=0.001", "train.max_epochs=0.5")
     first = run_whole(prepared_home, tiny_source, settings)
     # another measurement would say something else
-    monkeypatch.setattr("model.probe.measure_step_seconds", lambda *_, **__: 1e-9)
+    monkeypatch.setattr("model.step.measure_step_seconds", lambda *_, **__: 1e-9)
     again = run_whole(prepared_home, tiny_source, settings)
     assert first.reports["suggest"].computed == 1
     assert again.reports["suggest"].cached
@@ -338,7 +338,7 @@ def test_another_number_of_minutes_is_measured_anew(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.1]
-    monkeypatch.setattr("model.probe.measure_step_seconds", lambda *_, **__: seconds[0])
+    monkeypatch.setattr("model.step.measure_step_seconds", lambda *_, **__: seconds[0])
 
     def steps(minutes: float) -> int:
         settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}")
