@@ -29,9 +29,8 @@ class Callbacks:
         """Make durable what belongs to the steps so far: the checkpoint of this step is written next."""
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Take a sentence for people; kind is "advice", "execution", "kernel", "spike" or "early stop"."""
-        if kind != "kernel":
-            warnings.warn(message, stacklevel=2)
+        """Take a sentence for people; kind is "advice", "execution", "spike" or "early stop"."""
+        warnings.warn(message, stacklevel=2)
 
     def sample(self, step: int, model: Any) -> None:
         """Let the network write something after an evaluation of a single rank, without a change of its state."""

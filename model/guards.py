@@ -59,20 +59,20 @@ def best_step(history: Rows) -> int | None:
     Losses from before the validation sequences changed do not compare, and do not count.
     """
     losses = _comparable(history)
-    return min(losses, key=lambda one: one[1])[0] if losses else None
+    return min(losses, key=losses.__getitem__, default=None)
 
 
 def is_out_of_patience(history: Rows, patience: int) -> bool:
     """Return True if the last `patience` evaluations did not lower the loss; 0 never does."""
-    steps, best = [step for step, _ in _comparable(history)], best_step(history)
+    best, steps = best_step(history), list(_comparable(history))
     return bool(patience) and best is not None and len(steps) - 1 - steps.index(best) >= patience
 
 
-def _comparable(history: Rows) -> list[tuple[int, float]]:
-    """(step, validation loss) since the validation sequences last changed; NaN, of no labels, is left out."""
+def _comparable(history: Rows) -> dict[int, float]:
+    """Validation loss by step since the validation sequences last changed; NaN, of no labels, is left out."""
     begin = max((place for place, row in enumerate(history) if "val/source_changed" in row), default=0)
-    losses = [(row["step"], row.get("val/loss", math.nan)) for row in history[begin:]]
-    return [one for one in losses if not math.isnan(one[1])]
+    losses = {row["step"]: row.get("val/loss", math.nan) for row in history[begin:]}
+    return {step: loss for step, loss in losses.items() if not math.isnan(loss)}
 
 
 class NonFiniteLoss(RuntimeError):
@@ -108,37 +108,31 @@ def non_finite_loss(
     Args:
         nll: summed negative log-likelihood of a batch, with its graph.
     """
-    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    weights = dict(model.named_parameters())
+    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
         cause = f"The weights themselves are not finite: {broken[0]}{more}; start from others"
         return NonFiniteLoss(what, step, indices, cause)
+
+    def is_finite(row: Batch) -> bool:
+        loss = nll(row)
+        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        return all(one is None or bool(one.isfinite().all()) for one in (loss, *gradients))
+
     model.eval()
-    rows = [row for batch in batches for row in _rows(batch)]
-    bad = [index for index, row in zip(indices, rows, strict=False) if not _is_finite(model, nll(row))]
+    rows = [
+        Batch(inputs[row : row + 1], labels[row : row + 1], documents and documents[row : row + 1])
+        for inputs, labels, documents in batches
+        for row in range(len(inputs))
+    ]
+    bad = [index for index, row in zip(indices, rows, strict=False) if not is_finite(row)]
     model.train()
     if 0 < len(bad) < len(rows):
         return NonFiniteLoss(what, step, indices, f"Alone, only {_shown(bad)} are so: look at them.", bad)
     alone = "Each" if bad else "None"
     cause = f"{alone} of them alone is so: lower the learning rate, or use precision='fp32'"
     return NonFiniteLoss(what, step, indices, cause)
-
-
-def _rows(batch: Batch) -> Iterator[Batch]:
-    for row in range(len(batch.inputs)):
-        only = slice(row, row + 1)
-        yield Batch(batch.inputs[only], batch.labels[only], batch.documents and batch.documents[only])
-
-
-def _is_finite(model: nn.Module, loss: Tensor) -> bool:
-    """True if a loss and its gradient are finite; leaves no gradient behind."""
-    if not loss.isfinite():
-        return False
-    model.zero_grad(set_to_none=True)
-    loss.backward()
-    finite = all(one.grad is None or bool(one.grad.isfinite().all()) for one in model.parameters())
-    model.zero_grad(set_to_none=True)
-    return finite
 
 
 def _shown(numbers: Sequence[int], most: int = 16) -> str:
@@ -162,9 +156,8 @@ _OUT_OF_MEMORY = re.compile(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error says that memory ran out, on whatever device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    says_so = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return says_so or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .config import GenerationConfig
@@ -175,7 +174,8 @@ def running_sum(values: Tensor) -> Tensor:
     return values.cumsum(dim=-1)
 
 
-_SMALL_VOCABULARY = 1024  # below, to look for a shortlist takes longer than to do without
+_SMALL_VOCABULARY = 1024  # below, to look for the likeliest tokens takes longer than to do without
+_ROUNDING = 1e-4  # of float32
 
 
 @dataclass(frozen=True)
@@ -325,34 +325,43 @@ class Sampler:
 
     def _drawn(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """Tokens (B,) by temperature, filters and noise."""
-        config = self.config
-        found = self._shortlist(logits)
-        filters = (self.top_k, self.top_p, self.min_p, self.typical_p)
-        if found is None:
-            if filters == (None, None, None, None):
-                return draw_from_all(logits, config.temperature, uniform)
-            return draw(token_probabilities(logits, config.temperature, *filters), uniform)
+        temperature = self.config.temperature
         top_p: float | Tensor | None = self.top_p
-        if found.mass is not None and top_p is not None:
-            top_p = top_p / found.mass  # of all, as a share of what is listed
-        probabilities = token_probabilities(
-            found.logits, config.temperature, self.top_k, top_p, self.min_p, self.typical_p
-        )
-        places = draw(probabilities, uniform)
-        return found.ids.gather(1, places[:, None])[:, 0]
+        found = self._likeliest(logits)
+        if found is None:
+            filters = (self.top_k, top_p, self.min_p, self.typical_p)
+            return draw(token_probabilities(logits, temperature, *filters), uniform)
+        listed, ids = found
+        if self.top_k is None and top_p is not None:  # of all, as a share of what is listed
+            top_p = top_p / _share(listed, logits, temperature)
+        probabilities = token_probabilities(listed, temperature, self.top_k, top_p, self.min_p, self.typical_p)
+        return ids.gather(1, draw(probabilities, uniform)[:, None])[:, 0]
 
-    def _shortlist(self, logits: Tensor) -> Shortlist | None:
-        """Tokens among which all those are that the filters leave; None means all."""
-        config = self.config
-        if logits.device.type != "cpu" or self.vocab_size < _SMALL_VOCABULARY:
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logits and ids, in the order of the ids, among which all those are that the filters leave; None means all.
+
+        To sort a vocabulary takes longer than a small network's pass, and filters leave little of one.
+        """
+        n_tokens = logits.shape[1]
+        n = n_tokens // 8 if self.top_k is None else 2 * self.top_k
+        filtered = self.top_k or self.top_p or self.min_p
+        if logits.device.type != "cpu" or not filtered or n_tokens < _SMALL_VOCABULARY or n > n_tokens // 4:
             return None
+        values, ids = logits.topk(n, dim=-1)
+        rest = values[:, -1:]  # what is as unlikely as this may be missing
+        values = values.masked_fill(values <= rest, -torch.inf)
         if self.top_k is not None:
-            return likeliest(logits, self.top_k)
-        if self.top_p is not None:
-            return nucleus(logits, config.temperature, self.top_p)
-        if self.min_p is not None:
-            return near_likeliest(logits, config.temperature * math.log(self.min_p) - 1e-4)
-        return None
+            complete = values[:, self.top_k - 1] > -torch.inf
+        elif self.top_p is not None:
+            complete = _share(values, logits, self.config.temperature)[:, 0] > self.top_p + _ROUNDING
+        else:
+            assert self.min_p is not None
+            least = self.config.temperature * math.log(self.min_p) - _ROUNDING
+            complete = rest[:, 0] < logits.amax(-1) + least
+        if not complete.all():
+            return None
+        ids, order = ids.sort(dim=-1)
+        return values.gather(1, order), ids
 
     def _remember(self, tokens: Tensor) -> None:
         self.made += 1
@@ -378,115 +387,10 @@ def _argmax(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(axis=-1))  # numpy's search uses the vector units, torch's does not
 
 
-_BISECTIONS = 8  # the bound is then within a few per cent of the right one
-_MARGIN = 0.999  # for what float32 rounds
-_LANES = 64  # a multiple of every vector width, so that an element's place decides nothing
-
-
-@dataclass(frozen=True)
-class Shortlist:
-    """Tokens that a filter may keep.
-
-    Attributes:
-        logits: (B, N), -inf behind the last one of a row.
-        ids: (B, N), ascending in each row; 0 behind the last.
-        mass: (B, 1) float64, share of the row's probability that is here; None if what is left out counts nothing.
-    """
-
-    logits: Tensor
-    ids: Tensor
-    mass: Tensor | None = None
-
-
-def likeliest(logits: Tensor, k: int) -> Shortlist | None:
-    """At least the k largest logits of each row, and all that equal the k-th.
-
-    The k-th largest of the maxima of blocks is no larger than the k-th largest of all.
-
-    Args:
-        logits: (B, V) on a CPU.
-        k: how many.
-
-    Returns:
-        None where k is so large that nothing would be won.
-    """
-    vocab_size = logits.shape[1]
-    width = vocab_size // (2 * k)
-    if width < 4:
-        return None
-    n_blocks = vocab_size // width
-    maxima = logits[:, : n_blocks * width].unflatten(1, (n_blocks, width)).amax(-1)
-    return _listed(logits, maxima.topk(k, dim=1).values[:, -1:])
-
-
-def nucleus(logits: Tensor, temperature: float, top_p: float) -> Shortlist:
-    """At least the smallest set of tokens of each row whose probabilities reach top_p, and hardly more.
-
-    What is less likely than a bound, together, must hold less than 1 - top_p; the bound is narrowed down by bisection.
-
-    Args:
-        logits: (B, V) on a CPU.
-        temperature: above 0.
-        top_p: below 1.
-    """
-    weights = _weights(logits, temperature)
-    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    spare = (1 - top_p) * _MARGIN * total
-    low, high = (spare / logits.shape[1]).to(logits.dtype), torch.ones_like(weights[:, :1])
-    for _ in range(_BISECTIONS):
-        middle = (low * high).sqrt()
-        fits = (weights * (weights < middle)).sum(-1, keepdim=True, dtype=torch.float64) <= spare
-        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
-    found = _listed(logits, low, weights)
-    kept = _weights(found.logits, temperature)
-    return Shortlist(found.logits, found.ids, kept.sum(-1, keepdim=True, dtype=torch.float64) / total)
-
-
-def near_likeliest(logits: Tensor, least: float) -> Shortlist:
-    """Tokens whose logits lie no further than `least` (a negative number) from the largest of their row."""
-    return _listed(logits, logits.amax(-1, keepdim=True) + least)
-
-
-def _weights(logits: Tensor, temperature: float) -> Tensor:
-    """exp(logits / temperature), the largest of each row 1."""
+def _share(listed: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """(B, 1) float64 share of each row's probability that some of its logits (B, N) have."""
+    highest = logits.amax(-1, keepdim=True)
     # float32 has no smaller temperatures, and at this one the likeliest tokens are alone already
-    return ((logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)).exp_()
-
-
-def _listed(logits: Tensor, least: Tensor, measure: Tensor | None = None) -> Shortlist:
-    """Tokens whose measure (the logits themselves by default) is at least (B, 1) `least`."""
-    kept = (logits if measure is None else measure) >= least
-    n_rows, vocab_size = logits.shape
-    flat = np.flatnonzero(kept.contiguous().numpy())  # many times faster than torch's search where little is kept
-    rows, columns = np.divmod(flat, vocab_size)
-    counts = np.bincount(rows, minlength=n_rows)
-    width = -(-int(counts.max()) // _LANES) * _LANES
-    places = np.arange(len(flat)) - (counts.cumsum() - counts)[rows]
-    ids = np.zeros((n_rows, width), dtype=np.int64)
-    numbers = logits.numpy()
-    values = np.full((n_rows, width), -np.inf, dtype=numbers.dtype)
-    ids[rows, places], values[rows, places] = columns, numbers[rows, columns]
-    return Shortlist(torch.from_numpy(values), torch.from_numpy(ids))
-
-
-def draw_from_all(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor:
-    """One token of each row with no filter: `sampling.draw`, in float32 but for the sums, block by block.
-
-    Args:
-        logits: (B, V).
-        temperature: above 0.
-        uniform: (B,) numbers in [0, 1).
-
-    Returns:
-        (B,) int64 tokens.
-    """
-    weights = _weights(logits, temperature)
-    missing = -weights.shape[1] % _LANES
-    blocks = (F.pad(weights, (0, missing)) if missing else weights).unflatten(1, (-1, _LANES))
-    sums = blocks.sum(-1, dtype=torch.float64)
-    block = draw(sums, uniform)
-    cumulative = running_sum(sums)
-    before = (cumulative - sums).gather(1, block[:, None])[:, 0]
-    inside = blocks[torch.arange(len(block)), block].double()  # (B, lanes)
-    left = (uniform * cumulative[:, -1] - before) / inside.sum(-1)
-    return block * _LANES + draw(inside, left.clamp_(0.0, 1.0))
+    weights = [((part - highest) / max(temperature, 1e-30)).exp_() for part in (listed, logits)]
+    some, all_of_them = (part.sum(-1, keepdim=True, dtype=torch.float64) for part in weights)
+    return some / all_of_them

@@ -26,7 +26,7 @@ from tasks.training.bundle import Bundle
 
 @stage(
     "complete",
-    version=2,
+    version=3,
     unit="shard",
     modules=("model.checkpoint", "model.generation"),
     tables={COMPLETIONS_FILE: COMPLETIONS},

@@ -14,7 +14,7 @@ from tasks.core.stage import NoSettings, Work, stage
 from tasks.generation.complete import digested
 
 
-@stage("generate", version=2, tables={COMPLETIONS_FILE: COMPLETIONS}, keep_with=("parts",))
+@stage("generate", version=3, tables={COMPLETIONS_FILE: COMPLETIONS}, keep_with=("parts",))
 def join_completions(work: Work, settings: NoSettings, *, parts: RefSet) -> str:
     """Join the completions of all shards, in the order of the prompts."""
     digest = hashlib.sha256()

@@ -53,7 +53,7 @@ STEP_SECONDS = "time/step_seconds"
 CURVE_SECONDS = 10.0  # between two writes of the curve to MLflow
 CLOCK_PAUSE = 1.0  # seconds of steps between two of which MLflow gets the clock values
 _SHOWN = 160  # characters of a sample in the log
-_QUIET = ("resumed", "kernel", "early stop")  # events that are no warnings
+_QUIET = ("resumed", "early stop")  # events that are no warnings
 
 N_PROMPTS = 2
 PROMPT_CHARACTERS = 48

@@ -38,7 +38,7 @@ class Events(Callbacks):
         self._documents = documents
 
     def event(self, step: int, kind: str, message: str) -> None:
-        if kind not in ("kernel", "advice"):
+        if kind != "advice":
             self.found.append((step, kind, message))
 
     def documents(self, sequences: Sequence[int]) -> str:
