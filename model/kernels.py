@@ -134,7 +134,8 @@ class Packed:
             if not all(map(is_plain, weights)) or (pack is None and len(group) == 1):
                 continue
             self.originals.append(group)
-            joined, bias = torch.cat(weights), torch.cat(biases).detach() if biases else None
+            joined = torch.cat(weights) if len(weights) > 1 else weights[0]
+            bias = torch.cat(biases).detach() if biases else None
             sizes = [len(weight) for weight in weights]
             self.weights[id(group[0][0])] = _Ready(joined, pack and pack(joined, n_rows), bias, sizes, n_rows)
 
