@@ -31,6 +31,11 @@ def test_copy_under_another_name_generates_beside_the_original(tmp_path: Path, m
             del sys.modules[name]
 
 
+def test_every_public_name_has_a_home() -> None:
+    for name in model.__all__:
+        assert getattr(model, name) is not None
+
+
 def test_import_loads_nothing_of_the_other_packages() -> None:
     code = (
         "import sys, model; "
