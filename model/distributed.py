@@ -11,15 +11,13 @@ Small numbers (labels, losses, flags) travel over gloo between the CPUs, whateve
 
 from __future__ import annotations
 
-import inspect
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +27,8 @@ from .data import IGNORE, Batch, SequenceSource
 from .metrics import NllSum
 from .scoring import evaluate_source
 from .transformer import Transformer
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)  # of a rank that waits for another: long evaluations and large checkpoints fit
 
@@ -58,28 +58,19 @@ class Ranks:
         torch.distributed.all_reduce(total)
         return tuple(total.tolist())
 
-    def from_first(self, value: Any) -> Any:
-        """Return the first rank's value, of JSON types, on all of them."""
-        if self.world_size == 1:
-            return value
-        text = json.dumps(value).encode() if self.is_first else b""
-        size = torch.tensor([len(text)])
-        torch.distributed.broadcast(size, 0)
-        data = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8)
-        torch.distributed.broadcast(data, 0)
-        return json.loads(bytes(data.tolist()))
+    def from_first(self, value: T) -> T:
+        """Return the first rank's value on all of them."""
+        values = [value]
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(values, 0)
+        return values[0]
 
-    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Return the tensors of each rank, by rank: on the CPU, of the same names and shapes everywhere."""
-        if self.world_size == 1:
-            return [dict(tensors)]
-        found: list[dict[str, Tensor]] = [{} for _ in range(self.world_size)]
-        for name, tensor in sorted(tensors.items()):
-            parts = [torch.empty_like(tensor) for _ in found]
-            torch.distributed.all_gather(parts, tensor)
-            for entry, part in zip(found, parts, strict=True):
-                entry[name] = part
-        return found
+    def gather(self, value: T) -> list[T]:
+        """Return the value of each rank, by rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(values, value)
+        return values
 
     def share(self, sequences: np.ndarray) -> np.ndarray:
         """Return this rank's part of a step: whole micro-batches as far as they go round, then rows of each.
@@ -148,11 +139,6 @@ def rank_device(kind: str) -> torch.device:
     return device
 
 
-def is_sharded(ranks: Ranks, sharding: str) -> bool:
-    """True if each rank holds a part of the weights only."""
-    return ranks.world_size > 1 and sharding == "fsdp"
-
-
 def shard(
     model: Transformer, device: torch.device, ranks: Ranks, dtype: torch.dtype | None, compiled: bool = False
 ) -> None:
@@ -181,12 +167,7 @@ def shard(
 
 def replicate(model: Transformer) -> Any:
     """Return a DistributedDataParallel whose call is `model.nll` and whose gradients are summed over the ranks."""
-    replicated = nn.parallel.DistributedDataParallel
-    # buffers are tables that never change; the argument has a new name in newer releases of torch
-    named = inspect.signature(replicated).parameters
-    name = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
-    fixed_buffers: dict[str, Any] = {name: False}
-    replica = replicated(_Nll(model), gradient_as_bucket_view=True, **fixed_buffers)
+    replica = nn.parallel.DistributedDataParallel(_Nll(model), gradient_as_bucket_view=True)
     replica.register_comm_hook(None, lambda state, bucket: _sum_over_ranks(bucket.buffer()))
     return replica
 
@@ -197,6 +178,8 @@ class _Nll(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
+        # tables that never change: without this they would be sent for each micro-batch
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def forward(self, ids: Tensor, labels: Tensor, documents: Any = None) -> Tensor:
         return self.model.nll(ids, labels, documents=documents)
@@ -232,25 +215,23 @@ def evaluate(model: Transformer, source: SequenceSource, batch_size: int, device
     return NllSum(nll, int(tokens))
 
 
+@dataclass(frozen=True)
 class _Part:
     """Every world_size-th batch of a source; padded by batches without a label, so that all ranks read equally many.
 
     A sharded network is gathered by all ranks for each batch: one that reads fewer would leave the others waiting.
     """
 
-    def __init__(self, source: SequenceSource, batch_size: int, ranks: Ranks) -> None:
-        self._source = source
-        self._batch_size = batch_size
-        self._ranks = ranks
-        self._n = len(source)
-        self._batches = -(-self._n // (batch_size * ranks.world_size))
+    source: SequenceSource
+    batch_size: int
+    ranks: Ranks
 
     def __len__(self) -> int:
-        return self._batches * self._batch_size
+        return -(-len(self.source) // (self.batch_size * self.ranks.world_size)) * self.batch_size
 
     def batch(self, indices: np.ndarray) -> Batch:
-        first = (int(indices[0]) * self._ranks.world_size) + self._ranks.rank * self._batch_size
-        if first < self._n:
-            return self._source.batch(np.arange(first, min(first + self._batch_size, self._n)))
-        inputs, labels, documents = self._source.batch(np.zeros(1, dtype=np.int64))
+        first = int(indices[0]) * self.ranks.world_size + self.ranks.rank * self.batch_size
+        if first < len(self.source):
+            return self.source.batch(np.arange(first, min(first + self.batch_size, len(self.source))))
+        inputs, labels, documents = self.source.batch(np.zeros(1, dtype=np.int64))
         return Batch(inputs, np.full_like(labels, IGNORE), documents)

@@ -1,17 +1,16 @@
 """One optimiser step: micro-batches in, loss and gradient norm out, weights changed.
 
 The loss is the sum of negative log-likelihoods over all labels of the accumulated step divided by their number, so that
-cutting the same sequences into other micro-batches gives the same gradient. Before the first step the network may be
-compiled, which needs a C++ compiler or Triton and takes from seconds to minutes; where it fails, the network is left as
-it was and a note says why.
+cutting the same sequences into other micro-batches gives the same gradient. With Execution.compile the network is
+compiled, and tried out, before the first step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from .architecture import ModelConfig
 from .checkpoint import Checkpoint
 from .config import Execution, TrainConfig
 from .data import IGNORE, Batch
-from .distributed import SINGLE, Ranks, is_sharded, part_of, replicate, shard, whole
+from .distributed import SINGLE, Ranks, part_of, replicate, shard, whole
 from .guards import NonFiniteLoss, explaining_memory, non_finite_loss
 from .optim import build_optimizer, clip_gradients, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
@@ -81,22 +80,49 @@ class Stepper:
         self.device = device
         self.execution = execution
         self.ranks = ranks
-        self.is_sharded = is_sharded(ranks, execution.sharding)
+        self.is_sharded = ranks.world_size > 1 and execution.sharding == "fsdp"
         self.notes: list[str] = []
-        self._autocast = _AUTOCAST.get(config.precision)
         model.recompute = execution.recompute
         if self.is_sharded:
             shard(model, device, ranks, torch.bfloat16 if config.precision == "bf16" else None, execution.compile)
         model.to(device)
         if execution.compile:  # before a replica watches for gradients
-            rows = ranks.share(np.zeros((config.grad_accum, config.batch_size))).shape[1]
-            self.notes += compile_network(model, rows, device, self._autocast, self.is_sharded)
+            self._compile()
         self.is_compiled = execution.compile and not self.notes
         self._replica: Any = replicate(model) if ranks.world_size > 1 and not self.is_sharded else None
         self.optimizer = build_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.random = self._random_stream(0)
         self._parameters = list(model.parameters())
+
+    def _compile(self) -> None:
+        """Compile what computes the training loss and try it, or note why not; weights and random states stay.
+
+        Compilation needs a C++ compiler or Triton, takes from seconds to minutes, and fails where torch finds none or
+        meets something it cannot translate. A sharded network has its blocks compiled already; they are only tried.
+        """
+        model = self.model
+        # on a CPU the last layer and its loss are one function already, which a compiler would take apart
+        name = "read" if self.device.type == "cpu" else "score"
+        rows = self.ranks.share(np.zeros((self.config.grad_accum, self.config.batch_size))).shape[1]
+        ids = torch.zeros((rows, model.config.max_seq_len), dtype=torch.int64, device=self.device)
+        try:
+            if not self.is_sharded:  # imports the compiler, which is where some installations fail already
+                model.compiled[name] = torch.compile(getattr(model, name), dynamic=False)
+            model.train()
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self._casting():
+                model.nll(ids, ids).backward()
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the first line of the innermost cause says most
+                cause = cause.__cause__
+            reason = traceback.format_exception_only(cause)[0].splitlines()[0]
+            if self.is_sharded:
+                raise RuntimeError(f"torch.compile does not work here ({reason}); set compile=False") from error
+            model.compiled.clear()
+            self.notes.append(f"torch.compile does not work here, so the network is trained without it: {reason}")
+        finally:
+            model.zero_grad(set_to_none=True)
 
     def run(
         self, batches: Sequence[Batch], lr: float, step: int, indices: Sequence[int], flags: Sequence[bool] = ()
@@ -117,7 +143,7 @@ class Stepper:
         """
         (tokens,) = map(int, self.ranks.sum(sum(int((batch.labels != IGNORE).sum()) for batch in batches)))
         self.model.train()
-        with self._explaining_memory(f"step {step}"):
+        with self.explaining_memory(f"step {step}"):
             loss = self._backward(batches, max(1, tokens))  # without any label, loss and gradient are 0
             self.scaler.unscale_(self.optimizer)
             norm = clip_gradients(self._parameters, self.config.clip_norm)
@@ -127,7 +153,7 @@ class Stepper:
         if not math.isfinite(norm) and not self.scaler.is_enabled():
             raise self._stopped(f"the gradient's norm is {norm}", step, indices, batches)
         set_learning_rate(self.optimizer, lr)
-        with self._explaining_memory(f"the update of step {step}"):
+        with self.explaining_memory(f"the update of step {step}"):
             self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
             self.scaler.update()
         # Each skipped step halves the scale. Below 1 it makes gradients smaller than they are: what overflows then is
@@ -159,7 +185,8 @@ class Stepper:
         return nll
 
     def _casting(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._autocast is None else torch.autocast(self.device.type, dtype=self._autocast)
+        dtype = _AUTOCAST.get(self.config.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def _stopped(self, what: str, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> NonFiniteLoss:
         if self.ranks.world_size > 1:  # the others do not wait while one looks at its rows
@@ -168,7 +195,8 @@ class Stepper:
         self.model.compiled.clear()  # it would be compiled anew for single rows
         return non_finite_loss(what, step, indices, self.model, batches, self._nll)
 
-    def _explaining_memory(self, doing: str) -> AbstractContextManager[None]:
+    def explaining_memory(self, doing: str) -> AbstractContextManager[None]:
+        """Inside, too little memory becomes an `OutOfMemory` about what is being done."""
         return explaining_memory(doing, self.device, self.model.config, self.config, self.execution)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -193,14 +221,20 @@ class Stepper:
             self.random = self._random_stream(saved.step)  # a rank that was not there draws what nobody has drawn
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the whole state of a network, of which a sharded one takes its part.
+        """Load the whole state of a network to start from, of which a sharded one takes its part.
 
         Raises:
-            RuntimeError: it is the state of another network.
+            ValueError: it is the state of another network.
         """
         if self.is_sharded:
             weights = {name: part_of(one, self.model.state_dict().get(name)) for name, one in weights.items()}
-        self.model.load_state_dict(weights)
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made "
+                f"with"
+            ) from error
 
     def empty_like_saved(self, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return memory for a saved tensor, for this rank's part of one that is sharded."""
@@ -242,57 +276,15 @@ def new_stepper(
     """Return a stepper of a new network, whose weights are drawn from the configuration's seed.
 
     They are drawn on the CPU, so that every device starts from the same ones.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
-        model = Transformer(model_config)
-    return Stepper(model, train_config, device, execution, ranks)
-
-
-def compile_network(
-    model: Transformer, n_rows: int, device: torch.device, dtype: torch.dtype | None, sharded: bool
-) -> list[str]:
-    """Compile what computes the training loss, forward and backward; weights and random states stay.
-
-    Args:
-        model: the network on its device; of a sharded one the blocks are compiled already, and are only tried out.
-        n_rows: rows of a micro-batch; other sizes would be compiled anew.
-        dtype: of autocast; None computes in the weights' own.
-
-    Returns:
-        Nothing, or the reason why the network is not compiled, in a sentence.
 
     Raises:
-        RuntimeError: a sharded network does not compile.
+        OutOfMemory: it does not fit into memory.
     """
-    ids = torch.zeros((n_rows, model.config.max_seq_len), dtype=torch.int64, device=device)
-    # on a CPU the last layer and its loss are one function already, which a compiler would take apart
-    name = "read" if device.type == "cpu" else "score"
-    was_training = model.training
-    autocast = contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
-    try:
-        if not sharded:  # imports the compiler, which is where some installations fail already
-            model.compiled[name] = torch.compile(getattr(model, name), dynamic=False)
-        model.train()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), autocast:
-            model.nll(ids, ids).backward()
-    except Exception as error:
-        if sharded:
-            raise RuntimeError(f"torch.compile does not work here ({_reason(error)}); set compile=False") from error
-        model.compiled.clear()
-        return [f"torch.compile does not work here, so the network is trained without it: {_reason(error)}"]
-    finally:
-        model.train(was_training)
-        model.zero_grad(set_to_none=True)
-    return []
-
-
-def _reason(error: BaseException) -> str:
-    """The line of a compiler's message that says most: the first one of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    with explaining_memory("the network", device, model_config, train_config, execution):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
+            model = Transformer(model_config)
+        return Stepper(model, train_config, device, execution, ranks)
 
 
 def measure_step_seconds(
@@ -313,11 +305,10 @@ def measure_step_seconds(
     """
     stepper = new_stepper(model_config, train_config, torch.device(device), execution, ranks)
     generator = np.random.default_rng(0)
-    n_batches, n_rows = ranks.share(np.empty((train_config.grad_accum, train_config.batch_size))).shape
+    shape = ranks.share(np.empty((train_config.grad_accum, train_config.batch_size))).shape
     seconds = []
     for step in range(1, steps + 3):
-        shape = (n_batches, n_rows, model_config.max_seq_len + 1)
-        ids = generator.integers(model_config.vocab_size, size=shape)
+        ids = generator.integers(model_config.vocab_size, size=(*shape, model_config.max_seq_len + 1))
         started = time.perf_counter()
         stepper.run([Batch(one[:, :-1], one[:, 1:]) for one in ids], learning_rate(0, train_config), step, [])
         seconds.append(time.perf_counter() - started)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from .callbacks import Callbacks, TrainingStopped
 from .config import Execution, TrainConfig
 from .data import Batch, Group, Order, SequenceSource, read_ahead, trim
 from .distributed import SINGLE, Ranks, check_share, evaluate
-from .guards import NonFiniteLoss, best_step, explaining_memory, is_out_of_patience, spike_of
-from .run_checkpoints import RunCheckpoints, full_identity, weights_digest
+from .guards import NonFiniteLoss, best_step, is_out_of_patience, spike_of
+from .run_checkpoints import RunCheckpoints, weights_digest
 from .schedule import learning_rate
 from .step import Stepper, new_stepper
 from .transformer import Transformer
@@ -61,6 +61,7 @@ class TrainResult:
     best_step: int | None = None
 
 
+@dataclass
 class Trainer:
     """Trains one network on one source of sequences.
 
@@ -90,45 +91,39 @@ class Trainer:
             or patience is asked for without sequences to evaluate on.
     """
 
-    def __init__(
-        self,
-        model_config: ModelConfig,
-        train_config: TrainConfig,
-        train_source: SequenceSource,
-        val_source: SequenceSource | None = None,
-        *,
-        groups: Sequence[Group] | None = None,
-        device: torch.device | str = "cpu",
-        checkpoint_dir: Path | str | None = None,
-        identity: Mapping[str, str] | None = None,
-        initial_weights: Mapping[str, Tensor] | None = None,
-        callbacks: Callbacks | None = None,
-        execution: Execution = Execution(),
-        ranks: Ranks = SINGLE,
-        stop: threading.Event | None = None,
-    ) -> None:
-        self.model_config = model_config
-        self.train_config = train_config
-        self.train_source = train_source
-        self.val_source = val_source
-        self.order = _order(groups, len(train_source), train_config.seed)
-        self.device = torch.device(device)
-        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
-        self.identity = full_identity(identity or {}, model_config, train_config, train_source, self.order)
-        self.initial_weights = initial_weights
-        if initial_weights is not None:
-            self.identity["initial_weights"] = weights_digest(initial_weights)
-        check_share(train_config.batch_size, train_config.grad_accum, ranks.world_size)
-        self.callbacks = callbacks or Callbacks()
-        self.execution = execution
-        self.ranks = ranks
-        self.stop = stop or threading.Event()
-        if train_config.patience and val_source is None:
+    model_config: ModelConfig
+    train_config: TrainConfig
+    train_source: SequenceSource
+    val_source: SequenceSource | None = None
+    _: KW_ONLY
+    groups: Sequence[Group] | None = None
+    device: torch.device | str = "cpu"
+    checkpoint_dir: Path | str | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
+    initial_weights: Mapping[str, Tensor] | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    execution: Execution = field(default_factory=Execution)
+    ranks: Ranks = SINGLE
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        n, config = len(self.train_source), self.train_config
+        groups = [Group(0, n, n)] if self.groups is None else self.groups
+        for group in groups:
+            if group.first + group.count > n:
+                raise ValueError(
+                    f"a group has the sequences from {group.first} to {group.first + group.count - 1}, but there are "
+                    f"{n}; groups and sequences do not match"
+                )
+        self.order = Order(groups, config.seed)
+        self._device = torch.device(self.device)
+        check_share(config.batch_size, config.grad_accum, self.ranks.world_size)
+        if config.patience and self.val_source is None:
             raise ValueError(
-                f"patience={train_config.patience} waits for the validation loss, but there are no sequences to "
-                f"evaluate on; give val_source, or patience=0"
+                f"patience={config.patience} waits for the validation loss, but there are no sequences to evaluate on; "
+                f"give val_source, or patience=0"
             )
-        if train_config.patience and ranks.world_size > 1 and checkpoint_dir is None:
+        if config.patience and self.ranks.world_size > 1 and self.checkpoint_dir is None:
             raise ValueError("patience ends a run with its best weights, which several processes find in a folder only")
 
     def fit(self) -> TrainResult:
@@ -141,15 +136,18 @@ class Trainer:
             TrainingStopped: it was asked to stop; the step it stopped after is saved.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
-        with self._explaining_memory("the network"):
-            stepper = new_stepper(self.model_config, self.train_config, self.device, self.execution, self.ranks)
-        self._load_initial(stepper)
-        saved = self._checkpoints()
-        history, other_validation = saved.resume(stepper) if saved else ([], False)
+        stepper = new_stepper(self.model_config, self.train_config, self._device, self.execution, self.ranks)
+        if self.initial_weights is not None:
+            stepper.load_weights(self.initial_weights)
+        saved = self._checkpoints(stepper)
+        history, other_validation = saved.resume() if saved else ([], False)
         step = resumed_from = history[-1]["step"] if history else 0
         max_steps, best_weights = self.train_config.max_steps, dict[str, Tensor]()
         if not self._is_last(history):
-            self._report_machine(stepper, step)
+            for sentence in advice(self.train_config, self._device):
+                self._event(step, "advice", sentence)
+            for note in stepper.notes:
+                self._event(step, "execution", note)
         batches = read_ahead(lambda step: self._data(step, stepper), range(step + 1, max_steps + 1), AHEAD)
         with closing(batches):
             while not self._is_last(history):
@@ -165,22 +163,31 @@ class Trainer:
                 is_last = self._is_last(history)
                 is_best = bool(self.train_config.patience) and "val/loss" in row and best_step(history) == step
                 if saved is not None and (is_last or is_best or stopping or due):
-                    saved.save(stepper, history, self.callbacks)
+                    saved.save(history, self.callbacks)
                 elif is_best:
                     best_weights = {name: one.clone() for name, one in stepper.model.state_dict().items()}
                 if stopping and not is_last:
                     raise TrainingStopped(step, saved=saved is not None)
         best = best_step(history) if self.train_config.patience else None
         if best is not None and best != step:
-            stepper.model.load_state_dict(saved.best_weights(stepper, best) if saved else best_weights)
+            stepper.model.load_state_dict(saved.best_weights(best) if saved else best_weights)
         model = stepper.plain()
         return TrainResult(model, history, step, resumed_from, best)
 
-    def _checkpoints(self) -> RunCheckpoints | None:
+    def _checkpoints(self, stepper: Stepper) -> RunCheckpoints | None:
         if self.checkpoint_dir is None:
             return None
-        makings = (self.identity, self.train_config, self.val_source)
-        return RunCheckpoints(self.checkpoint_dir, *makings, self.execution, self.device, self.ranks)
+        groups = [f"{group.reads} of {group.count} from {group.first}" for group in self.order.groups]
+        identity = {
+            **{f"model.{name}": repr(value) for name, value in self.model_config.to_dict().items()},
+            **{f"train.{name}": repr(value) for name, value in self.train_config.to_dict().items()},
+            "train_sequences": str(len(self.train_source)),
+            "train_sequences_read": ", ".join(groups),
+            **self.identity,
+        }
+        if self.initial_weights is not None:
+            identity["initial_weights"] = weights_digest(self.initial_weights)
+        return RunCheckpoints(Path(self.checkpoint_dir), identity, self.val_source, stepper)
 
     def _step(
         self, stepper: Stepper, step: int, history: list[Row], data: StepData, flags: tuple[bool, ...]
@@ -224,7 +231,7 @@ class Trainer:
                 )
             if not stepper.is_compiled:
                 batch = trim(batch)
-            if self.device.type == "cuda":  # a copy from pinned memory does not wait for the device
+            if self._device.type == "cuda":  # a copy from pinned memory does not wait for the device
                 inputs, labels = (torch.from_numpy(ids).pin_memory() for ids in batch[:2])
                 batch = Batch(inputs, labels, batch.documents)
             batches.append(batch)
@@ -234,8 +241,8 @@ class Trainer:
         config = self.train_config
         if self.val_source is None or (step % config.eval_every and step != config.max_steps):
             return
-        with self._explaining_memory(f"the evaluation after step {step}"):
-            found = evaluate(stepper.model, self.val_source, config.batch_size, self.device, self.ranks)
+        with stepper.explaining_memory(f"the evaluation after step {step}"):
+            found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
         if found.tokens and not math.isfinite(found.loss):
             raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
         row["val/loss"] = found.loss
@@ -262,37 +269,6 @@ class Trainer:
                 f"{row['step']} of {config.max_steps} with the weights of step {best_step(history)}",
             )
 
-    def _report_machine(self, stepper: Stepper, step: int) -> None:
-        for sentence in advice(self.train_config, self.device):
-            self._event(step, "advice", sentence)
-        for note in stepper.notes:
-            self._event(step, "execution", note)
-
     def _event(self, step: int, kind: str, message: str) -> None:
         if self.ranks.is_first:
             self.callbacks.event(step, kind, message)
-
-    def _load_initial(self, stepper: Stepper) -> None:
-        if self.initial_weights is None:
-            return
-        try:
-            stepper.load_weights(self.initial_weights)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made "
-                f"with"
-            ) from error
-
-    def _explaining_memory(self, doing: str) -> Any:
-        return explaining_memory(doing, self.device, self.model_config, self.train_config, self.execution)
-
-
-def _order(groups: Sequence[Group] | None, n: int, seed: int) -> Order:
-    groups = [Group(0, n, n)] if groups is None else groups
-    for group in groups:
-        if group.first + group.count > n:
-            raise ValueError(
-                f"a group has the sequences from {group.first} to {group.first + group.count - 1}, but there are {n}; "
-                f"groups and sequences do not match"
-            )
-    return Order(groups, seed)

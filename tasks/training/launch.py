@@ -398,7 +398,7 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
         checkpoint_dir=job.checkpoints,
         identity=job.identity,
         initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
-        callbacks=callbacks,
+        callbacks=callbacks or Callbacks(),
         execution=Execution.from_dict(job.execution),
         stop=stop,
         **more,

@@ -66,7 +66,7 @@ def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
 
 def test_without_a_listener_a_leap_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=f"step {LEAP} leaps"):
-        run(callbacks=None)
+        run(callbacks=Callbacks())
 
 
 def test_patience_without_sequences_to_evaluate_on_is_refused(build_source: Callable[..., SpanSource]) -> None:

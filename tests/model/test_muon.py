@@ -13,9 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 
-from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer, muon
-from model.muon import POLYNOMIALS, orthogonalise
-from model.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer, optim
+from model.optim import (
+    POLYNOMIALS,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    orthogonalise,
+)
 
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "qk_norm": True, "attn_bias": False, "ffn_bias": False}
 
@@ -212,8 +217,8 @@ def test_weights_shared_out_over_two_processes_take_the_same_steps(tmp_path: Pat
 
 def test_batches_that_do_not_fit_at_once_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     models = []
-    for elements in (muon._CPU_BATCH_ELEMENTS, 1):
-        monkeypatch.setattr(muon, "_CPU_BATCH_ELEMENTS", elements)
+    for elements in (optim._CPU_BATCH_ELEMENTS, 1):
+        monkeypatch.setattr(optim, "_CPU_BATCH_ELEMENTS", elements)
         torch.manual_seed(0)
         models.append(Transformer(ModelConfig(11, n_layer=3, n_head=2, d_model=8)).double())
         optimizer = build_optimizer(models[-1], TrainConfig(1, optimizer="muon"))
