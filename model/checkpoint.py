@@ -188,11 +188,8 @@ def _load_tensors(place: Path, empty: Empty | None) -> dict[str, Tensor]:
 
 
 def latest_checkpoint(folder: Path | str) -> Path | None:
-    """Return the newest checkpoint whose digests agree, or None; leftovers of interrupted writes are removed."""
-    folder = Path(folder)
-    for leftover in folder.glob(f"{_TEMPORARY_PREFIX}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    return next((place for place in _newest_first(folder) if not _fault(place)), None)
+    """Return the newest checkpoint whose digests agree, or None."""
+    return next((place for place in _newest_first(Path(folder)) if not _fault(place)), None)
 
 
 def best_checkpoint(folder: Path | str, step: int) -> Path:
@@ -209,11 +206,18 @@ def best_checkpoint(folder: Path | str, step: int) -> Path:
     return place
 
 
-def discard_newer(place: Path) -> None:
-    """Remove the checkpoints behind the newest good one: they are damaged, and must not count."""
-    for other in _newest_first(place.parent):
-        if other.name > place.name:
+def newest_to_continue(folder: Path) -> Path | None:
+    """Return `latest_checkpoint` for the folder's one writer, without what a run must not count.
+
+    Leftovers of interrupted writes are removed, and checkpoints behind the newest good one, which are damaged.
+    """
+    for leftover in folder.glob(f"{_TEMPORARY_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    place = latest_checkpoint(folder)
+    for other in _newest_first(folder) if place else ():
+        if place and other.name > place.name:
             _discard(other)
+    return place
 
 
 def save_weights(path: Path | str, model: Transformer) -> None:

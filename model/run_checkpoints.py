@@ -20,14 +20,7 @@ import torch
 from torch import Tensor
 
 from .callbacks import Callbacks
-from .checkpoint import (
-    Checkpoint,
-    best_checkpoint,
-    discard_newer,
-    latest_checkpoint,
-    read_checkpoint,
-    save_checkpoint,
-)
+from .checkpoint import Checkpoint, best_checkpoint, newest_to_continue, read_checkpoint, save_checkpoint
 from .data import SequenceSource
 from .guards import best_step
 from .step import Stepper
@@ -98,10 +91,7 @@ class RunCheckpoints:
             ValueError: it belongs to another run, or a rank does not find it.
         """
         ranks = self.stepper.ranks
-        place = latest_checkpoint(self.folder) if ranks.is_first else None
-        if place is not None:
-            discard_newer(place)
-        place = ranks.from_first(place)
+        place = ranks.from_first(newest_to_continue(self.folder) if ranks.is_first else None)
         if place is None:
             return [], False
         saved = self._read(place)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, save_weights, seed_everything
-from model.checkpoint import Checkpoint, discard_newer, latest_checkpoint, load_checkpoint, save_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint, newest_to_continue, save_checkpoint
 from model.config import Execution
 from tests.zygote import serve
 
@@ -43,9 +43,8 @@ def save(folder: str, gate: str, step: int) -> None:
 def load(folder: str, gate: str) -> None:
     """Loads the newest checkpoint, which puts away what is no good, once somebody wrote into the gate."""
     Path(gate).read_bytes()
-    place = latest_checkpoint(folder)
+    place = newest_to_continue(Path(folder))
     assert place is not None
-    discard_newer(place)
     load_checkpoint(place)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import kill_child
 import pytest
 
-from model.checkpoint import best_checkpoint, discard_newer, latest_checkpoint, load_checkpoint, save_checkpoint
+from model.checkpoint import best_checkpoint, load_checkpoint, newest_to_continue, save_checkpoint
 from tests.zygote import Zygote
 
 CALLS = """
@@ -78,7 +78,7 @@ def _folder_of_three(folder: Path) -> Path:
 
 def _assert_whole(folder: Path) -> int:
     """The newest checkpoint is whole, the best one too, and the next save succeeds; returns the newest step."""
-    place = latest_checkpoint(folder)
+    place = newest_to_continue(folder)
     assert place is not None
     found, step = load_checkpoint(place), int(place.name[-8:])
     expected = kill_child.state_at(step)
@@ -86,7 +86,6 @@ def _assert_whole(folder: Path) -> int:
     assert found.history == expected.history
     assert found.best_step == (4 if step == 4 else 1)
     best = best_checkpoint(folder, found.best_step)
-    discard_newer(place)
     save_checkpoint(folder, dataclasses.replace(kill_child.state_at(5), best_step=found.best_step))
     assert {entry.name for entry in folder.iterdir()} == {best.name, place.name, "step-00000005"}
     return step

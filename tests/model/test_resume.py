@@ -31,7 +31,7 @@ from model import (
     save_checkpoint,
     save_weights,
 )
-from model.checkpoint import Checkpoint, best_checkpoint, latest_checkpoint
+from model.checkpoint import Checkpoint, best_checkpoint, latest_checkpoint, newest_to_continue
 from model.config import Execution
 from model.data import Group
 from model.run_checkpoints import differences
@@ -375,9 +375,18 @@ def test_fault_inside_a_save_leaves_old_or_new_checkpoint_whole(
             finished = False
     found = latest_checkpoint(tmp_path)
     assert found is not None
+    assert newest_to_continue(tmp_path) == found
     assert load_checkpoint(found).step == (2 if n_done >= 6 else 1)
     assert finished == (n_done >= 8)
     assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_a_reader_leaves_a_checkpoint_alone_that_is_being_written(tmp_path: Path, model_config: ModelConfig) -> None:
+    save_checkpoint(tmp_path, state_at(1, Transformer(model_config)))
+    unfinished = tmp_path / ".unfinished-step-00000002"
+    unfinished.mkdir()
+    assert load_checkpoint(tmp_path).step == 1
+    assert unfinished.exists()
 
 
 @pytest.mark.parametrize("tied", [True, False])
