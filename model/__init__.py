@@ -1,4 +1,4 @@
-"""The network, its training loop and its generation: PyTorch and nothing else.
+"""The network, its training loop and its generation: PyTorch, NumPy and nothing else.
 
 Goes in: token ids (as spans over token shards, or as prompts) and settings (dataclasses). Comes out: weights,
 losses and continuations. Nothing here knows files of documents, tokenisers, trackers or schedulers, and every

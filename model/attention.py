@@ -120,9 +120,10 @@ def attend(
     """
     if see is not None:
         _write_out(q, k, v, mask, is_causal, see)
-    if isinstance(mask, BlockMask):
+    if isinstance(mask, BlockMask):  # which is not planned where weights are dropped
         mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return mixed
+    # a single query is the last token, which sees all keys
     if q.shape[2] == 1 and q.device.type == "cpu" and not dropout:
         return _of_one_query(q, k, v, mask)
     if mask is not None:

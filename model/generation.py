@@ -244,6 +244,7 @@ class Row:
         completion: what came out so far.
         limit: its longest continuation.
         dropped: tokens of prompt and continuation that lie before the window which the cache holds.
+        noise: numbers drawn ahead.
     """
 
     prompt: Sequence[int]
@@ -331,6 +332,7 @@ class Engine:
             yield finished
 
     def _turn(self, live: list[int]) -> list[Row]:
+        """Choose a token for each row; on an accelerator the next pass begins before the tokens are read back."""
         choice = self.sampler.choose(self.logits, self._uniform(), alone=self.config.deterministic)
         early = self.late and not self._must_wait(live)
         if early:
@@ -345,7 +347,7 @@ class Engine:
         return finished
 
     def _uniform(self) -> Tensor | None:
-        """A number for each slot that holds a row; None if nothing is drawn."""
+        """A number for each slot, 0 for idle ones; None if nothing is drawn."""
         if self.config.temperature == 0:
             return None
         numbers = [0.0 if row is None else row.uniform(self.config.seed) for row in self.slots]
@@ -425,7 +427,7 @@ class Engine:
         return []
 
     def _advance(self, live: list[int], tokens: Tensor) -> None:
-        """Read the newest token of each of these slots, for the logits of the next."""
+        """Read the newest token of every slot, for the logits of the next; only the live ones grow."""
         if not live:
             return
         if self.graphed is not None:

@@ -30,8 +30,8 @@ class CacheSlots:
         positions: (B, T) position of each new token in its row, which is the slot it gets.
         end: number of slots that are read.
         is_prompt: nothing was there before, so that the new keys are all that is looked at.
-        is_even: the rows are all of one length, and all of the cache's rows are among them in order.
-        start: that length, where they are even.
+        is_even: one new token for each of all rows, in order, which are of one length, and nothing beyond them is read.
+        start: length of the longest row; only used where they are even.
     """
 
     cache: KVCache

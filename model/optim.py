@@ -8,7 +8,7 @@ is dominated by a few directions; replacing all its singular values by about 1 l
 common ones. That suits matrices between hidden states; tables, heads, norms and biases are better off with AdamW.
 
 Measured on a CPU without bfloat16 instructions, on the matrices of 6 layers 384 wide, a step of torch.optim.Muon (2.13)
-takes 43 times as long as one of this class, or 1.5 times computed in float32; after 60 steps of a small training the
+takes 43 times as long as one of `Muon`, or 1.5 times computed in float32; after 60 steps of a small training the
 losses differed by less than with another seed.
 """
 

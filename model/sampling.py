@@ -210,7 +210,7 @@ class Sampler:
         config: the settings.
         vocab_size: V.
         n_rows: B.
-        longest: L.
+        longest: L, most tokens of a prompt's window and its continuation.
         device: of the logits.
     """
 
@@ -332,7 +332,7 @@ class Sampler:
             filters = (self.top_k, top_p, self.min_p, self.typical_p)
             return draw(token_probabilities(logits, temperature, *filters), uniform)
         listed, ids = found
-        if self.top_k is None and top_p is not None:  # of all, as a share of what is listed
+        if self.top_k is None and top_p is not None:  # a share of the whole vocabulary, as one of what is listed
             top_p = top_p / _share(listed, logits, temperature)
         probabilities = token_probabilities(listed, temperature, self.top_k, top_p, self.min_p, self.typical_p)
         return ids.gather(1, draw(probabilities, uniform)[:, None])[:, 0]

@@ -202,7 +202,7 @@ class Stepper:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return weights, optimiser and random states, as a checkpoint has them; all ranks call it."""
         states = self.ranks.gather(self.random.tensors())
-        random = {
+        random = {  # the first rank's by name, those of rank r as "r/name"
             f"{rank or ''}/{name}".lstrip("/"): one for rank, state in enumerate(states) for name, one in state.items()
         }
         return {"weights": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer), "random": random}

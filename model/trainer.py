@@ -148,7 +148,7 @@ class Trainer:
                 self._event(step, "advice", sentence)
             for note in stepper.notes:
                 self._event(step, "execution", note)
-        batches = read_ahead(lambda step: self._data(step, stepper), range(step + 1, max_steps + 1), AHEAD)
+        batches = read_ahead(lambda ahead: self._data(ahead, stepper), range(step + 1, max_steps + 1), AHEAD)
         with closing(batches):
             while not self._is_last(history):
                 step, started = step + 1, time.perf_counter()
@@ -158,7 +158,7 @@ class Trainer:
                 if other_validation and step == resumed_from + 1:
                     row["val/source_changed"] = 1.0
                 history.append(row)
-                self._evaluate(stepper, step, row)
+                self._evaluate(stepper, step, row)  # adds val/loss to the row, which the history holds already
                 self._report(history, seconds)
                 is_last = self._is_last(history)
                 is_best = bool(self.train_config.patience) and "val/loss" in row and best_step(history) == step

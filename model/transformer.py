@@ -40,7 +40,7 @@ class Pass:
         positions: index of the position tables: a slice of them, or (B, T) numbers.
         rotation: cosines and signed sines (T, 1, rope_dim) or (B, T, 1, rope_dim); None without rotary positions.
         mask: what is added to the scores, broadcastable to (B, H, T, S), or a mask of blocks; None is plain causal
-            attention, or with a cache, that all its slots are seen.
+            attention without a cache or for a prompt, else all slots that are read are seen.
         slots: where the new keys and values go, and which are read; None without a cache.
         record: told (layer, name, value) of each intermediate value, without which nothing is kept.
     """
@@ -448,8 +448,8 @@ class Transformer(nn.Module):
             found = self._nll_of_logits(self.read(ids, now), labels, "none", ignore_index).view_as(labels)
             return found.sum(1) if reduction == "sequence" else found
         if ids.device.type != "cpu":
-            return self._now("score")(ids, labels, now, ignore_index)
-        features = self._now("read")(ids, now)
+            return self._compiled_or_own("score")(ids, labels, now, ignore_index)
+        features = self._compiled_or_own("read")(ids, now)
         if features.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"):
             return self._nll_of_logits(features, labels, "sum", ignore_index)  # autocast needs its own products
         n = self.config.vocab_size  # the rows behind it are padding
@@ -464,7 +464,7 @@ class Transformer(nn.Module):
         logits = self.head(features).flatten(0, 1).float()
         return F.cross_entropy(logits, labels.flatten(), ignore_index=ignore_index, reduction=reduction)
 
-    def _now(self, name: str) -> Callable[..., Tensor]:
+    def _compiled_or_own(self, name: str) -> Callable[..., Tensor]:
         """A method, or in training what was compiled of it."""
         method: Callable[..., Tensor] = getattr(self, name)
         return self.compiled.get(name, method) if self.training else method
