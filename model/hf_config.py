@@ -91,11 +91,13 @@ LAYOUTS = {
     ORIGINAL: Layout(OWN, {**_ROPE, **_NO_BIAS, "rope_layout": "interleaved", "tie_weights": False}, _OWN),
 }
 
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-_ACTIVATIONS |= {"relu2": "relu2"}
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS |= {act: act for act in ("gelu", "relu", "relu2")}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_RAMPS = {"yarn": ("beta_slow", "beta_fast"), "llama3": ("low_freq_factor", "high_freq_factor")}
-_RAMP_ENDS = {"yarn": (1.0, 32.0), "llama3": (1.0, 4.0)}
+_RAMPS = {
+    "yarn": {"beta_slow": 1.0, "beta_fast": 32.0},
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
 
 # Fields with the values (beside null) that change nothing, and what any other would mean.
 _NOTHING: tuple[Any, ...] = (None, {}, [])
@@ -223,10 +225,8 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
         multiplier = config.d_ff / plain if plain > config.d_ff else None
         return {**fields, "multiple_of": config.d_ff, "ffn_dim_multiplier": multiplier}
     theta, kind, window = float(ours["pos_base"]), ours["rope_scaling"], ours["window"]
-    scaling: dict[str, Any] | None = (
-        None if kind == "none" else {"rope_type": kind, "factor": float(config.rope_factor)}
-    )
-    if scaling and kind in _RAMPS:
+    scaling: dict[str, Any] = {} if kind == "none" else {"rope_type": kind, "factor": float(config.rope_factor)}
+    if kind in _RAMPS:
         ends = zip(_RAMPS[kind], map(float, config.rope_ramp), strict=True)
         scaling |= {"original_max_position_embeddings": config.rope_original_len, **dict(ends)}
     # transformers 5 reads rope_parameters; what is older reads the other two
@@ -234,7 +234,7 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
         "hidden_act": "silu",
         "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
         "rope_theta": theta,
-        "rope_scaling": scaling,
+        "rope_scaling": scaling or None,
     }
     if layout == "mistral":
         fields["sliding_window"] = window
@@ -267,35 +267,35 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
             raise LayoutError(f"{file}: {name}={fields[name]!r} is not supported: {why}")
     read = {**known.defaults, **fields}
     shape: dict[str, Any] = {row[0]: read.get(row[known.column]) for row in FIELDS if row[known.column]}
-    shape |= {name: float(value or 0.0) for name, value in shape.items() if name.startswith("drop_")}
     shape |= {"init_std": shape.get("init_std") or 0.02, **known.fixed}  # 0 draws nothing, and trains nothing
     try:
+        shape |= {name: float(value or 0.0) for name, value in shape.items() if name.startswith("drop_")}
         if layout == "gpt2":
-            shape["act"] = _read_activation(fields.get("activation_function", "gelu_new"))
+            name = fields.get("activation_function", "gelu_new")
+            if name not in _ACTIVATIONS:
+                expected = ", ".join(_ACTIVATIONS)
+                raise ValueError(f"activation_function={name!r} is not supported; expected one of {expected}")
+            shape["act"] = _ACTIVATIONS[name]
         elif layout == ORIGINAL:
             shape |= {"d_ff": _read_width(fields), "head_dim": fields.get("head_dim")}
         else:
             shape |= _read_rope(fields, shape["max_seq_len"])
         if layout != "gpt2":
             shape["window"] = _read_window(fields, layout, shape["n_layer"], shape["max_seq_len"])
-        if layout == "llama" and shape["d_model"] % shape["n_head"]:
-            raise ValueError(f"hidden_size={shape['d_model']} is no multiple of num_attention_heads={shape['n_head']}")
-        return ModelConfig(**shape)
-    except (ValueError, TypeError) as error:
+        config = ModelConfig(**shape)
+        if layout == "llama" and config.d_model % config.n_head:
+            raise ValueError(f"hidden_size={config.d_model} is no multiple of num_attention_heads={config.n_head}")
+        return config
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise LayoutError(f"{file}: {error}") from error
-
-
-def _read_activation(name: str) -> str:
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"activation_function={name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
 
 
 def _read_width(params: Fields) -> int:
     """Width of the feed-forward layer, which LLaMA's code works out and Mistral's writes down."""
     if params.get("hidden_dim") or not params.get("dim"):
         return int(params.get("hidden_dim") or 0)
-    width, multiple = int((params.get("ffn_dim_multiplier") or 1) * (8 * params["dim"] // 3)), params["multiple_of"]
+    multiple = params.get("multiple_of", 256)
+    width = int((params.get("ffn_dim_multiplier") or 1) * (8 * params["dim"] // 3))
     return int(-(-width // multiple) * multiple)
 
 
@@ -328,6 +328,8 @@ def _read_rope(config: Fields, length: int) -> dict[str, Any]:
     """Rotary fields, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
     # in this order in transformers 5 as well
     rope: Fields = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_scaling={rope!r}; expected an object with rope_type")
     if any(isinstance(value, dict) for value in rope.values()):
         raise ValueError("rope_parameters differ between layers; all layers are rotated alike here")
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -347,7 +349,7 @@ def _read_rope(config: Fields, length: int) -> dict[str, Any]:
     fields = {"pos_base": base, "rope_scaling": kind, "rope_factor": float(factor)}
     if kind == "linear":
         return fields
-    low, high = (float(rope.get(name) or end) for name, end in zip(_RAMPS[kind], _RAMP_ENDS[kind], strict=True))
+    low, high = (float(rope.get(name) or end) for name, end in _RAMPS[kind].items())
     if kind == "yarn":
         _check_yarn(rope, factor, original, low)
     return {**fields, "rope_original_len": original, "rope_ramp": (low, high)}

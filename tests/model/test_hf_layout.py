@@ -472,6 +472,29 @@ def test_a_broken_config_is_told(exported: tuple[Transformer, Path], content: st
         from_hf(folder)
 
 
+@pytest.mark.parametrize(
+    ("layout", "change", "told"),
+    [
+        ("llama", {"attention_dropout": "x"}, r"config\.json: could not convert string to float: 'x'"),
+        ("llama", {"num_attention_heads": 0}, r"config\.json: n_head=0"),
+        ("llama", {"rope_scaling": "linear"}, r"config\.json: rope_scaling='linear'; expected an object"),
+        ("llama", {"max_position_embeddings": 0, "rope_scaling": {"rope_type": "yarn"}}, r"config\.json: "),
+        (ORIGINAL, {"multiple_of": 0}, r"params\.json: "),
+        (ORIGINAL, {"ffn_dim_multiplier": float("inf")}, r"params\.json: "),
+    ],
+    ids=str,
+)
+def test_a_value_that_makes_no_sense_is_refused_with_its_file(layout: str, change: dict[str, Any], told: str) -> None:
+    written = config_to_hf(ModelConfig(**LLAMA), layout)
+    with pytest.raises(LayoutError, match=told):
+        config_from_hf({**written, **change}, layout)
+
+
+def test_params_without_a_multiple_have_that_of_llama_s_code() -> None:
+    params = {"dim": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 8}
+    assert config_from_hf(params, ORIGINAL).d_ff == 256
+
+
 def test_a_taken_folder_is_left_alone(exported: tuple[Transformer, Path]) -> None:
     model, folder = exported
     before = (folder / "config.json").read_bytes()
