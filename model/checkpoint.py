@@ -131,7 +131,11 @@ def _save_shards(work: Path, tensors: dict[str, Tensor], ranks: Ranks) -> dict[s
 
     save(tensors, storage_writer=HuggingFaceStorageWriter(str(work), save_distributed=True))
     name = f"shard-{ranks.rank + 1:05d}-model-00001-of-00001.safetensors"  # as the writer calls it
-    return dict(ranks.gather((name, _sealed(work / name))))
+    digest = torch.frombuffer(bytearray.fromhex(_sealed(work / name)), dtype=torch.uint8)
+    return {
+        name.replace(f"{ranks.rank + 1:05d}", f"{rank:05d}", 1): bytes(found["digest"].tolist()).hex()
+        for rank, found in enumerate(ranks.gather({"digest": digest}), 1)
+    }
 
 
 def load_checkpoint(folder: Path | str) -> Checkpoint:

@@ -11,13 +11,15 @@ Small numbers (labels, losses, flags) travel over gloo between the CPUs, whateve
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +29,6 @@ from .data import IGNORE, Batch, SequenceSource
 from .metrics import NllSum
 from .scoring import evaluate_source
 from .transformer import Transformer
-
-T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)  # of a rank that waits for another: long evaluations and large checkpoints fit
 
@@ -58,19 +58,28 @@ class Ranks:
         torch.distributed.all_reduce(total)
         return tuple(total.tolist())
 
-    def from_first(self, value: T) -> T:
-        """Return the first rank's value on all of them."""
-        values = [value]
-        if self.world_size > 1:
-            torch.distributed.broadcast_object_list(values, 0)
-        return values[0]
+    def from_first(self, value: Any) -> Any:
+        """Return the first rank's value, of JSON types, on all of them; torch's own way would read a pickle."""
+        if self.world_size == 1:
+            return value
+        text = json.dumps(value).encode() if self.is_first else b""
+        size = torch.tensor([len(text)])
+        torch.distributed.broadcast(size, 0)
+        data = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8)
+        torch.distributed.broadcast(data, 0)
+        return json.loads(bytes(data.tolist()))
 
-    def gather(self, value: T) -> list[T]:
-        """Return the value of each rank, by rank."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            torch.distributed.all_gather_object(values, value)
-        return values
+    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return the tensors of each rank, by rank: on the CPU, of the same names and shapes everywhere."""
+        if self.world_size == 1:
+            return [dict(tensors)]
+        found: list[dict[str, Tensor]] = [{} for _ in range(self.world_size)]
+        for name, tensor in sorted(tensors.items()):
+            parts = [torch.empty_like(tensor) for _ in found]
+            torch.distributed.all_gather(parts, tensor)
+            for entry, part in zip(found, parts, strict=True):
+                entry[name] = part
+        return found
 
     def share(self, sequences: np.ndarray) -> np.ndarray:
         """Return this rank's part of a step: whole micro-batches as far as they go round, then rows of each.
@@ -167,7 +176,12 @@ def shard(
 
 def replicate(model: Transformer) -> Any:
     """Return a DistributedDataParallel whose call is `model.nll` and whose gradients are summed over the ranks."""
-    replica = nn.parallel.DistributedDataParallel(_Nll(model), gradient_as_bucket_view=True)
+    replicated = nn.parallel.DistributedDataParallel
+    # buffers are tables that never change; the argument has a new name in newer releases of torch
+    named = inspect.signature(replicated).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
+    fixed_buffers: dict[str, Any] = {name: False}
+    replica = replicated(_Nll(model), gradient_as_bucket_view=True, **fixed_buffers)
     replica.register_comm_hook(None, lambda state, bucket: _sum_over_ranks(bucket.buffer()))
     return replica
 
@@ -178,8 +192,6 @@ class _Nll(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
-        # tables that never change: without this they would be sent for each micro-batch
-        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def forward(self, ids: Tensor, labels: Tensor, documents: Any = None) -> Tensor:
         return self.model.nll(ids, labels, documents=documents)

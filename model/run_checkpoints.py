@@ -91,10 +91,11 @@ class RunCheckpoints:
             ValueError: it belongs to another run, or a rank does not find it.
         """
         ranks = self.stepper.ranks
-        place = ranks.from_first(newest_to_continue(self.folder) if ranks.is_first else None)
-        if place is None:
+        place = newest_to_continue(self.folder) if ranks.is_first else None
+        name = ranks.from_first(place and place.name)
+        if name is None:
             return [], False
-        saved = self._read(place)
+        saved = self._read(name)
         difference = differences(saved.identity, self.identity)
         if difference:
             raise ValueError(
@@ -125,11 +126,12 @@ class RunCheckpoints:
 
     def best_weights(self, step: int) -> dict[str, Tensor]:
         """Return the weights of the step with the lowest validation loss, which was saved."""
-        place = best_checkpoint(self.folder, step) if self.stepper.ranks.is_first else self.folder
+        name = best_checkpoint(self.folder, step).name if self.stepper.ranks.is_first else None
         # the first rank's word is also the sign that it has written them
-        return self._read(self.stepper.ranks.from_first(place)).weights
+        return self._read(self.stepper.ranks.from_first(name)).weights
 
-    def _read(self, place: Path) -> Checkpoint:
+    def _read(self, name: str) -> Checkpoint:
+        place = self.folder / name
         if not place.is_dir():
             raise ValueError(f"rank {self.stepper.ranks.rank} does not find {place}; all ranks need the same folder")
         return read_checkpoint(place, self.stepper.empty_like_saved if self.stepper.is_sharded else None)
@@ -172,7 +174,7 @@ def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> str:
 
 
 def _execution_record(stepper: Stepper) -> dict[str, str]:
-    """What decides about the last bits, and is no part of the identity."""
+    """Versions, device, threads and kernel choices: the last bits of a result depend on them."""
     device, execution, n_processes = stepper.device, stepper.execution, stepper.ranks.world_size
     cpu = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     return {

@@ -98,6 +98,16 @@ def training(ranks: Ranks, *, stop_at: int = 0, **settings: Any) -> Outcome:
     return {**outcome, "warnings": [str(item.message) for item in caught if item.category is UserWarning]}
 
 
+def training_without_pickle(ranks: Ranks, **settings: Any) -> Outcome:
+    """Trains where torch reads no object that another rank has sent."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a pickle of another rank was about to be read")
+
+    torch.distributed.distributed_c10d._tensor_to_object = refuse
+    return training(ranks, **settings)
+
+
 def stopped_training(ranks: Ranks, *, step: int, **settings: Any) -> Outcome:
     """Trains until the last rank, and nobody else, is asked to stop before a step ends."""
     trainer = trainer_of(ranks=ranks, **settings)

@@ -89,6 +89,13 @@ def test_two_ranks_compute_what_one_does(
     assert second["kinds"] == (["DTensor"] if sharding == "fsdp" else ["Parameter"])
 
 
+def test_replicas_that_save_and_go_on_read_no_pickle_of_each_other(tmp_path: Path) -> None:
+    settings = {"model": {}, "train": {"max_steps": 4}, "folder": str(tmp_path / "run")}
+    run_ranks(rank_cases.training_without_pickle, tmp_path, stop_at=3, **settings)
+    first, _ = run_ranks(rank_cases.training_without_pickle, tmp_path, **settings)
+    assert first["history"][-1]["step"] == 4
+
+
 @pytest.mark.parametrize(("sharding", "precision"), [("ddp", "bf16"), ("fsdp", "bf16"), ("fsdp", "fp16")])
 def test_two_ranks_compute_what_one_does_in_half_precision(sharding: str, precision: str, tmp_path: Path) -> None:
     settings = {"model": {}, "train": {"precision": precision, "max_steps": 4}}
