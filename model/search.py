@@ -240,6 +240,10 @@ def _is_settled(
 
 def _logits(model: Transformer, features: Tensor, suppress: Sequence[int]) -> Tensor:
     logits = model.head(features)[:, : model.config.vocab_size]
+    if logits.isnan().any():
+        raise ValueError(
+            "the network's logits are NaN: its weights are broken, or its numbers too large for their type"
+        )
     return logits.index_fill(1, torch.tensor(suppress, device=logits.device), -torch.inf) if suppress else logits
 
 

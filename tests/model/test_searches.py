@@ -134,3 +134,11 @@ def test_what_does_not_fit_the_context_is_refused(build_model: Callable[..., Tra
         search(model, [], max_new_tokens=7)
     search(model, [1] * 10, max_new_tokens=6)
     assert model.training
+
+
+@pytest.mark.parametrize("search", [beam_search, contrastive_search])
+def test_a_network_of_nan_is_told_and_not_continued(build_model: Callable[..., Transformer], search: Callable) -> None:
+    model = build_model()
+    model.head_weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="logits are NaN"):
+        search(model, [4, 5], max_new_tokens=3)
