@@ -327,7 +327,7 @@ SHARDINGS = ("ddp", "fsdp")
 
 @dataclasses.dataclass(frozen=True)
 class Execution(Settings):
-    """How a training is computed.
+    """Memory, devices and compilation of a training: settings that change no result but by rounding.
 
     Args:
         compile: fuse the network by torch.compile; where that fails, the run goes on without it and reports why (with

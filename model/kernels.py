@@ -147,7 +147,7 @@ class Packed:
 
 
 def _packing() -> Callable[[Tensor, int], Tensor] | None:
-    """What puts weights into a library's own layout; None where torch lacks it."""
+    """The function that packs weights into the layout of oneDNN or MKL; None where torch lacks it."""
     if has_fast_products():
         found: Callable[[Tensor, int], Tensor] = torch.ops.mkldnn._reorder_linear_weight
         return found

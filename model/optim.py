@@ -214,7 +214,7 @@ def _by_matrix(x: Tensor, p: Tensor) -> Tensor:
 
 
 def _by_gram(gram: Tensor, p: Tensor) -> Tensor:
-    """What the polynomials together multiply x with: each makes (a + p) gram (a + p) of gram, and x is not needed."""
+    """The matrix Q with Q x = all polynomials applied to x, computed from gram = x x^T alone."""
     product = None
     for number, (a, b, c) in enumerate(POLYNOMIALS):
         if number:

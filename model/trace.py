@@ -224,7 +224,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Gain:
-    """How one part of the network reacts to a small change u of its input x.
+    """Gain of one part of the network: output change over input change, for a small change u of its input x.
 
     Attributes:
         component: such as "block_1.attention".

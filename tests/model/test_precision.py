@@ -16,7 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, load_checkpoint, save_checkpoint
 from model.transformer import Attention
 
-PRECISIONS = ["fp32", "bf16", "fp16"]
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = list(TYPES)
 CONFIG = TrainConfig(24, batch_size=4, lr=1e-2, eval_every=24)
 
 
@@ -46,7 +47,7 @@ def test_the_loss_falls_and_the_products_are_in_that_type(precision: str, traine
         hook.remove()
     losses = [row["train/loss"] for row in result.history]
     assert sum(losses[-4:]) / 4 < losses[0] - 0.5
-    assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]}
+    assert seen == {TYPES[precision]}
     assert {weight.dtype for weight in result.model.parameters()} == {torch.float32}
 
 
