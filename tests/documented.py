@@ -36,7 +36,7 @@ class Shown:
 
 def pages() -> list[Path]:
     """Every page with commands for people."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def shown() -> list[Shown]:

@@ -1,7 +1,7 @@
 """All settings of a run, in sections; each stage reads its own section and nothing else.
 
 A section's fields are the one definition of its settings: type, default, range and meaning. The command line, the
-configuration file, the environment, the flows' forms and docs/settings.md follow from them. Unknown names are refused,
+configuration file, the environment, the flows' forms and docs/reference/settings.md follow from them. Unknown names are refused,
 because a mistyped setting that is ignored is a wrong result. A section is imported when it is first asked for: a prompt
 at the keyboard needs one of twenty.
 """
@@ -535,18 +535,18 @@ def networks_of(model: ModelSettings, vocab_size: int, **defaults: Any) -> dict[
 
 
 def reference() -> str:
-    """Return the page of all settings, docs/settings.md."""
+    """Return the page of all settings, docs/reference/settings.md."""
     lines = [
         "# Settings",
         "",
-        "<!-- made by `python -m tasks.core.settings > docs/settings.md` -->",
+        "<!-- made by `python -m tasks.core.settings > docs/reference/settings.md` -->",
         "",
         "Values come from, in rising precedence: the defaults below, a configuration file (`--config`, TOML or JSON,",
         "one table per section), the environment (`SHEEPFOLD_TRAIN__LR=0.001`), `--set train.lr=0.001` (or the flow",
         "parameter `settings`), and the command's own options. Unknown names are refused. A training has one budget:",
         "`minutes`, `max_steps` or `max_tokens`; one given in a source replaces that of the sources below it. A",
         "setting without a default is worked out from others, such as the preset. A preset that is a document's recipe",
-        "([papers.md](papers.md)) replaces defaults, and gives way to all else.",
+        "([papers.md](../papers.md)) replaces defaults, and gives way to all else.",
     ]
     for section in SECTIONS:
         lines += ["", f"## {section}", "", (section_class(section).__doc__ or "").split("\n\n")[0], ""]

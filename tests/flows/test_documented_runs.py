@@ -31,7 +31,7 @@ Im Winter bleibt die Herde im Stall, und das Heu vom letzten Jahr muss bis zum e
 Wer früh genug mäht, hat im März noch Vorrat; wer zu lange wartet, kauft beim Nachbarn teuer ein.
 Die Wolle wird im Mai geschoren, gewaschen und nach Farben getrennt in die Stadt gebracht.
 """
-PAGES = ("README.md", "docs/guide.md", "docs/papers.md", "docs/keeping.md")
+PAGES = ("README.md", "docs/guide.md", "docs/papers.md", "docs/guides/keeping.md")
 TEAM = {"up", "down"}  # proved with real servers by tests of their own
 TRAINS = {"run", "train"}
 BUDGET = re.compile(r"--(minutes|max-steps|max-tokens) \S+")

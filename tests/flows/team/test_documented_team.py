@@ -1,4 +1,4 @@
-"""The commands of docs/team.md, run one after the other as they are shown, with real servers.
+"""The commands of docs/guides/team.md, run one after the other as they are shown, with real servers.
 
 Folders, ports and the address of the database are ours; trainings are made short, and runs of deployments are waited
 for. Each line is typed into a shell of its own, in which the page's first lines hold.
@@ -29,7 +29,7 @@ from tests.documented import shown
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
-PAGE = "docs/team.md"
+PAGE = "docs/guides/team.md"
 LINES = [line for block in shown() if block.page == PAGE for line in block.lines]
 RUNS = "prefect deployment run "
 
