@@ -55,7 +55,7 @@ fingerprints: setup
 
 # the site in build/site; dead links, missing anchors and pages that stand nowhere fail
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # a small training on the sample corpus, for docs/images
 pictures: setup ocr
