@@ -23,6 +23,7 @@ from flows.cli_common import AsJson, HomeFolder, absolute, answer, app, command,
 from flows.cli_home import others
 from storage.errors import UserError
 from storage.home import Home
+from tasks.core.progress import TerminalHandler
 
 
 def run_flow(flow: str, options: Any) -> dict[str, Any]:
@@ -50,7 +51,6 @@ def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
     from flows.report import result_text
 
     answer(result, as_json, lambda found: print(result_text(found)))
-    say(f"report: {_reports(options) / 'report.md'}")
 
 
 @command(models.RetrainOptions, leave_out=("base",))
@@ -282,9 +282,7 @@ def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
 
 def main() -> None:
     """Run the console script."""
-    terminal = logging.StreamHandler()
-    terminal.addFilter(lambda record: not record.name.startswith("prefect."))  # those are for the flow run's log
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[terminal])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[TerminalHandler()])
     logging.getLogger("sheepfold").setLevel(logging.INFO)
     app()
 

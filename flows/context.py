@@ -23,6 +23,7 @@ from storage.errors import UserError
 from storage.home import Home, check_corpus_name
 from tasks.core.executor import in_flow, task_runner
 from tasks.core.machine import Machine
+from tasks.core.progress import show_stages
 from tasks.core.run import Run
 from tasks.readers.records import Limits
 
@@ -123,6 +124,13 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         run = args[0]
         assert isinstance(run, Run)
+        known, began = set(run.reports), time.monotonic()
+        result = run_inside(run, *args, **kwargs)
+        new = [line for stage, line in run.reports.items() if stage not in known]
+        show_stages(name, new, time.monotonic() - began)
+        return result
+
+    def run_inside(run: Run, *args: P.args, **kwargs: P.kwargs) -> R:
         from prefect import flow as prefect_flow
         from prefect.context import FlowRunContext
 

@@ -6,7 +6,7 @@ A run whose every artefact is in the store is answered with its last result: no 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flows.evaluate import evaluate_model, trace_model
 from flows.generate import sample
 from flows.options import RetrainOptions
 from flows.prepare import ingest_and_prepare
+from flows.report import RunResult
 from flows.train import train_model
 from storage.atomic import write_file
 from storage.digest import sha256_file, sha256_json
@@ -88,6 +89,8 @@ def last_result(options: RetrainOptions) -> dict[str, Any] | None:
         identity, result = kept["identity"], kept["result"]
     except (ValueError, KeyError, TypeError):
         return None  # the file is damaged, and the run writes it again
+    if result.keys() != {item.name for item in fields(RunResult)}:
+        return None  # another version wrote it
     if identity != json.loads(json.dumps(_identity(planned, settings))):
         return None
     if result["completions"] and not Path(result["completions"]).is_file():

@@ -101,7 +101,7 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
 
 
 def _say(suggestion: dict[str, Any]) -> None:
-    logger.info("suggest: %s", " ".join([suggestion_sentence(suggestion), *suggestion["why"]]))
+    logger.info("suggest: %s", suggestion_sentence(suggestion))
 
 
 def latest_training(run: Run) -> ArtifactRef:

@@ -1,9 +1,9 @@
 """All settings of a run, in sections; each stage reads its own section and nothing else.
 
 A section's fields are the one definition of its settings: type, default, range and meaning. The command line, the
-configuration file, the environment, the flows' forms and docs/reference/settings.md follow from them. Unknown names are refused,
-because a mistyped setting that is ignored is a wrong result. A section is imported when it is first asked for: a prompt
-at the keyboard needs one of twenty.
+configuration file, the environment, the flows' forms and docs/reference/settings.md follow from them. Unknown names are
+refused, because a mistyped setting that is ignored is a wrong result. A section is imported when it is first asked for:
+a prompt at the keyboard needs one of twenty.
 """
 
 from __future__ import annotations
