@@ -280,6 +280,20 @@ def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
     answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)
 
 
+PANELS = {
+    "Start here": ("run", "plan", "generate", "status", "sample"),
+    "Steps of a run": ("ingest", "prepare", "suggest", "train", "evaluate", "promote"),
+    "Documents and lineage": ("sql", "why", "forget", "export-corpus"),
+    "Models": ("compare", "ablate", "lm-eval", "rollback", "export", "import"),
+    "Look into a network": ("inspect", "count", "optimizer"),
+    "Team": ("up", "down"),
+    "Upkeep": ("verify", "gc", "compact", "rebuild-tracking"),
+}
+for _item in (*app.registered_commands, *others.registered_commands):
+    _name = _item.name or getattr(_item.callback, "__name__", "").replace("_", "-")
+    _item.rich_help_panel = next(panel for panel, names in PANELS.items() if _name in names)
+
+
 def main() -> None:
     """Run the console script."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[TerminalHandler()])

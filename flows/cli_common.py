@@ -61,6 +61,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Turns a folder of documents into a language model, and keeps that model up to date.",
+    epilog="To begin: sheepfold sample documents, then sheepfold run documents --minutes 3",
 )
 
 
