@@ -278,7 +278,8 @@ def test_a_piece_that_is_not_of_its_document_is_found(corpus: tuple[Store, State
 def test_an_account_that_does_not_add_up_is_found(corpus: tuple[Store, State], name: str) -> None:
     store, state = corpus
     change_record(store, state, lambda record: record["splits"]["train"].update({name: -1}))
-    assert any(f"{name} is " in problem and "but -1 in" in problem for problem in check_sequences(store, state).problems)
+    problems = check_sequences(store, state).problems
+    assert any(f"{name} is " in problem and "but -1 in" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("name", ["first", "count", "reads", "tokens", "sequences"])
