@@ -299,7 +299,7 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
         (["plan", ".", "--set", "train.precision=fp8"], "expected auto, fp32, bf16 or fp16"),
         (["plan", ".", "--refresh", "tranform"], "no such stage"),
         (["sql", "selec 1"], "syntax error"),
-        (["why", "nothing-of-that-name"], "nothing goes by"),
+        (["why", "nothing-of-that-name"], "is not found"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
         (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
@@ -328,7 +328,7 @@ def test_a_folder_without_enough_text_is_refused_in_a_sentence(tmp_path: Path, p
         check=False,
     )
     assert done.returncode == 1
-    assert "1 document(s) to train on and 0 to measure on; at least one of each is needed" in done.stderr
+    assert "1 training and 0 validation document(s), and needs at least one of each" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -273,7 +273,7 @@ def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_
     (changed / "secret" / "2.txt").write_text(secret_text(9))
     run_prepare(home, changed)
     done = forget(home, open_store(home.store), "secret/2.txt", "", "default", dry_run=False)
-    with pytest.raises(UserError, match="stands for 2 forgotten documents: give one of") as refused:
+    with pytest.raises(UserError, match="matches 2 forgotten documents: give one of") as refused:
         explain(open_store(home.store), "secret/2.txt", "default")
     assert all(item["doc_id"] in str(refused.value) for item in done["documents"])
 
@@ -428,7 +428,7 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
 
 
 def test_what_goes_by_no_name_is_refused(home: Home) -> None:
-    with pytest.raises(UserError, match="no document of corpus 'default' goes by 'secrets'"):
+    with pytest.raises(UserError, match="corpus 'default' has no document 'secrets'"):
         forget(home, open_store(home.store), "secrets", "", "default", dry_run=False)
 
 
@@ -525,7 +525,7 @@ def test_killed_on_the_way_it_is_finished_although_a_run_that_had_read_the_docum
         patch.setattr(Store, "remove", killed)
         with pytest.raises(Killed):
             forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
-    with pytest.raises(UserError, match="documents were forgotten while this ran"):
+    with pytest.raises(UserError, match="documents were forgotten during this run"):
         refuse_forgotten(open_store(home.store), ())
     assert finish_forgetting(home, open_store(home.store)) is not None
     assert holders_of(home, SECRET) == []
