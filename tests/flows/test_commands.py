@@ -302,9 +302,9 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
         (["why", "nothing-of-that-name"], "nothing goes by"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
-        (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
-        (["plan", ".", "--corpus", ".."], "'..' is no name for a corpus"),
-        (["sql", "select 1", "--corpus", ""], "'' is no name for a corpus"),
+        (["ingest", ".", "--corpus", "team/x"], "'team/x' is not a valid name of a corpus"),
+        (["plan", ".", "--corpus", ".."], "'..' is not a valid name of a corpus"),
+        (["sql", "select 1", "--corpus", ""], "'' is not a valid name of a corpus"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(
