@@ -105,7 +105,7 @@ def home(trained: Trained, tmp_path: Path) -> Home:
 
 
 def tokens_stand(home: Home, words: str) -> bool:
-    """Whether some words stand in a token shard, as the store's tokeniser reads it."""
+    """Return True if the words occur in a token shard, decoded by the store's tokeniser."""
     from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 
     (folder,) = (Path(home.store) / "tokenizer").iterdir()
@@ -122,7 +122,7 @@ def prompts_of(store: Store, training: Manifest) -> list[str]:
 
 
 def problems(home: Home) -> list[str]:
-    """What `verify` finds."""
+    """Return the problems that `verify` finds."""
     return [
         problem
         for check in verify_home(home, open_store(home.store), stage_facts(), "default")["checks"]
