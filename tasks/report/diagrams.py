@@ -209,7 +209,7 @@ def _system(plan: Plan) -> Diagram:
 
 
 def _choice(sampling: Sampling) -> tuple[str, ...]:
-    """Return a short label for each step of the choice of a token."""
+    """How a token is chosen, in a few words each."""
     if sampling.strategy != "sample" or not sampling.temperature:
         return ("greedy" if not sampling.temperature else f"{sampling.strategy} search",)
     kept = [f"top-k {sampling.top_k}"] if sampling.top_k else []
