@@ -543,7 +543,7 @@ def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_liste
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     kept = {doc_id: path for doc_id, path in expected.items() if path != "secret/0.txt"}
     assert first_paths(store, evalset, doc_ids) == kept
-    assert "`sheepfold ingest SOURCE` makes them without those" in waits_for_run(store, "default")
+    assert "`sheepfold ingest SOURCE` makes them again without these documents" in waits_for_run(store, "default")
     run_prepare(home, source)
     assert first_paths(store, evalset, doc_ids) == kept
     assert waits_for_run(store, "default") == ""
