@@ -1,6 +1,6 @@
-"""The plan of a retraining, and the answer to a run that would compute nothing.
+"""The plan of a retraining, and the result of a run that has nothing to compute.
 
-A run whose every artefact is in the store is answered with its last result: no server starts and nothing is drawn.
+A run whose artefacts are all cached returns the result of the last run: no server is started and no report written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
 
 
 def plan(options: RetrainOptions) -> Run:
-    """Plan a retraining: its stages are called without computing; the run's reports say what would be computed.
+    """Return a planning run of a retraining, whose reports list the stages to compute.
 
     No artefact is made and no source is downloaded.
     """
@@ -42,9 +42,9 @@ def plan(options: RetrainOptions) -> Run:
 
 
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
-    """Call the stages of a retraining in its order under a planning run.
+    """Call the stages of a retraining in order, with a planning run.
 
-    Checks and the registry, which make no artefact, and the measurement of the champion are left out.
+    Without checks and the registry, which make no artefact, and without the evaluation of the champion.
     """
     _, prepared, base = ingest_and_prepare(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)
@@ -55,7 +55,7 @@ def plan_retraining(run: Run, source: str, settings: Settings) -> None:
 
 
 def _identity(run: Run, settings: Settings) -> dict[str, Any]:
-    """Return what a result rests on: artefacts, settings, registered models with their aliases, and the reports."""
+    """Return everything that a result depends on: artefacts, settings, registered models with aliases, and reports."""
     versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.store)]
     produced = {name: [asdict(ref) for ref in run.produced.get(name, ())] for name in COMPARED}
     folder = run.home.reports_of(run.corpus)
@@ -64,19 +64,19 @@ def _identity(run: Run, settings: Settings) -> dict[str, Any]:
         "produced": produced,
         "settings": sha256_json(settings.sections()),
         "versions": sha256_json(versions),
-        "has_tracking": run.home.has_tracking,  # a run says what to do about a lost database
+        "has_tracking": run.home.has_tracking,  # after the loss of the database a run has to report it
         "reports": {file.name: sha256_file(file) for file in files},
     }
 
 
 def keep_result(run: Run, settings: Settings, result: dict[str, Any]) -> None:
-    """Keep the result of a complete run beside its report."""
+    """Write the result of a complete run next to its report."""
     kept = {"identity": _identity(run, settings), "result": result}
     write_file(run.home.reports_of(run.corpus) / RESULT_FILE, json.dumps(kept, ensure_ascii=False).encode())
 
 
 def last_result(options: RetrainOptions) -> dict[str, Any] | None:
-    """Return the result of the last run if the same run now would compute nothing; None if it has to run."""
+    """Return the result of the last run if a run now would compute nothing; None if it has to run."""
     settings = options.load()
     if options.base or settings.train.base or options.refresh or options.retry_failed:
         return None

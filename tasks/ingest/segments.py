@@ -24,7 +24,7 @@ from storage.schemas import EXTRACTS_FILE, PAGES_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import read_tombstones
-from tasks.core.executor import show_found
+from tasks.core.executor import show_cached
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, Stage
@@ -149,7 +149,7 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
         for ref in in_store:
             run.compare_tools(extract, manifest_of(run.store, ref), tools)
     made = extract.map(run, calls)
-    show_found(run, extract, in_store)
+    show_cached(run, extract, in_store)
     placed = {content: segment for content, segment in chosen.items() if segment is not None}
     for contents, segment in zip(cuts, made, strict=True):
         placed |= dict.fromkeys(contents, segment)
@@ -215,7 +215,7 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
         for cut in cuts
     ]
     made = import_segment.map(run, calls)
-    show_found(run, import_segment, sorted({ref for _, ref in placed}))
+    show_cached(run, import_segment, sorted({ref for _, ref in placed}))
     reused = len(placed)
     placed += [(part, ref) for cut, ref in zip(cuts, made, strict=True) for part in cut]
     return _report(run, import_segment, [(Content(part.sha256, SUFFIX), ref) for part, ref in placed], reused)

@@ -216,7 +216,7 @@ def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
 @pytest.mark.usefixtures("prefect_server")
 def test_a_model_that_is_measured_on_what_it_read_is_told_of_it(first: dict[str, Any], home: Path) -> None:
     found = answer(home, "evaluate", "--on", "train")
-    assert "champion was trained on some of these documents, so its figures flatter it" in found["notes"]
+    assert "champion was trained on some of these documents, so its figures are too good" in found["notes"]
 
 
 def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
@@ -302,9 +302,9 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
         (["why", "nothing-of-that-name"], "is not found"),
         (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
         (["generate"], "give either a PROMPT or --prompts FILE"),
-        (["ingest", ".", "--corpus", "team/x"], "'team/x' is no name for a corpus"),
-        (["plan", ".", "--corpus", ".."], "'..' is no name for a corpus"),
-        (["sql", "select 1", "--corpus", ""], "'' is no name for a corpus"),
+        (["ingest", ".", "--corpus", "team/x"], "'team/x' is not a valid name of a corpus"),
+        (["plan", ".", "--corpus", ".."], "'..' is not a valid name of a corpus"),
+        (["sql", "select 1", "--corpus", ""], "'' is not a valid name of a corpus"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(

@@ -161,7 +161,7 @@ def test_the_table_compares_the_published_sizes() -> None:
         (["--preset", "gpt2", "--wavelengths"], "pos='learned' has no wavelengths"),
         (["--preset", "llama", "--wavelengths", "--base", "1"], "--base 1; expected a number above 1"),
         (["--base", "100"], "add --wavelengths"),
-        (["--table", "--target", "1e9"], "--table shows the published sizes as they are"),
+        (["--table", "--target", "1e9"], "--table shows the published sizes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -82,7 +82,7 @@ class Person:
 
 
 def write_files(folder: Path, sample_folder: Path) -> None:
-    """What the pages name."""
+    """Write the files that the pages name."""
     documents = folder / "documents"
     for kind, count in (("text", 25), ("code", 15)):
         (documents / kind).mkdir(parents=True)

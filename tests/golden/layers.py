@@ -121,7 +121,7 @@ def dot_variance(d_k: int) -> dict[str, Any]:
 
 
 def _mean_and_deviation(x: Any) -> tuple[Tensor, Tensor]:
-    """What LayerNorm takes away from each element and divides it by, from its two most distant elements."""
+    """Return mean and deviation of LayerNorm, computed from the smallest and the largest element."""
     row = numbers(x)
     normed, ends = norm_layer(len(row), 1e-300)(row), [int(row.argmin()), int(row.argmax())]
     deviation = row[ends].diff()[0] / normed[ends].diff()[0]

@@ -248,7 +248,7 @@ def inverse_cdf(logits: Any, T: float, r: Any) -> Tensor:
 
 
 def argmax(x: Any) -> list[int]:
-    """What generation at temperature 0 answers if the network's logits are these."""
+    """Return the token that generation at temperature 0 chooses from these logits."""
     model = Transformer(preset("llama_toy", len(x), head_bias=True)).double()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)

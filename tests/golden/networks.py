@@ -44,7 +44,7 @@ def placed(model: Transformer, ids: Tensor, positions: Tensor | slice) -> Tensor
 
 
 def pass_over(n: int) -> Pass:
-    """What each layer is told of a row of n tokens without a cache."""
+    """Return the `Pass` of a row of n tokens without a cache."""
     return Transformer(small_config(max_seq_len=max(2, n))).plan(torch.zeros(1, n, dtype=torch.int64))
 
 
@@ -74,7 +74,7 @@ def block_of(**fields: Any) -> Block:
 
 
 def residual(x: Tensor, *branches: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a pre-norm block without norms makes of x with one or two branches."""
+    """Return the output of a pre-norm block without norms for x, with one or two branches."""
     block = block_of(d_model=1)
     block.norm_attention, block.norm_mlp = nn.Identity(), nn.Identity()
     block.attention, block.mlp = map(Branch, (*branches, torch.zeros_like)[:2])

@@ -1,4 +1,4 @@
-"""What a network costs: exact counts, arithmetic, and memory against what torch really keeps."""
+"""Cost of a network: exact counts, arithmetic, and memory compared with torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a token is chosen: each sampler's frequencies, filters on a shortlist, penalties, what is forbidden."""
+"""Choice of tokens: frequencies of each sampler, filters on a shortlist, penalties, forbidden tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for every network: rows, documents and windows do not leak, rotations see distances only."""
+"""Properties of every network: rows, documents and windows do not leak, rotations depend on distances only."""
 
 from __future__ import annotations
 

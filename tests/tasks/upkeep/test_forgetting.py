@@ -105,7 +105,7 @@ def home(trained: Trained, tmp_path: Path) -> Home:
 
 
 def tokens_stand(home: Home, words: str) -> bool:
-    """Whether some words stand in a token shard, as the store's tokeniser reads it."""
+    """Return True if the words occur in a token shard, decoded by the store's tokeniser."""
     from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 
     (folder,) = (Path(home.store) / "tokenizer").iterdir()
@@ -122,7 +122,7 @@ def prompts_of(store: Store, training: Manifest) -> list[str]:
 
 
 def problems(home: Home) -> list[str]:
-    """What `verify` finds."""
+    """Return the problems that `verify` finds."""
     return [
         problem
         for check in verify_home(home, open_store(home.store), stage_facts(), "default")["checks"]
@@ -543,7 +543,7 @@ def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_liste
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     kept = {doc_id: path for doc_id, path in expected.items() if path != "secret/0.txt"}
     assert first_paths(store, evalset, doc_ids) == kept
-    assert "`sheepfold ingest SOURCE` makes them without those" in waits_for_run(store, "default")
+    assert "`sheepfold ingest SOURCE` makes them again without these documents" in waits_for_run(store, "default")
     run_prepare(home, source)
     assert first_paths(store, evalset, doc_ids) == kept
     assert waits_for_run(store, "default") == ""

@@ -83,7 +83,7 @@ def plain_grams(text: str) -> list[tuple[str, ...]]:
 
 
 def plain_shares(texts: dict[str, str], others: dict[str, str]) -> dict[str, float]:
-    """How much of each text stands in the others."""
+    """Return the share of each text that occurs in the others."""
     there = {gram for text in others.values() for gram in plain_grams(text)}
     grams = {name: plain_grams(text) for name, text in texts.items()}
     return {name: sum(gram in there for gram in own) / len(own) for name, own in grams.items()}
