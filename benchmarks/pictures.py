@@ -36,6 +36,7 @@ MOST_BYTES = 300_000
 COLUMNS = 100  # of the terminal
 CELL = 26  # side of a square of the attention map, in pixels
 INK, PROMPT = "#e6e6e6", "#8ee6c8"  # of the output, and of the command
+SETTLE_MS = 8_000
 WINDOW = {"width": 1280, "height": 900}
 
 
@@ -149,15 +150,14 @@ def photographs(person: Person, command: Sequence[str]) -> dict[str, bytes]:
         newest = {"sort": "START_TIME_DESC", "flow_runs": {"parent_task_run_id": {"is_null_": True}}, "limit": 1}
         (run,) = ask_prefect(team, "flow_runs/filter", newest)
         status = person.asks("status")
+        version = f"{status['mlflow_tracking_uri']}/#/models/sheepfold/versions/{status['champion']['version']}"
+        prefect = f"{team['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run/{run['id']}"
+        evaluation = (home.reports_of("default") / "evaluation.html").as_uri()
         with browser() as window:
             return {
-                "evaluation.png": photograph(window, (home.reports_of("default") / "evaluation.html").as_uri(), "bits"),
-                "prefect.png": photograph(
-                    window, f"{team['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run/{run['id']}", "promote"
-                ),
-                "mlflow.png": photograph(
-                    window, f"{status['mlflow_tracking_uri']}/#/models/sheepfold/versions/1", "bits per byte"
-                ),
+                "evaluation.png": photograph(window, evaluation, "bits per byte", (100, 0, 1180, 890)),
+                "prefect.png": photograph(window, prefect, "Completed", (264, 0, 1280, 500)),
+                "mlflow.png": photograph(window, version, "bits per byte", (0, 0, 945, 760)),
             }
     finally:
         person.asks("down")
@@ -179,14 +179,18 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-def photograph(window: Any, address: str, text: str) -> bytes:
-    """Return a page as a PNG of 128 colours, once it shows a text."""
+def photograph(window: Any, address: str, text: str, box: tuple[int, int, int, int]) -> bytes:
+    """Return a part of a page as a PNG of 128 colours, some seconds after it shows a text.
+
+    Args:
+        box: Left, top, right and bottom, in pixels.
+    """
     from PIL import Image
 
     window.goto(address)
     window.get_by_text(text).first.wait_for()
-    window.wait_for_load_state("networkidle")
-    taken = Image.open(io.BytesIO(window.screenshot())).convert("RGB")
+    window.wait_for_timeout(SETTLE_MS)  # graphs are drawn on a canvas, which says nothing when it is done
+    taken = Image.open(io.BytesIO(window.screenshot())).convert("RGB").crop(box)
     packed = io.BytesIO()
     taken.quantize(128).save(packed, "PNG", optimize=True)
     return packed.getvalue()

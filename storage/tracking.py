@@ -49,6 +49,7 @@ QUIET = {
     "MLFLOW_UV_AUTO_DETECT": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 Point = tuple[str, int, float]  # metric, step, value
