@@ -28,12 +28,11 @@ from tasks.core.progress import TerminalHandler
 
 def run_flow(flow: str, options: Any) -> dict[str, Any]:
     """Run the flow `MODULE:NAME` in this process, under the running Prefect server or an embedded one."""
-    from flows.embedded import ends_in_order, prefect_api
+    from flows.embedded import ends_in_order
 
-    place = Home.from_environment(options.home).create()
-    with ends_in_order(), prefect_api(place):
+    with ends_in_order():
         try:
-            result: dict[str, Any] = resolve_name(flow)(options.model_copy(update={"home": str(place.path)}))
+            result: dict[str, Any] = resolve_name(flow)(options)
         except RuntimeError as error:
             if not str(error).startswith("Failed to reach API"):
                 raise

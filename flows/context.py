@@ -11,13 +11,13 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar
 
-from flows.embedded import EMBEDDED
+from flows.embedded import EMBEDDED, prefect_api
 from flows.options import CorpusOptions, IngestOptions, Options, take_parameters
 from storage.errors import UserError
 from storage.home import Home, check_corpus_name
@@ -70,8 +70,10 @@ class PipelineFlow(Generic[AnyOptions]):
         return prefect_flow(name=self.function.__name__, flow_run_name=_run_name, persist_result=False)(body)
 
     def __call__(self, options: AnyOptions) -> dict[str, Any]:
-        """Run the flow with the configured Prefect server."""
-        result: dict[str, Any] = self.prefect(**options.given())
+        """Run the flow here: as a subflow inside a flow, else under the server that `prefect_api` provides."""
+        home = Home.from_environment(options.home).create()
+        with nullcontext() if in_flow() else prefect_api(home):
+            result: dict[str, Any] = self.prefect(**{**options.given(), "home": str(home.path)})
         return result
 
 

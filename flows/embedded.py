@@ -125,10 +125,14 @@ def prefect_api(home: Home) -> Iterator[None]:
 
 @contextmanager
 def _variables(given: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for the duration of the context."""
+    """Set environment variables for the duration of the context, and the settings that Prefect reads of them once."""
     with kept_variables(*given):
         os.environ |= given
-        yield
+        from prefect import settings
+
+        own = {getattr(settings, name): value for name, value in given.items() if name.startswith("PREFECT_")}
+        with settings.temporary_settings(own):
+            yield
 
 
 @contextmanager

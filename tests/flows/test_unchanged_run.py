@@ -48,7 +48,7 @@ def no_server(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(home: Home) -> None:
         raise ServerStarted
 
-    monkeypatch.setattr("flows.embedded.prefect_api", refuse)
+    monkeypatch.setattr("flows.context.prefect_api", refuse)
 
 
 def test_an_unchanged_run_starts_no_server_and_prints_the_same(ran: Ran) -> None:
