@@ -76,9 +76,12 @@ class Person:
 
     def with_ids(self, line: str) -> str:
         """The line with an id of this home for each that the pages show."""
-        if found := re.search(r" (3f9c/0|[0-9a-f]{12})$", line):
+        if line.endswith(" 3f9c/0"):
+            line = line.replace("3f9c/0", answer(self.home, "sql", "select id from completions limit 1")[0]["id"])
+        if found := re.search(r"[0-9a-f]{12}/[0-9a-f]{12}$", line):
+            (generation,) = (self.home / "store" / "generate").iterdir()
             completion = answer(self.home, "sql", "select id from completions limit 1")[0]["id"]
-            line = line.removesuffix(found[1]) + str(completion)
+            line = line.replace(found[0], f"{generation.name}/{completion}")
         if line.endswith(" 3f9c0b12"):
             line = line.replace("3f9c0b12", next((self.home / "store" / "dataset").iterdir()).name[:8])
         return line
