@@ -6,7 +6,7 @@ BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 3
 
-.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs pictures clean
+.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference pictures clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
@@ -56,6 +56,11 @@ fingerprints: setup
 # the site in build/site; dead links, missing anchors and pages that stand nowhere fail
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# the pages of docs/reference and the drawings of docs/images, which are made from the code
+reference: setup
+	$(BIN)/python -m docs.reference
+	$(BIN)/python -m docs.drawings
 
 # a small training on the sample corpus, for docs/images
 pictures: setup ocr

@@ -83,7 +83,9 @@ def text(x: float, y: float, line: str, kind: str = "", align: str = "middle") -
 def arrow(points: Sequence[Point], label: str = "", *, dashed: bool = False, side: float = 8) -> str:
     """Return an arrow along straight lines; its label stands beside the middle of the longest of them."""
     path = "M" + " ".join(f"{x:g} {y:g}" for x, y in points)
-    (x, y), (to_x, to_y) = max(pairwise(points), key=lambda ends: abs(ends[0][0] - ends[1][0]) + abs(ends[0][1] - ends[1][1]))
+    (x, y), (to_x, to_y) = max(
+        pairwise(points), key=lambda ends: abs(ends[0][0] - ends[1][0]) + abs(ends[0][1] - ends[1][1])
+    )
     is_level = abs(to_x - x) > abs(to_y - y)
     place = ((x + to_x) / 2, y - 6, "middle") if is_level else (x + side, (y + to_y) / 2 + 4, "start")
     said = text(place[0], place[1], label, "small", place[2]) if label else ""
@@ -92,9 +94,8 @@ def arrow(points: Sequence[Point], label: str = "", *, dashed: bool = False, sid
 
 def curve(points: Sequence[Point], *, dashed: bool = False) -> str:
     """Return an arrow that bends from row to row and leaves and enters each of them vertically."""
-    (x, y), *others = points
-    path = f"M{x:g} {y:g}"
-    for (x, y), (to_x, to_y) in pairwise([(x, y), *others]):
+    path = f"M{points[0][0]:g} {points[0][1]:g}"
+    for (x, y), (to_x, to_y) in pairwise(points):
         middle = (y + to_y) / 2
         path += f"C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"
     return line(path, dashed)

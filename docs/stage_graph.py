@@ -7,12 +7,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from docs.drawing import FILLS, GREY, box, curve, document, text
+from docs.drawing import FILLS, box, curve, document, text
 from flows.generate import continue_prompts
 from flows.plan import plan_retraining
 from flows.stages import all_stages
@@ -100,7 +101,9 @@ def wiring() -> dict[str, Wiring]:
         found[reader].inputs[name].add(stage)
     for stage in all_stages().values():
         if stage.name not in found or not set(found[stage.name].inputs) <= set(stage.input_names):
-            raise ValueError(f"docs/stage_graph.py does not know where stage {stage.name} gets {stage.input_names} from")
+            raise ValueError(
+                f"docs/stage_graph.py does not know where stage {stage.name} gets {stage.input_names} from"
+            )
     return {stage: found[stage] for flow in FLOWS for stage in found if found[stage].flow == flow}
 
 
@@ -118,10 +121,15 @@ def _planned() -> dict[str, Wiring]:
             here.after.update(ref.stage for ref in call.after)
             for name, value in call.inputs.items():
                 if name in stage.input_names and isinstance(value, ArtifactRef | RefSet):
-                    here.inputs[name].add(value.stage)
+                    refs = value.refs if isinstance(value, RefSet) else (value,)
+                    here.inputs[name].update(ref.stage for ref in refs)
         return find_or_make(stage, run, calls, many)
 
-    with TemporaryDirectory() as scratch, patch.object(Stage, "_find_or_make", note):
+    def union(run: Run, refs: Sequence[ArtifactRef], *_: Any, **__: Any) -> RefSet:
+        return RefSet(tuple(refs), "")  # all of them, and not only the first that a plan waits for
+
+    patches = patch.object(Stage, "_find_or_make", note), patch.object(Run, "union", union)
+    with TemporaryDirectory() as scratch, patches[0], patches[1]:
         folder, table = Path(scratch, "folder"), Path(scratch, "table.jsonl")
         folder.mkdir()
         (folder / "text.txt").write_text("A text.\n", encoding="utf-8")
@@ -166,7 +174,9 @@ def stage_graph() -> str:
         left = middle[name] - BOX / 2
         parts.append(box(left, tops[rank[name]], BOX, TALL, [name], FLOWS[here.flow], stacked=here.many, first=""))
     bottom = tops[-1] + TALL + 34
-    said = "A double box: one artefact per segment, or per shard of prompts. Dashed: read for its settings. An arrow is "
+    said = (
+        "A double box: one artefact per segment, or per shard of prompts. Dashed: read for its settings. An arrow is "
+    )
     parts.append(text(20, bottom, said + "left out where others lead the same way.", "small", "start"))
     return document("The stages, grouped by flow, and the artefacts that pass between them", WIDTH, bottom + 14, parts)
 
@@ -227,7 +237,7 @@ def _links(chains: Sequence[Chain]) -> tuple[dict[Place, list[Place]], dict[Plac
     up: dict[Place, list[Place]] = defaultdict(list)
     down: dict[Place, list[Place]] = defaultdict(list)
     for chain in chains:
-        for one, other in zip(chain, chain[1:], strict=False):
+        for one, other in pairwise(chain):
             down[one].append(other)
             up[other].append(one)
     return up, down
@@ -272,7 +282,7 @@ def _columns(rows: Sequence[Sequence[Place]], chains: Sequence[Chain]) -> dict[P
     for turn in range(60):
         for row in rows if turn % 2 == 0 else reversed(rows):
             offsets = [0.0]
-            for one, other in zip(row, row[1:], strict=False):
+            for one, other in pairwise(row):
                 offsets.append(offsets[-1] + half[one] + half[other] + BESIDE)
             wanted = []
             for place, offset in zip(row, offsets, strict=True):
