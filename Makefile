@@ -6,7 +6,7 @@ BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 3
 
-.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs figures pictures clean
+.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference figures pictures clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
@@ -57,12 +57,18 @@ fingerprints: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# the pages of docs/reference and the drawings of docs/images, which are made from the code
+reference: setup
+	$(BIN)/python -m docs.reference
+	$(BIN)/python -m docs.drawings
+
 # the tables of docs/developers/figures.md: short benchmarks beside peers, an hour on two cores
 figures: setup ocr
 	$(BIN)/python -m benchmarks.figures
 
 # docs/images: a run on the sample corpus and its pages (needs Chromium)
 pictures: setup ocr
+	$(BIN)/python -m docs.drawings
 	$(BIN)/python -m benchmarks.pictures
 
 setup: .venv/installed
