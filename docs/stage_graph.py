@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from docs.drawing import FILLS, box, curve, document, text
-from flows.generate import continue_prompts
+from flows.generate import make_completions
 from flows.plan import plan_retraining
 from flows.stages import all_stages
 from storage.home import Home
@@ -139,7 +139,7 @@ def _planned() -> dict[str, Wiring]:
         run = Run(Home.from_environment(str(Path(scratch, "home"))), plan=True)
         plan_retraining(run, f"{folder}\ndocuments:{table}", settings)
         checkpoint, evalset = (ArtifactRef(stage, "", "") for stage in ("train", "evalset"))
-        continue_prompts(run, settings, checkpoint, [Prompt("1", "A prompt")], after=(evalset,))
+        make_completions(run, settings, checkpoint, [Prompt("1", "A prompt")], after=(evalset,))
     return found
 
 
