@@ -1,9 +1,8 @@
 """The network, its training loop and its generation: PyTorch, NumPy and nothing else.
 
-Goes in: token ids (as spans over token shards, or as prompts) and settings (dataclasses). Comes out: weights,
-losses and continuations. Nothing here knows files of documents, tokenisers, trackers or schedulers, and every
-import is relative, so that the folder can travel inside a served model and be loaded under another package
-name.
+Token ids (as spans over token shards, or as prompts) and settings become weights, losses and continuations. Nothing here
+knows files of documents, tokenisers, trackers or schedulers, and every import is relative, so that the folder can travel
+inside a served model and be loaded under another package name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a network costs before it is built: parameters, arithmetic, memory.
+"""Cost of a network before it is built: parameters, arithmetic, memory.
 
-Goes in: a ModelConfig. Comes out: counts that follow from the shapes alone, so that a plan for a large model allocates
-nothing and needs no torch. One multiply-add counts as two floating-point operations (FLOPs).
+All counts follow from the shapes alone, so that a plan for a large model allocates nothing and needs no torch. One
+multiply-add counts as two floating-point operations (FLOPs).
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
     head = 2 * config.padded_vocab_size * config.d_model
     forward = config.n_layer * sum(layer.values()) // n_tokens + head
     attention = config.n_layer * layer["scores_and_values"] // n_tokens
-    visible = attention * _visible_keys(config, n_tokens) // n_tokens**2
+    window = min(config.window or n_tokens, n_tokens)
+    visible_keys = window * (window + 1) // 2 + (n_tokens - window) * window
     rule_6n = 6 * (counts["total"] - counts["position"])
     weights = counts["total"] * bytes_per_value
     activations = activation_bytes(config, batch_size, n_tokens, bytes_per_value)
@@ -228,7 +229,7 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
         bytes_per_value=bytes_per_value,
         forward_flops_per_token=forward,
         attention_flops_per_token=attention,
-        visible_attention_flops_per_token=visible,
+        visible_attention_flops_per_token=attention * visible_keys // n_tokens**2,
         training_flops_per_token=3 * forward,
         rule_6n=rule_6n,
         rule_palm=rule_6n + 12 * config.n_layer * config.n_head * config.head_dim * n_tokens,
@@ -281,12 +282,6 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     elif config.window is not None and config.window < n_tokens:
         values += config.n_layer * n_tokens**2
     return values * bytes_per_value
-
-
-def _visible_keys(config: ModelConfig, n_tokens: int) -> int:
-    """Pairs of query and key that the mask of one sequence lets through."""
-    window = n_tokens if config.window is None else min(config.window, n_tokens)
-    return window * (window + 1) // 2 + (n_tokens - window) * window
 
 
 def _norm_parameters(config: ModelConfig) -> int:

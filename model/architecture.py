@@ -109,7 +109,7 @@ class ModelConfig(Settings):
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
-        self.check_fields()
+        super().__post_init__()
         self.resolve("qkv_bias", self.attn_bias)
         self.resolve("d_ff", 4 * self.d_model)
         self._check_heads()

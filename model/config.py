@@ -34,19 +34,15 @@ def setting(default: Any = None, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata=limits)
 
 
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """A configuration that checks itself: a wrong value is refused where it is written, not hours later in a loop.
 
     Every field has an effect; a setting that would be ignored is refused.
     """
 
-    def check_fields(self) -> None:
-        """Refuse values outside the limits of their fields and flags that are no bool; called from __post_init__.
-
-        Raises:
-            ValueError: naming the field.
-        """
-        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
             value, limits = getattr(self, item.name), item.metadata
             if value is None and item.default is None:
                 continue
@@ -63,38 +59,34 @@ class Settings:
                 check_number(item.name, value, low, high, open_low="gt" in limits, open_high="lt" in limits)
 
     def resolve(self, name: str, default: Any) -> None:
-        """Gives a field that was left out its value; called from __post_init__ only."""
+        """Give a field that was left out its value; called from __post_init__ only."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, default)
 
     def refuse(self, names: Sequence[str], why: str) -> None:
-        """Refuses fields that would be ignored.
+        """Refuse fields that would be ignored.
 
         Raises:
             ValueError: one of them has another value than its default.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         for name in names:
             value = getattr(self, name)
-            if value != defaults[name]:
+            if value != self.__dataclass_fields__[name].default:
                 raise ValueError(f"{name}={value!r} has no effect: {why}; leave it out")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, as JSON types (tuples become lists)."""
-        found = dataclasses.asdict(self)  # type: ignore[call-overload]
+        found = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """The configuration with these fields.
-
-        Args:
-            settings: field names and values; fields that are left out keep their defaults.
+        """Return the configuration with these fields; those that are left out keep their defaults.
 
         Raises:
             ValueError: a name is no field, a needed field is missing, or a value is not allowed.
         """
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        fields = dataclasses.fields(cls)
         known = {field.name for field in fields}
         if unknown := sorted(set(settings) - known):
             raise ValueError(
@@ -108,7 +100,7 @@ class Settings:
 
 
 def check_int(name: str, value: object, low: int) -> None:
-    """Refuses what is no whole number of at least `low`."""
+    """Refuse what is no whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{name}={value!r}; expected a whole number of at least {low}")
 
@@ -116,7 +108,7 @@ def check_int(name: str, value: object, low: int) -> None:
 def check_number(
     name: str, value: object, low: float, high: float, *, open_low: bool = False, open_high: bool = False
 ) -> None:
-    """Refuses what is no finite number between `low` and `high`, ends included unless they are open."""
+    """Refuse what is no finite number between `low` and `high`, ends included unless they are open."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     if not good or (open_low and value == low) or (open_high and value == high) or value == math.inf:
         opening, closing = "(" if open_low else "[", ")" if open_high or high == math.inf else "]"
@@ -189,7 +181,7 @@ class TrainConfig(Settings):
     spike_zscore: float = setting(8.0, gt=0)
 
     def __post_init__(self) -> None:
-        self.check_fields()
+        super().__post_init__()
         self._check_schedule()
         self._check_decay()
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
@@ -323,7 +315,7 @@ class Sampling(Settings):
     alpha: float = setting(0.6, ge=0, le=1)
 
     def __post_init__(self) -> None:
-        self.check_fields()
+        super().__post_init__()
         for name in ("frequency_penalty", "presence_penalty", "length_penalty"):
             check_number(name, getattr(self, name), -math.inf, math.inf, open_low=True)
         self._check_lists()
@@ -422,6 +414,3 @@ class Execution(Settings):
     sharding: str = setting("ddp", choices=("ddp", "fsdp"))
     keep: int = setting(2, ge=1)
     checkpoint_minutes: float = setting(5.0, ge=0)
-
-    def __post_init__(self) -> None:
-        self.check_fields()

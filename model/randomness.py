@@ -48,10 +48,8 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]
     random.seed(seed)
     np.random.seed(seed % 2**32)  # numpy takes no more
     torch.manual_seed(seed)  # of the CPU and of every CUDA device, also before CUDA is first used
-    if deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS is deterministic with fixed workspaces only
+    if deterministic:  # cuBLAS is so with fixed workspaces only
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if torch.are_deterministic_algorithms_enabled() != deterministic:  # to set it, torch loads its compiler: seconds
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
