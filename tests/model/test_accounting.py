@@ -19,10 +19,10 @@ from model.accounting import (
     solve_depth,
     wavelengths,
 )
+from model.attention import wavelength_frequencies
 from model.config import TrainConfig
 from model.kv_cache import KVCache
 from model.optim import build_optimizer
-from model.positions import wavelength_frequencies
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT2 = {"vocab_size": 500, "max_seq_len": 64, "n_layer": 3, "n_head": 4, "d_model": 128, "act": "gelu_tanh"}
