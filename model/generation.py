@@ -18,7 +18,6 @@ alone, products are computed in blocks of a fixed number of rows, every row atte
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -95,8 +94,7 @@ def stream(
     if config.is_search:
         raise ValueError(f"strategy={config.strategy!r} has no continuation before its end; use generate")
     _check([prompt], [key], config, model.config, decode)
-    config = _sized(config, [prompt])
-    row = Row(prompt, key, Completion(), config.max_new_tokens)
+    row = Row(prompt, key, Completion(), config.room(len(prompt)))
     with evaluating(model):
         for _ in Engine(model, [row], config, 1, decode).run():
             yield row.completion
@@ -149,7 +147,6 @@ def generate(
 
         with evaluating(model):
             return search(model, prompts, limits, config, on_step, on_finished)
-    config = _sized(config, prompts)
     rows = [
         Row(prompt, key, Completion(place, sample), limits[place])
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
@@ -165,14 +162,6 @@ def generate(
             if on_step:
                 on_step(n_finished, len(rows))
     return [row.completion for row in rows]
-
-
-def _sized(config: GenerationConfig, prompts: Sequence[Sequence[int]]) -> GenerationConfig:
-    """The same generation with max_new_tokens as its only bound, which sizes the cache."""
-    if not config.max_length:
-        return config
-    longest = config.room(min(map(len, prompts), default=0))
-    return dataclasses.replace(config, max_length=0, max_new_tokens=longest)
 
 
 def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
@@ -330,7 +319,7 @@ class Engine:
         self.block = (BLOCK if even else WIDE_BLOCK) if config.deterministic else 0
         n_slots = self._rounded(min(batch_size, len(rows)))
         # what is cropped away is not remembered either: a prompt may be a thousand times as long as the context
-        longest = max((len(row.prompt) - row.dropped for row in rows), default=0) + config.max_new_tokens
+        longest = max((len(row.prompt) - row.dropped + row.limit for row in rows), default=1)
         capacity = self.context if self.block else min(self.context, longest)
         self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
         self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
