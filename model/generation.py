@@ -345,7 +345,7 @@ class Engine:
 
     def _turn(self) -> list[Row]:
         """Choose a token for each row; on an accelerator the next pass begins before the tokens are read back."""
-        choice = self.sampler.choose(self.logits, self._uniform(), alone=self.config.deterministic)
+        choice = self.sampler.choose(self.logits, self._uniform())
         early = self.late and not self._must_wait()
         if early:
             self._advance(choice.tokens)

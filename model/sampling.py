@@ -232,14 +232,15 @@ class Sampler:
             part[rows] for part in (self.made, self.history, self.lengths, self.counts)
         )
 
-    def choose(self, logits: Tensor, uniform: Tensor | None = None, *, alone: bool = False) -> Choice:
+    def choose(self, logits: Tensor, uniform: Tensor | None = None) -> Choice:
         """One token for each row, which the row then remembers.
+
+        With config.deterministic each row is drawn by itself, so that no bit of it depends on the others.
 
         Args:
             logits: (B, V); they are changed. A row with a NaN gets a token that means nothing and the log-probability
                 NaN.
             uniform: (B,) float64 numbers in [0, 1); not needed at temperature 0.
-            alone: draw for each row by itself, so that no bit of it depends on the others.
         """
         logits = logits.float()
         model_logprobs = logits.log_softmax(dim=-1)
@@ -250,7 +251,7 @@ class Sampler:
         exhausted = self._exhausted(logits)
         if uniform is None:
             tokens = _argmax(logits)
-        elif alone:
+        elif self.config.deterministic:
             tokens = torch.cat([self._drawn(logits[row, None], uniform[row, None]) for row in range(len(logits))])
         else:
             tokens = self._drawn(logits, uniform)
@@ -308,10 +309,8 @@ class Sampler:
         temperature = self.config.temperature
         top_p: float | Tensor | None = self.top_p
         listed, ids = self._likeliest(logits) or (logits, None)
-        if (
-            ids is not None and self.top_k is None and top_p is not None
-        ):  # of the whole vocabulary, as of what is listed
-            top_p = top_p / _share(listed, logits, temperature)
+        if ids is not None and self.top_k is None and top_p is not None:
+            top_p = top_p / _share(listed, logits, temperature)  # of the whole vocabulary, as one of what is listed
         tokens = draw(token_probabilities(listed, temperature, self.top_k, top_p, self.min_p, self.typical_p), uniform)
         return tokens if ids is None else ids.gather(1, tokens[:, None])[:, 0]
 
