@@ -258,33 +258,23 @@ class Row:
         return self.completion.ids[self.dropped - n_prompt :]
 
 
-class StopStrings:
-    """Finds the string that a continuation ends with, wherever the borders of tokens lie.
+def completed_stop(stops: Sequence[str], decode: Decode, prompt: Sequence[int], ids: Sequence[int]) -> str | None:
+    """The string that the newest token completed, in it or at its end; of several the one that begins first.
 
     Args:
-        stops: the strings.
+        stops: strings that end a continuation, wherever the borders of tokens lie.
         decode: gives their text to tokens.
+        prompt: tokens before the continuation.
+        ids: the continuation. Its last few tokens alone are decoded.
     """
-
-    def __init__(self, stops: Sequence[str], decode: Decode) -> None:
-        self.stops, self.decode = stops, decode
-        self.n_tokens = _TOKENS_PER_CHAR * max(len(stop) for stop in stops) + 1
-
-    def found(self, prompt: Sequence[int], ids: Sequence[int]) -> str | None:
-        """The string that the newest token completed, in it or at its end; of several the one that begins first.
-
-        Args:
-            prompt: tokens before the continuation.
-            ids: the continuation. Its last few tokens alone are decoded.
-        """
-        first = max(0, len(ids) - self.n_tokens)
-        tail = ids[first:]
-        before = ids[first - _CONTEXT : first] if first >= _CONTEXT else [*prompt[-_CONTEXT:], *ids[:first]]
-        text, older = self.decode(before, tail), self.decode(before, tail[:-1])
-        places = range(len(text))  # each, because a string may occur over itself
-        hits = ((at, stop) for at in places for stop in self.stops if text.startswith(stop, at))
-        fresh = [(at, stop) for at, stop in hits if not older.startswith(stop, at)]
-        return min(fresh)[1] if fresh else None
+    first = max(0, len(ids) - _TOKENS_PER_CHAR * max(map(len, stops)) - 1)
+    tail = ids[first:]
+    before = ids[first - _CONTEXT : first] if first >= _CONTEXT else [*prompt[-_CONTEXT:], *ids[:first]]
+    text, older = decode(before, tail), decode(before, tail[:-1])
+    places = range(len(text))  # each, because a string may occur over itself
+    hits = ((at, stop) for at in places for stop in stops if text.startswith(stop, at))
+    fresh = [(at, stop) for at, stop in hits if not older.startswith(stop, at)]
+    return min(fresh)[1] if fresh else None
 
 
 class Engine:
@@ -306,8 +296,7 @@ class Engine:
         batch_size: int,
         decode: Decode | None = None,
     ) -> None:
-        self.model, self.config = model, config
-        self.stops = StopStrings(config.stop, decode) if config.stop and decode is not None else None
+        self.model, self.config, self.decode = model, config, decode
         self.context = model.config.max_seq_len
         weight = model.token_embedding.weight
         self.device, self.late = weight.device, weight.device.type != "cpu"
@@ -399,8 +388,8 @@ class Engine:
 
     def _look_for_end(self, row: Row) -> None:
         completion, n_made = row.completion, len(row.completion.ids)
-        if self.stops is not None and n_made >= self.config.min_new_tokens:
-            completion.stopped_by = self.stops.found(row.prompt, completion.ids)
+        if self.config.stop and self.decode is not None and n_made >= self.config.min_new_tokens:
+            completion.stopped_by = completed_stop(self.config.stop, self.decode, row.prompt, completion.ids)
         if completion.stopped_by is not None:
             completion.finish_reason = "stop"
         elif n_made >= row.limit:

@@ -33,7 +33,7 @@ from .attention import (
     sinusoidal_table,
     spread,
     turn,
-)  # fmt: skip
+)
 from .data import IGNORE
 from .kernels import Linear, linear, linears
 from .kv_cache import CacheSlots, KVCache
