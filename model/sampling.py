@@ -195,7 +195,7 @@ class Sampler:
     def __init__(
         self, config: GenerationConfig, vocab_size: int, n_rows: int, longest: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.config, self.vocab_size, self.device = config, vocab_size, device
+        self.config, self.device = config, device
 
         def ids(tokens: Sequence[int]) -> Tensor | None:
             return torch.tensor(tokens, dtype=torch.int64, device=device) if tokens else None
@@ -257,7 +257,7 @@ class Sampler:
             tokens = self._drawn(logits, uniform)
         self._remember(tokens)
         logprobs = model_logprobs.gather(1, tokens[:, None])[:, 0]
-        n_top = min(self.config.top_logprobs, self.vocab_size)
+        n_top = min(self.config.top_logprobs, logits.shape[1])
         return Choice(tokens, logprobs, exhausted, model_logprobs.topk(n_top, dim=-1) if n_top else None)
 
     def _changed(self, logits: Tensor) -> Tensor:

@@ -110,7 +110,6 @@ def operators(model: Transformer, n_tokens: int) -> dict[str, State]:
     """
     device = model.token_embedding.weight.device
     now = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
-
     blocks = {f"block_{n}": partial(block, layer=n - 1, now=now) for n, block in enumerate(model.blocks, 1)}
     place = partial(model.place, now=now)
     return {"embedding": model.token_embedding, "position": place, **blocks, "norm": model.norm, "out": model.head}
