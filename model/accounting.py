@@ -55,7 +55,7 @@ def approximate_parameters(config: ModelConfig) -> int:
 
 
 def solve_depth(target: float, outside: float, per_layer: float) -> float:
-    """Return the layers that bring a network to `target` parameters, of which `outside` lie outside the layers.
+    """Return the number of layers that bring a network to `target` parameters, of which `outside` lie outside them.
 
     Raises:
         ValueError: the target leaves nothing for the layers.

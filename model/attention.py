@@ -1,4 +1,4 @@
-"""Where a token stands, who looks at whom, and what is gathered there.
+"""Positions and attention: tables of angles, masks, and the products of queries, keys and values.
 
 Positions are sinusoidal vectors added to the embedding, or rotations of queries and keys. Their tables are computed in
 float64, because a float32 angle of a late position has already lost digits.
@@ -104,7 +104,7 @@ def rotary_table(config: ModelConfig, n_positions: int) -> Tensor:
 
 
 def spread(table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """What `turn` takes, from cosines and sines of positions.
+    """Return cosines and sines of positions column by column, as `turn` takes them.
 
     Args:
         table: (..., T, rope_dim / 2, 2).

@@ -271,8 +271,8 @@ def completed_stop(stops: Sequence[str], decode: Decode, prompt: Sequence[int], 
     tail = ids[first:]
     before = ids[first - _CONTEXT : first] if first >= _CONTEXT else [*prompt[-_CONTEXT:], *ids[:first]]
     text, older = decode(before, tail), decode(before, tail[:-1])
-    places = range(len(text))  # each, because a string may occur over itself
-    hits = ((at, stop) for at in places for stop in stops if text.startswith(stop, at))
+    # every place is tried, because a string may occur over itself
+    hits = ((at, stop) for stop in stops if stop in text for at in range(len(text)) if text.startswith(stop, at))
     fresh = [(at, stop) for at, stop in hits if not older.startswith(stop, at)]
     return min(fresh)[1] if fresh else None
 

@@ -210,7 +210,7 @@ def best_precision(device: torch.device) -> str:
 
 
 def cuda_precision(capability: tuple[int, int]) -> str:
-    """Return the same for a GPU of a compute capability."""
+    """Return "bf16" for a GPU that has it, else "fp16"; "fp32" for one that multiplies neither natively."""
     if capability >= _AMPERE:
         return "bf16"
     return "fp16" if capability >= _VOLTA else "fp32"

@@ -166,8 +166,14 @@ def _solve(config: ModelConfig, target: float) -> tuple[ModelConfig, dict[str, A
     except ValueError as error:
         raise UserError(str(error)) from error
     found = dataclasses.replace(config, n_layer=max(1, math.floor(layers + 0.5)))
-    solved = {"target": round(target), "parameters_outside_layers": outside, "parameters_per_layer": per_layer}
-    return found, {"solved": {**solved, "layers": layers, "n_layer": found.n_layer}}
+    solved = {
+        "target": round(target),
+        "parameters_outside_layers": outside,
+        "parameters_per_layer": per_layer,
+        "layers": layers,
+        "n_layer": found.n_layer,
+    }
+    return found, {"solved": solved}
 
 
 def _hint(name: str, known: list[str]) -> str:

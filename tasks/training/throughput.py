@@ -176,7 +176,7 @@ def memory(device: str) -> dict[str, float]:
     found = {"memory/resident_mb": psutil.Process().memory_info().rss / 1e6}
     torch = sys.modules.get("torch")
     if device.startswith("cuda") and torch is not None:
-        found["memory/cuda_peak_mb"] = torch.cuda.max_memory_allocated(device) / 1e6
+        found["memory/cuda_peak_mb"] = torch.cuda.max_memory_allocated() / 1e6
     return found
 
 
