@@ -250,8 +250,7 @@ def cuda_step_seconds(network: Any, n_rows: int, context: int, repeats: int = 50
     """Return the seconds of a decoding step in which every row has this context."""
     import torch
 
-    from model.cuda_graphs import GraphedStep
-    from model.kv_cache import KVCache
+    from model.kv_cache import GraphedStep, KVCache
 
     with torch.inference_mode():
         cache = KVCache(network.config, n_rows, device="cuda", dtype=torch.bfloat16)

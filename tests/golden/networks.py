@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from golden.registry import Shape
 from golden.shared import built, float64, numbers, small_config, watched
 from model import ModelConfig, Transformer, preset
-from model.attention import attention_weights
-from model.positions import rotary_table
+from model.attention import attention_weights, rotary_table
 from model.transformer import WHOLE, Attention, Block, Pass, build_norm
 from tasks.report.inspection import Subject, inspect_prompt
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
