@@ -236,7 +236,7 @@ def test_a_tokeniser_that_cannot_encode_is_told_to_the_user(
     assert encode(tmp_path, tokenizer, ["the fold"])["tokens"] == 2
     with pytest.raises(
         UserError,
-        match=r"tokenizer\.json \(WordLevel from elsewhere\) cannot encode .*give it an unknown token.* choose another",
+        match=r"tokenizer\.json \(WordLevel from elsewhere\) cannot encode .*give it an unknown token",
     ):
         encode(tmp_path, tokenizer, ["the fold", "of sheep"])
 
