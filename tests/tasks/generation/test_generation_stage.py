@@ -333,7 +333,7 @@ def test_a_file_of_which_no_prompt_can_be_continued_is_a_failure(tmp_path: Path,
     (tmp_path / "prompts.txt").write_bytes(b"caf\xe9\n")
     done = invoke(tmp_path / "home", "generate", "--prompts", str(tmp_path / "prompts.txt"), "--model", str(model))
     assert done.exit_code == 1
-    assert "holds no prompt that can be continued; the first of 1: prompts.txt, line 1" in done.stderr
+    assert "has no valid prompt; the first of 1: prompts.txt, line 1" in done.stderr
     assert "is not UTF-8" in done.stderr
 
 
