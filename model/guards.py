@@ -133,13 +133,8 @@ def non_finite_loss(
     bad = [index for index, row in zip(indices, rows, strict=False) if not is_finite(row)]
     model.train()
     if 0 < len(bad) < len(rows):
-        return NonFiniteLoss(
-            what,
-            step,
-            indices,
-            f"When computed alone, only the sequences {_shown(bad)} are not finite; check them.",
-            bad,
-        )
+        cause = f"Computed alone, only {_shown(bad)} are not finite: check them."
+        return NonFiniteLoss(what, step, indices, cause, bad)
     alone = "each" if bad else "none"
     cause = f"Computed alone, {alone} of them is not finite: lower the learning rate, or use precision='fp32'"
     return NonFiniteLoss(what, step, indices, cause)

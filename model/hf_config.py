@@ -154,7 +154,9 @@ def _misfits(config: ModelConfig, layout: str) -> list[str]:
     # fields without a name in the layout get their defaults
     found = {**{item.name: item.default for item in dataclasses.fields(config)}, **_function(back)}
     return [
-        f"{name}={value!r} (only {found[name]!r})" for name, value in _function(config).items() if found[name] != value
+        f"{name}={value!r} (it would become {found[name]!r})"
+        for name, value in _function(config).items()
+        if found[name] != value
     ]
 
 
@@ -316,8 +318,8 @@ def _read_window(config: Fields, layout: str, n_layer: int, length: int) -> int 
         )
     if read == _SLIDING and layout == "llama":
         raise ValueError(
-            f"sliding_window={window!r} is not supported in LLaMA's layout, whose tokens see all before them; remove "
-            f"it if the model was trained without"
+            f"sliding_window={window!r} is not supported in LLaMA's layout, which has full attention; remove it if the "
+            f"model was trained without a window"
         )
     return window if read == _SLIDING else None
 
