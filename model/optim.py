@@ -44,8 +44,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     """Return the configured optimiser of the trainable parameters; the caller sets the learning rate of each step.
 
     With the bias-corrected moments m and v of the gradient g, "adam" updates w to w - lr * m / (sqrt(v) + eps). "adamw"
-    also subtracts lr * weight_decay * w (w before the step), and "adam_l2" replaces g by g + weight_decay * w. "muon" is
-    `Muon` for the matrices of the blocks and "adamw" for the rest.
+    also subtracts lr * weight_decay * w (w before the step), and "adam_l2" replaces g by g + weight_decay * w. "muon"
+    is `Muon` for the matrices of the blocks and "adamw" for the rest.
 
     Args:
         model: the network, already on its device.
@@ -188,9 +188,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     power = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=_SMALLEST)  # sum of the eigenvalues
     gram = gram / power  # so that its square does not overflow
     square = gram @ gram
-    bound = (
-        torch.linalg.matrix_norm(square, keepdim=True).clamp(min=_SMALLEST).sqrt()
-    )  # upper bound of gram's eigenvalues
+    bound = torch.linalg.matrix_norm(square, keepdim=True).clamp(min=_SMALLEST).sqrt()  # of gram's eigenvalues
     gram = gram / bound
     _, b, c = POLYNOMIALS[0]
     p = square.mul_(c / bound.square()).add_(gram, alpha=b)

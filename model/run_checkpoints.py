@@ -105,8 +105,8 @@ class RunCheckpoints:
         difference = differences(saved.execution, self._execution)
         if difference and ranks.is_first:
             warnings.warn(
-                f"the run resumes from step {saved.step} with another execution: {difference}; its result may differ in "
-                f"the last bits from that of an uninterrupted run",
+                f"the run resumes from step {saved.step} with another execution: {difference}; its result may differ "
+                f"in the last bits from that of an uninterrupted run",
                 stacklevel=3,
             )
         changed = (

@@ -61,16 +61,16 @@ def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
     assert [{k: v for k, v in row.items() if k != "spike/score"} for row in found.history] == unwatched.history
     ((step, kind, message),) = events.found
     assert (step, kind) == (LEAP, "spike")
-    assert message.startswith(f"step {LEAP} leaps: the ") and message.endswith("Read: 4 of them.")
+    assert message.startswith(f"spike at step {LEAP}: the ") and message.endswith("Read: 4 of them.")
 
 
 def test_without_a_listener_a_leap_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match=f"step {LEAP} leaps"):
+    with pytest.warns(UserWarning, match=f"spike at step {LEAP}"):
         run(callbacks=Callbacks())
 
 
 def test_patience_without_sequences_to_evaluate_on_is_refused(build_source: Callable[..., SpanSource]) -> None:
-    with pytest.raises(ValueError, match="patience=3 waits for the validation loss"):
+    with pytest.raises(ValueError, match="patience=3 needs a validation loss"):
         run(config={"patience": 3})
 
 

@@ -268,7 +268,9 @@ def test_a_run_that_was_computed_in_another_way_goes_on_and_says_so(
     state = load_checkpoint(tmp_path)
     state.execution.update(change)
     save_checkpoint(tmp_path, state)
-    with pytest.warns(UserWarning, match=f"resumes from step 3 .*{message}.*may differ in the last bits"):
+    with pytest.warns(
+        UserWarning, match=f"resumes from step 3 with another execution: .*{message}.*may differ in the last bits"
+    ):
         assert Trainer(model_config, train_config, build_source(), **settings).fit().resumed_from == 3
 
 
