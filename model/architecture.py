@@ -57,7 +57,7 @@ class ModelConfig(Settings):
         vocab_multiple: multiple to which the rows of the token tables are padded; padded logits are -inf.
         drop_embed: dropout of the embedding with its position.
         drop_attn: dropout of the attention weights.
-        drop_ffn: dropout behind the feed-forward activation.
+        drop_ffn: dropout after the feed-forward activation.
         drop_resid: dropout of the attention branch before it joins the residual stream, and of the feed-forward branch.
         drop_resid_mlp: dropout of the feed-forward branch, where it differs; None means drop_resid.
         init: initial weights, "normal", "xavier" (Glorot and Bengio 2010; embeddings stay normal) or "inverse_cdf"

@@ -81,7 +81,7 @@ def save_checkpoint(
     Args:
         folder: holds the run's checkpoints; created if missing. One writer at a time.
         state: the state to save.
-        keep: number of checkpoints to keep, this one included; the best one is kept beside them.
+        keep: number of checkpoints to keep, this one included; the best one is kept in addition.
         ranks: every rank calls; the first writes everything that is not sharded.
         sharded: weights and optimiser state are DTensors, and each rank writes its part.
 

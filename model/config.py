@@ -124,7 +124,7 @@ class TrainConfig(Settings):
         max_steps: optimiser steps.
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
-        optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step,
+        optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay apart from the step,
             Loshchilov and Hutter 2019), "adam" (no decay, Kingma and Ba 2015), "adam_l2" (coupled decay: weight_decay *
             weights joins the gradient before the moments) or "muon" (orthogonalised momentum for the matrices of the
             blocks, Jordan et al. 2024; "adamw" for everything else).
@@ -282,9 +282,9 @@ class Sampling(Settings):
         logit_bias: pairs of a token's id and a number that is added to its logit.
         top_logprobs: number of likeliest tokens recorded with each token, with their log-probabilities.
         overflow: handling of a full context: "roll" (a prompt longer than the context keeps its end; a row that fills
-            the context goes on from the last half of it), "stop" (the same prompt, but the row ends where the context
+            the context continues from its last half), "stop" (the same prompt, but the row ends where the context
             is full) or "refuse" (prompt and max_new_tokens together must fit the context).
-        deterministic: bit-exact results, whatever else is in the batch; slower.
+        deterministic: bit-exact results in any batch; slower.
     """
 
     max_new_tokens: int = setting(64, ge=1)
@@ -398,13 +398,13 @@ class Execution(Settings):
     """Memory, devices and compilation of a training: settings that change no result but by rounding.
 
     Args:
-        compile: fuse the network by torch.compile; where that fails, the run goes on without it and reports why (with
+        compile: fuse the network by torch.compile; where that fails, the run continues without it and reports why (with
             "fsdp" it ends).
         recompute: compute the activations of each block again in the backward pass: less memory, a third more time.
         sharding: placement on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
             gradients and optimiser state).
         keep: number of newest checkpoints that are kept; with patience, the one with the lowest validation loss is kept
-            beside them.
+            in addition.
         checkpoint_minutes: minutes between two checkpoints, at most what a kill costs; 0 saves every step.
     """
 

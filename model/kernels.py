@@ -74,7 +74,7 @@ class Linear(nn.Linear):
 
 
 def linears(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
-    """What several layers make of one input; of a few rows by one product where their weights are packed."""
+    """Return the outputs of several layers for one input, by a single product if their weights are packed together."""
     ready = _packed_for(x, layers[0].weight)
     if ready is not None and len(ready.sizes) == len(layers):
         return ready(x).split(ready.sizes, dim=-1)

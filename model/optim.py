@@ -288,7 +288,7 @@ def _batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     by_shape = defaultdict(list)
     for matrix in matrices:
         by_shape[matrix.shape].append(matrix)
-    for shape, alike in by_shape.items():
-        elements = _CPU_BATCH_ELEMENTS if alike[0].device.type == "cpu" else _BATCH_ELEMENTS
+    for shape, equal in by_shape.items():
+        elements = _CPU_BATCH_ELEMENTS if equal[0].device.type == "cpu" else _BATCH_ELEMENTS
         size = max(1, elements // shape.numel())
-        yield from (alike[first : first + size] for first in range(0, len(alike), size))
+        yield from (equal[first : first + size] for first in range(0, len(equal), size))

@@ -59,7 +59,7 @@ PRESETS: dict[str, Fields] = {
     },
     "light_llm": {
         **{"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 1024, "vocab_size": 50257},
-        # dropout behind attention, and nowhere behind the feed-forward layer
+        # dropout after attention, none after the feed-forward layer
         **{"drop_embed": 0.1, "drop_resid": 0.1, "drop_resid_mlp": 0.0, "init_residual_scaling": False},
     },
     # head_dim is 3, and the third column is not rotated

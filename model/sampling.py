@@ -146,7 +146,7 @@ def uniform_noise(seed: int, key: int, n: int, *, sample: int = 0, first: int = 
 
 
 def running_sum(values: Tensor) -> Tensor:
-    """Return the cumulative sum over the last axis; on the CPU if a GPU must be deterministic, which has no such kernel."""
+    """Return the cumulative sum over the last axis; on the CPU if a deterministic GPU kernel would be needed."""
     if values.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)

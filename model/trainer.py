@@ -121,9 +121,7 @@ class Trainer:
                 f"give val_source, or patience=0"
             )
         if config.patience and self.ranks.world_size > 1 and self.checkpoint_dir is None:
-            raise ValueError(
-                "patience with several processes needs a checkpoint folder for the best weights; give checkpoint_dir"
-            )
+            raise ValueError("patience with several processes keeps the best weights on disk; give checkpoint_dir")
 
     def fit(self) -> TrainResult:
         """Train to the last step, resuming from the newest good checkpoint if there is one.

@@ -229,7 +229,7 @@ def test_a_step_that_cannot_be_captured_is_computed_and_told(
     def fails(*_: Any) -> Any:
         raise RuntimeError("no memory for graphs\nsecond line")
 
-    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    monkeypatch.setattr(GraphedStep, "_capture", fails)
     model = build_model().eval()
     ids, plain = torch.tensor([3, 4]), KVCache(model.config, 2)
     with torch.inference_mode():
@@ -277,7 +277,7 @@ def test_a_row_in_which_every_token_is_forbidden_ends(build_model: Callable[...,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"suppress": tuple(range(31))}, "suppress forbids all 31 tokens"),
+        ({"suppress": tuple(range(31))}, "suppress has all 31 tokens"),
         ({"suppress": (31,)}, "suppress names token 31; the model's tokens are 0 to 30"),
         ({"logit_bias": {40: 1.0}}, "logit_bias names token 40"),
         ({"stop_ids": (31,), "min_new_tokens": 2}, "stop_ids names token 31"),
