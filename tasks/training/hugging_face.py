@@ -76,7 +76,7 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
             LLaMA's own release, which `transformers` does not read.
 
     Raises:
-        ExchangeError: the folder holds no model, the model has no place in the layout, or in any, or `target` is taken.
+        ExchangeError: the folder holds no model, the model does not fit the layout, or any, or `target` is taken.
     """
     from model import count_parameters
     from model.hf import fresh_folder, write_hf

@@ -1,4 +1,4 @@
-"""Runs in which something goes wrong: leaps, broken weights, no more progress."""
+"""Runs in which something goes wrong: spikes, non-finite weights, early stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on a run's rows: leaps, the end of progress, errors that mean too little memory, micro-batches in parts."""
+"""Checks of the metric rows of a run: spikes, early stopping, out-of-memory errors, micro-batches in parts."""
 
 from __future__ import annotations
 
