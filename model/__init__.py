@@ -1,8 +1,8 @@
-"""The network, its training loop and its generation: PyTorch, NumPy and nothing else.
+"""Network, training loop and generation, on PyTorch, NumPy and safetensors alone.
 
-Token ids (as spans over token shards, or as prompts) and settings become weights, losses and continuations. Nothing
-here knows files of documents, tokenisers, trackers or schedulers, and every import is relative, so that the folder can
-travel inside a served model and be loaded under another package name.
+The package works on token ids and settings; documents, tokenisers, experiment tracking and scheduling belong to other
+packages. Every import is relative, so that the folder can be copied into a served model and loaded under another
+package name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .trainer import Trainer, TrainResult
     from .transformer import Transformer
 
-# Loaded at first use: settings and presets are read by commands that need no torch, which takes seconds to import.
-_HOMES = {
+# Loaded at first use: commands that read only settings and presets must not import torch, which takes seconds.
+_EXPORTS = {
     "accounting": ["count_parameters"],
     "checkpoint": ["load_checkpoint", "load_weights", "save_checkpoint", "save_weights"],
     "architecture": ["ModelConfig"],
@@ -49,13 +49,13 @@ _HOMES = {
     "trainer": ["TrainResult", "Trainer"],
     "transformer": ["Transformer"],
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
 
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Cost of a network before it is built: parameters, arithmetic, memory.
+"""Parameters, FLOPs and memory of a network before it is built.
 
-All counts follow from the shapes alone, so that a plan for a large model allocates nothing and needs no torch. One
+All counts follow from the configuration, so that estimates for a large model allocate nothing and need no torch. One
 multiply-add counts as two floating-point operations (FLOPs).
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
-    """Trainable parameters by component.
+    """Return the number of trainable parameters by component.
 
     Args:
         model: a configuration, or a network whose tensors are counted.
@@ -31,7 +31,7 @@ def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
 
 
 def layer_parameters(config: ModelConfig) -> dict[str, int]:
-    """Trainable parameters of one block, under "attention" (QK-norm included), "mlp" and "norm" (both norms)."""
+    """Return the parameters of one block, under "attention" (QK-norm included), "mlp" and "norm" (both norms)."""
     d, d_ff = config.d_model, config.d_ff
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     ups = 2 if config.act == "swiglu" else 1
@@ -45,17 +45,16 @@ def layer_parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def approximate_parameters(config: ModelConfig) -> int:
-    """Return 12 d^2 parameters per layer, the token table, and the head's where it is not the same one.
+    """Return 12 d^2 parameters per layer plus token embedding and untied head (Kaplan et al. 2020, section 2.1).
 
-    4 d^2 are attention's and 8 d^2 those of a feed-forward layer four times as wide; biases and norms are left out
-    (Kaplan et al. 2020, section 2.1).
+    Attention has 4 d^2 and a feed-forward layer of width 4 d has 8 d^2; biases and norms are left out.
     """
     tables = 1 if config.tie_weights else 2
     return 12 * config.d_model**2 * config.n_layer + tables * config.vocab_size * config.d_model
 
 
 def solve_depth(target: float, outside: float, per_layer: float) -> float:
-    """Return the number of layers that bring a network to `target` parameters, of which `outside` lie outside them.
+    """Return the number of layers of a network of `target` parameters, `outside` of which lie outside the layers.
 
     Raises:
         ValueError: the target leaves nothing for the layers.
@@ -69,16 +68,16 @@ def solve_depth(target: float, outside: float, per_layer: float) -> float:
 
 
 def layer_flops(config: ModelConfig, n_tokens: int) -> dict[str, int]:
-    """Forward FLOPs of one layer over one sequence.
+    """Return the forward FLOPs of one layer over one sequence.
 
     Args:
         config: the shape.
-        n_tokens: its length T.
+        n_tokens: length T of the sequence.
 
     Returns:
         "projections" (queries, keys, values, output), "scores_and_values" (4 T^2 n_head head_dim: every query with
-        every key, as if nothing were masked) and "mlp". Norms, biases, softmax and activations are left out; they
-        are below a hundredth of the whole at usual widths.
+        every key, without a mask) and "mlp". Norms, biases, softmax and activations are left out; they are below
+        1 % of the total at usual widths.
     """
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     matrices = 3 if config.act == "swiglu" else 2
@@ -91,14 +90,14 @@ def layer_flops(config: ModelConfig, n_tokens: int) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """One term of a network's complexity: factor times order is what one layer, or the part alone, needs.
+    """One term of a network's complexity: factor times order, per layer or for a part outside the layers.
 
     Attributes:
-        part: what needs it.
-        order: its growth in T tokens, d columns, V ids, H heads and N parameters.
-        factor: constant before it.
-        per_layer: FLOPs or values of one layer; None for what stands outside the layers.
-        total: the same of the whole network.
+        part: component, such as "projections".
+        order: growth in T tokens, d = d_model, V ids, H heads and N parameters.
+        factor: constant before the order.
+        per_layer: FLOPs or values of one layer; None for a part outside the layers.
+        total: FLOPs or values of the whole network.
     """
 
     part: str
@@ -109,7 +108,7 @@ class Term:
 
 
 def time_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
-    """Forward FLOPs of one sequence of n_tokens as terms O(T d^2), O(T^2 d) and O(T d V); the layers' times L."""
+    """Return the forward FLOPs of one sequence of n_tokens as terms O(T d^2), O(T^2 d) and O(T d V)."""
     found, d = layer_flops(config, n_tokens), config.d_model
     square, quadratic = ("O(T d^2)", n_tokens * d**2), ("O(T^2 d)", n_tokens**2 * d)
     parts = [
@@ -123,7 +122,7 @@ def time_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
 
 
 def memory_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
-    """Values of one sequence of n_tokens as terms O(H T^2), O(T d) and O(N), as the formulas hold them."""
+    """Return the values kept for one sequence of n_tokens as terms O(H T^2), O(T d) and O(N); no fused kernels."""
     n_layer, stream, parameters = config.n_layer, n_tokens * config.d_model, count_parameters(config)["total"]
     scores, kept = config.n_head * n_tokens**2, 2 * n_tokens * config.n_kv_head * config.head_dim
     return [
@@ -135,11 +134,11 @@ def memory_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
 
 
 def wavelengths(config: ModelConfig, base: float | None = None) -> list[float]:
-    """Wavelength of each pair of columns in tokens, 2 pi base^(2i / dim), the shortest first.
+    """Return the wavelength of each pair of columns in tokens, 2 pi base^(2i / dim), the shortest first.
 
     Args:
-        config: with sinusoidal or rotary positions, which turn all columns of the stream or rope_dim of a head.
-        base: instead of pos_base. A rope_scaling, which comes on top, is left out.
+        config: has sinusoidal positions (dim is d_model) or rotary ones (dim is rope_dim). rope_scaling is not applied.
+        base: replaces pos_base.
 
     Raises:
         ValueError: the positions have no wavelengths.
@@ -152,28 +151,27 @@ def wavelengths(config: ModelConfig, base: float | None = None) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What reading, training and generating cost.
+    """Arithmetic and memory of inference and training.
 
     Attributes:
-        batch_size, n_tokens, bytes_per_value: what was asked for.
-        forward_flops_per_token: matrix products of a forward pass divided by its tokens: two per multiply-add with
-            every weight matrix, the head included, the embedding (a lookup) not, plus attention_flops_per_token.
-        attention_flops_per_token: of these, scores and values, 4 T n_head head_dim per layer: each query with all T
+        batch_size, n_tokens, bytes_per_value: arguments of `estimate_cost`.
+        forward_flops_per_token: FLOPs of the matrix products of a forward pass: two per weight of every matrix, the
+            head included, the embedding (a lookup) not, plus attention_flops_per_token.
+        attention_flops_per_token: scores and weighted values, 4 T n_head head_dim per layer; each query with all T
             keys, the published convention.
-        visible_attention_flops_per_token: what of that the mask lets through, about half (less with a window); the
-            arithmetic of a kernel that skips masked blocks lies between the two.
-        training_flops_per_token: three times forward: the backward pass has two products for each one.
-        rule_6n: 6 N per token of training (Kaplan et al. 2020), N all parameters but the positions' (an untied
-            embedding counts although it is only looked up).
+        visible_attention_flops_per_token: the unmasked part of attention_flops_per_token, about half (less with a
+            window); a kernel that skips masked blocks computes between the two.
+        training_flops_per_token: three times forward; the backward pass has two products for each one.
+        rule_6n: 6 N per token of training (Kaplan et al. 2020); N counts all parameters except the positions (an
+            untied embedding counts although it is only looked up).
         rule_palm: 6 N + 12 L n_head head_dim T (Chowdhery et al. 2022, appendix B).
         training_step_flops: training_flops_per_token for the whole batch.
-        cache_bytes_per_token: keys and values of one token in all layers, n_kv_head heads of them.
-        cache_bytes: for the batch at full length. A window would need no more than its own tokens; our cache holds
-            the full length all the same.
+        cache_bytes_per_token: keys and values of one token in all layers, n_kv_head heads each.
+        cache_bytes: for the batch at full length, also with a window, because the cache keeps all tokens.
         weight_bytes, gradient_bytes: one value per parameter.
-        optimizer_bytes: AdamW's two running means per parameter.
-        activation_bytes: what the forward pass keeps for the backward pass; see activation_bytes().
-        training_bytes: the sum of the last four. Buffers of single operations come on top.
+        optimizer_bytes: AdamW's two moments per parameter.
+        activation_bytes: activations kept for the backward pass; see activation_bytes().
+        training_bytes: the sum of the last four, without temporary buffers of operations.
     """
 
     batch_size: int
@@ -196,7 +194,7 @@ class Cost:
 
 
 def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> Cost:
-    """Arithmetic and memory of a network on batches of one size.
+    """Return the arithmetic and memory of a network for one batch size.
 
     Args:
         config: the shape.
@@ -245,23 +243,23 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
 
 
 def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> int:
-    """Bytes that a training pass keeps from forward to backward, weights not counted.
+    """Return the bytes of activations that a float32 training pass on a CPU keeps for the backward pass.
 
-    With D d_model, F d_ff, H, K and E heads, key-value heads and head_dim, each token keeps in each layer
+    With D d_model, F d_ff, H heads, K key-value heads and E head_dim, each token keeps these numbers per layer:
 
-    - 4 D: what each norm reads and what each branch reads; RMSNorm keeps what it made besides, 2 D more;
-    - (H + 2 K) E + H E: queries, keys, values and what attention makes of them; 2 (H + K) E more with QK-norm;
-    - the feed-forward layer: F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its silu, up, product);
-    - dropout's factors: 2 D for the branches, F behind the activation (2 F with relu, whose own result is kept too);
+    - 4 D: inputs of both norms and both branches; 2 D more for the outputs of RMSNorm;
+    - (H + 2 K) E + H E: queries, keys, values and the output of attention; 2 (H + K) E more with QK-norm;
+    - F with relu, 2 F with gelu and relu2, 4 F with swiglu (gate, its SiLU, up, product) in the feed-forward layer;
+    - dropout masks: 2 D for the branches, F after the activation (2 F with relu, whose output is kept too).
 
-    and once 2 D (the final norm's input, RMSNorm's result as above, and what the head reads, or where the loss goes
-    block by block, because there are more ids than D, its gradient; dropout of the embedding D more). Besides, the loss
-    holds the gradient of the head's matrix, vocab_size D, or else the logits, vocab_size per token; a window keeps its
-    mask of T^2 in each layer, and dropout of attention weights makes torch hold three times H T^2 of them in each
-    layer, because then no fast kernel is used.
+    Outside the layers a token keeps the input of the final norm, the output of its RMSNorm, the input of the head (or
+    its gradient, where the loss is computed in blocks because vocab_size exceeds D) and the embedding's dropout mask, D
+    each. The loss keeps the gradient of the head's matrix, vocab_size D, or otherwise the logits, vocab_size per token.
+    A window keeps a mask of T^2 per layer. Dropout of attention weights keeps 3 H T^2 per layer, because no fused
+    kernel is used.
 
-    Left out: a few values per token (norms' statistics, softmax denominators, ids) and work space. It describes the
-    float32 pass on a CPU; on a GPU the logits, vocab_size per token, come on top.
+    Left out: a few values per token (statistics of norms, softmax denominators, ids) and work space. On a GPU the
+    logits, vocab_size per token, are added.
     """
     d = config.d_model
     qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim

@@ -1,7 +1,4 @@
-"""The shape of the network: one frozen dataclass of switches.
-
-Every architecture that Sheepfold knows is a setting of these fields; `presets` names the well-known ones.
-"""
+"""Configuration of the network, one frozen dataclass for all architectures; `presets` has the well-known ones."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, Self
 from .config import Settings, check_number, setting
 
 DEFAULT_POS_BASE = 10000.0
-# what `ModelConfig.stretched` changes
+# fields that `ModelConfig.stretched` may change
 STRETCH_FIELDS = ("max_seq_len", "pos_base", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp")
 
 
@@ -20,7 +17,7 @@ STRETCH_FIELDS = ("max_seq_len", "pos_base", "rope_scaling", "rope_factor", "rop
 class ModelConfig(Settings):
     """The shape of a decoder-only Transformer.
 
-    A field whose default is None is worked out from the others where it has an effect, and refused where it has none.
+    A field whose default is None is derived from the others where it has an effect, and refused where it has none.
 
     Args:
         vocab_size: number of token ids.
@@ -60,7 +57,7 @@ class ModelConfig(Settings):
         vocab_multiple: multiple to which the rows of the token tables are padded; padded logits are -inf.
         drop_embed: dropout of the embedding with its position.
         drop_attn: dropout of the attention weights.
-        drop_ffn: dropout behind the feed-forward activation.
+        drop_ffn: dropout after the feed-forward activation.
         drop_resid: dropout of the attention branch before it joins the residual stream, and of the feed-forward branch.
         drop_resid_mlp: dropout of the feed-forward branch, where it differs; None means drop_resid.
         init: initial weights, "normal", "xavier" (Glorot and Bengio 2010; embeddings stay normal) or "inverse_cdf"
@@ -120,7 +117,7 @@ class ModelConfig(Settings):
             self.resolve("norm_bias", True)
         if self.window is not None and self.window > self.max_seq_len:
             raise ValueError(
-                f"window={self.window} reaches beyond max_seq_len={self.max_seq_len} and would hide nothing; leave it "
+                f"window={self.window} is longer than max_seq_len={self.max_seq_len} and would mask nothing; leave it "
                 f"out"
             )
 
@@ -190,14 +187,14 @@ class ModelConfig(Settings):
         object.__setattr__(self, "rope_ramp", tuple(ramp))
 
     def stretched(self, **changes: Any) -> Self:
-        """Return this shape with another context, for the same weights.
+        """Return this configuration with another context length, for the same weights.
 
         Args:
-            changes: of STRETCH_FIELDS. Where rope_scaling is given, rope_factor is the context over the one before any
-                scaling, and rope_original_len is the latter, unless they are given too.
+            changes: values of STRETCH_FIELDS. With rope_scaling, rope_original_len defaults to the context before any
+                scaling, and rope_factor to the new context divided by it.
 
         Raises:
-            ValueError: each learned position is a row of weights, or the result is no shape.
+            ValueError: the positions are learned, so that each is a row of weights, or a value is not allowed.
         """
         if self.pos == "learned" and changes.get("max_seq_len", self.max_seq_len) != self.max_seq_len:
             raise ValueError(

@@ -1,11 +1,11 @@
-"""Positions and attention: tables of angles, masks, and the products of queries, keys and values.
+"""Position tables, attention masks and scaled dot-product attention.
 
 Positions are sinusoidal vectors added to the embedding, or rotations of queries and keys. Their tables are computed in
-float64, because a float32 angle of a late position has already lost digits.
+float64, because float32 angles lose digits at high positions.
 
-Attention goes through torch's scaled_dot_product_attention, with is_causal and no mask wherever that says the same,
-because only then the fast kernels are chosen on every device; masks of documents go through flex_attention on a GPU,
-which skips the blocks that are hidden. For who looks on, the formula is written out beside it.
+Attention calls scaled_dot_product_attention, with is_causal instead of a mask where they are equivalent, because only
+then every device selects a fused kernel. Document masks on a GPU use flex_attention, which skips masked blocks. Fused
+kernels hold no scores and weights; to record these, the formula is computed a second time step by step.
 
 Shapes in comments: B rows, T tokens, H query heads, K key-value heads, E head_dim, S key slots.
 """
@@ -28,20 +28,20 @@ AttentionMask = Tensor | BlockMask
 
 
 def wavelength_frequencies(dim: int, base: float = DEFAULT_POS_BASE) -> Tensor:
-    """Angular frequency of each pair of columns, base^(-2i / dim): from 1 radian per position downwards.
+    """Return the angular frequency base^(-2i / dim) of each pair of columns (Vaswani et al. 2017, section 3.5).
 
     Args:
-        dim: number of columns; an odd one has a last pair without a partner.
-        base: of the geometric series of wavelengths.
+        dim: number of columns; if it is odd, the last pair has one column.
+        base: base of the geometric series of wavelengths.
 
     Returns:
-        (ceil(dim / 2),) float64, in radians per position (Vaswani et al. 2017, section 3.5).
+        (ceil(dim / 2),) float64, in radians per position.
     """
     return torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(base) / dim))
 
 
 def sinusoidal_table(n_positions: int, d_model: int, base: float = DEFAULT_POS_BASE) -> Tensor:
-    """Fixed position vectors: column 2i is sin(p / base^(2i / d_model)), column 2i + 1 the cosine of that angle.
+    """Return sinusoidal position vectors: column 2i is sin(p / base^(2i / d_model)), column 2i + 1 the cosine.
 
     Returns:
         (n_positions, d_model) float64.
@@ -51,15 +51,14 @@ def sinusoidal_table(n_positions: int, d_model: int, base: float = DEFAULT_POS_B
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Frequencies of the rotated pairs after scaling, and a factor on queries and keys.
+    """Return the frequencies of the rotated pairs after scaling, and a factor on queries and keys.
 
-    "linear" divides every frequency by rope_factor; "ntk" raises the base, so that the fastest pair stays and the
-    slowest is divided by rope_factor; "yarn" and "llama3" leave pairs alone that turn often within the original context
-    and divide those that turn seldom, with a ramp between.
+    "linear" divides every frequency by rope_factor. "ntk" raises the base, so that the highest frequency is unchanged
+    and the lowest is divided by rope_factor. "yarn" and "llama3" keep high frequencies and divide low ones, by the
+    number of turns within the original context, with a linear ramp between (sources: see ModelConfig.rope_scaling).
 
     Returns:
-        (rope_dim / 2,) float64 radians per position, and the factor (above 1 with "yarn" only: longer contexts need
-        sharper attention).
+        (rope_dim / 2,) float64 radians per position, and the factor, above 1 with "yarn" only.
     """
     dim, factor = config.rope_dim, config.rope_factor
     base = config.pos_base * factor ** (dim / (dim - 2)) if config.rope_scaling == "ntk" else config.pos_base
@@ -78,11 +77,11 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 def _yarn_kept(config: ModelConfig) -> Tensor:
-    """Share of each pair's own frequency that YaRN keeps: a ramp over whole pair numbers, not over turns."""
+    """Return the share of each pair's frequency that YaRN keeps: a ramp over pair numbers, not over turns."""
     pairs = config.rope_dim // 2
 
     def pair_of(turns: float) -> float:
-        """The (fractional) number of the pair that turns so often within the original context."""
+        # fractional number of the pair with so many turns within the original context
         return pairs * math.log(config.rope_original_len / (turns * 2 * math.pi)) / math.log(config.pos_base)
 
     slow, fast = config.rope_ramp
@@ -93,7 +92,7 @@ def _yarn_kept(config: ModelConfig) -> Tensor:
 
 
 def rotary_table(config: ModelConfig, n_positions: int) -> Tensor:
-    """Cosine and sine of each pair's angle at each position, times the scaling's factor.
+    """Return cosine and sine of each pair's angle at each position, times the factor of `rotary_frequencies`.
 
     Returns:
         (n_positions, rope_dim / 2, 2) float64.
@@ -103,12 +102,12 @@ def rotary_table(config: ModelConfig, n_positions: int) -> Tensor:
     return torch.stack((angle.cos(), angle.sin()), dim=2) * factor
 
 
-def spread(table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of positions column by column, as `turn` takes them.
+def rotary_columns(table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Expand a table of pairs to one cosine and one signed sine per column, for `apply_rotary`.
 
     Args:
         table: (..., T, rope_dim / 2, 2).
-        layout: as for turn.
+        layout: as for apply_rotary.
 
     Returns:
         Cosine and signed sine of each column, (..., T, 1, rope_dim), at least float32.
@@ -120,21 +119,20 @@ def spread(table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     return torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
 
 
-def turn(x: Tensor, rotation: tuple[Tensor, Tensor], layout: str) -> Tensor:
-    """Turn each pair of columns by its position's angle (Su et al. 2021); columns beyond rope_dim stay.
+def apply_rotary(x: Tensor, rotation: tuple[Tensor, Tensor], layout: str) -> Tensor:
+    """Rotate each pair of columns by the angle of its position (Su et al. 2021); columns beyond rope_dim stay.
 
-    Each column times its cosine, plus its partner times its signed sine. The dot product of two rotated vectors depends
-    on their distance only.
+    The dot product of two rotated vectors depends on the distance of their positions only.
 
     Args:
         x: (..., T, heads, head_dim) queries or keys.
-        rotation: of their positions, by `spread`.
+        rotation: cosines and signed sines of the positions, from `rotary_columns`.
         layout: "half" pairs column i with i + rope_dim / 2, "interleaved" column 2i with 2i + 1.
     """
     cos, sin = rotation
     dim = cos.shape[-1]
     if dim < x.shape[-1]:
-        return torch.cat((turn(x[..., :dim], rotation, layout), x[..., dim:]), dim=-1)
+        return torch.cat((apply_rotary(x[..., :dim], rotation, layout), x[..., dim:]), dim=-1)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     partner = wide.roll(dim // 2, -1) if layout == "half" else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(wide * cos, partner, sin).to(x.dtype)
@@ -143,33 +141,33 @@ def turn(x: Tensor, rotation: tuple[Tensor, Tensor], layout: str) -> Tensor:
 def attention_mask(
     queries: Tensor, keys: Tensor, window: int | None = None, documents: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Who may look at whom: a token at itself and before, not beyond the window, and only in its own document.
+    """Return the Boolean attention mask: causal, with an optional sliding window and document boundaries.
 
     Args:
-        queries: (..., T) places of the queries in their sequence.
-        keys: (..., S) places of the keys.
-        window: how many tokens a query sees, itself included; None means all.
-        documents: numbers (..., T) and (..., S) of the documents they belong to.
+        queries: (..., T) positions of the queries in their sequence.
+        keys: (..., S) positions of the keys.
+        window: tokens that a query attends to, itself included; None means all.
+        documents: document numbers of queries (..., T) and keys (..., S).
 
     Returns:
-        (..., T, S) bool, True where a query may look.
+        (..., T, S) bool, True where a query attends to a key.
     """
     distance = queries[..., :, None] - keys[..., None, :]
     seen = distance >= 0
     if window is not None:
         seen &= distance < window
     if documents is not None:
-        seen = seen & (documents[0][..., :, None] == documents[1][..., None, :])  # not in place: this one has rows
+        seen = seen & (documents[0][..., :, None] == documents[1][..., None, :])  # not in place: it has a batch axis
     return seen
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores: 0 where a query may look, -inf elsewhere."""
+def additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask to add to the scores: 0 where `seen` is True, -inf elsewhere."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T / sqrt(E): how well each query fits each key, before any mask.
+    """Return q k^T / sqrt(E), without a mask.
 
     Args:
         q: (..., H, T, E).
@@ -186,20 +184,20 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(E)) of the keys that a query may look at; rows add to one.
+    """Return softmax(q k^T / sqrt(E)) over the unmasked keys.
 
     Args:
         q: (..., H, T, E).
         k: (..., K, S, E); K divides H.
-        mask: broadcastable to (..., H, T, S), True where a query may look; None means causal.
+        mask: broadcastable to (..., H, T, S), True where a query attends to a key; None means causal.
     """
     found: dict[str, Tensor] = {}
-    attend(q, k, k, None if mask is None else additive(mask, q.dtype), see=found.__setitem__)
+    attend(q, k, k, None if mask is None else additive_mask(mask, q.dtype), record=found.__setitem__)
     return found["weights"]
 
 
 def block_mask(numbers: Tensor, window: int | None) -> BlockMask:
-    """A causal mask for flex_attention in which every token sees its own document alone.
+    """Return a causal mask for flex_attention in which tokens attend to their own document only.
 
     Args:
         numbers: (B, T) number of each token's document in its row.
@@ -221,40 +219,40 @@ def attend(
     mask: AttentionMask | None = None,
     is_causal: bool = True,
     dropout: float = 0.0,
-    see: Callable[[str, Tensor], None] | None = None,
+    record: Callable[[str, Tensor], None] | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(E) + mask) v.
+    """Return softmax(q k^T / sqrt(E) + mask) v.
 
     Args:
         q: (B, H, T, E).
         k, v: (B, K, S, E); K divides H, and each key-value head serves H / K query heads.
-        mask: broadcastable to (B, H, T, S), added to the scores, or a mask of blocks.
-        is_causal: without a mask, whether a query sees only the keys at its own place and before.
-        dropout: probability to leave out a weight.
-        see: told each sub-step of the formula by name.
+        mask: broadcastable to (B, H, T, S), added to the scores, or a BlockMask.
+        is_causal: without a mask, attend only to keys at the position of the query and before.
+        dropout: dropout probability of the weights.
+        record: called with name and value of each intermediate result.
 
     Returns:
         (B, H, T, E).
     """
-    if see is not None:
-        _write_out(q, k, v, mask, is_causal, see)
-    if isinstance(mask, BlockMask):  # which is not planned where weights are dropped
+    if record is not None:
+        _record_steps(q, k, v, mask, is_causal, record)
+    if isinstance(mask, BlockMask):  # never together with dropout, see Transformer.plan
         mixed: Tensor = _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return mixed
-    # a single query is the last token, which sees all keys
+    # a single query is the last token, which attends to all keys
     if q.shape[2] == 1 and q.device.type == "cpu" and not dropout:
-        return _of_one_query(q, k, v, mask)
+        return _single_query(q, k, v, mask)
     if mask is not None:
-        mask = mask.to(q.dtype)  # under autocast queries have another type than the weights
+        mask = mask.to(q.dtype)  # under autocast the queries' dtype differs from the mask's
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
 
 
-def _of_one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of rows of one token, whose bits torch's kernel would let depend on the number of threads."""
-    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # the heads of a group as its tokens
+def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    # replaces torch's kernel, whose rounding depends on the number of threads here
+    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # (B, K, H / K, E): query heads in the place of tokens
     scores = (grouped @ k.transpose(-2, -1)).mul(1 / math.sqrt(q.shape[-1]))
     weights = (scores if mask is None else scores + mask.to(q.dtype)).softmax(dim=-1)
     return (weights @ v).reshape(q.shape)
@@ -262,21 +260,20 @@ def _of_one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tenso
 
 @cache
 def _flex() -> Callable[..., Any]:
-    """flex_attention is a kernel only where it is compiled; within a compiled network it is compiled with it."""
+    # uncompiled, flex_attention computes the whole score matrix
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _write_out(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None, is_causal: bool, see: Callable[[str, Tensor], None]
+def _record_steps(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None, is_causal: bool, record: Callable[[str, Tensor], None]
 ) -> None:
-    """The same by the formula, of which the fast kernels hold nothing."""
     if isinstance(mask, BlockMask):
-        raise ValueError("a mask of blocks cannot be looked into; look at one document by itself")
+        raise ValueError("intermediate values cannot be recorded with a BlockMask; pass one document at a time")
     products = _products(q, k)  # (B, H, T, S)
     scores = products / math.sqrt(q.shape[-1])
     if mask is None and is_causal:
         queries, keys = (torch.arange(part.shape[-2], device=q.device) for part in (q, k))
-        mask = additive(attention_mask(queries, keys), q.dtype)
+        mask = additive_mask(attention_mask(queries, keys), q.dtype)
     masked = scores if mask is None else scores + mask
     exponentials = (masked - masked.amax(-1, keepdim=True)).exp()
     sums = exponentials.sum(-1, keepdim=True)
@@ -284,4 +281,4 @@ def _write_out(
     mixed = weights @ v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
     named = {"products": products, "scores": scores, "masked_scores": masked, "exponentials": exponentials}
     for name, value in {**named, "sums": sums, "weights": weights, "mixed": mixed}.items():
-        see(name, value)
+        record(name, value)

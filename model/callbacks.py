@@ -1,4 +1,4 @@
-"""What passes between a training and its caller: reports, and the request to stop."""
+"""Callbacks of a training, and its interruption by signals."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 1.0  # between two looks of who waits: a signal just before a wait does not end it
+POLL_SECONDS = 1.0  # timeout of a wait, because a signal just before the wait does not end it
 
 
 class Callbacks:
-    """Reports of a training; the base class warns of events and ignores the rest.
+    """Callbacks of a training; the base class warns of events and ignores the rest.
 
-    Only the first of several ranks calls them. An exception that one raises ends the training.
+    Only the first rank calls them. An exception raised by a callback ends the training.
     """
 
     def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
-        """Take the history's row of a step, with "time/step_seconds" and "time/tokens_per_second" added.
+        """Receive the metric row of a step, with "time/step_seconds" and "time/tokens_per_second" added.
 
         Steps after the last checkpoint of a killed run are computed, and reported, again.
         """
 
     def checkpoint(self, step: int) -> None:
-        """Make durable what belongs to the steps so far: the checkpoint of this step is written next."""
+        """Flush records of the steps so far to the disk; called before the checkpoint of this step is written."""
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Take a sentence for people; kind is "advice", "execution", "spike" or "early stop"."""
+        """Receive a message for the user; kind is "advice", "execution", "spike" or "early stop"."""
         warnings.warn(message, stacklevel=2)
 
     def sample(self, step: int, model: Any) -> None:
-        """Let the network write something after an evaluation of a single rank, without a change of its state."""
+        """Generate samples after an evaluation; called with a single rank only. The network must not be changed."""
 
     def documents(self, sequences: Sequence[int]) -> str:
-        """Return the documents of training sequences, in a sentence for messages."""
+        """Return a sentence for messages that names the documents of training sequences."""
         return ""
 
 
@@ -51,18 +51,19 @@ class TrainingStopped(Exception):
     def __init__(self, step: int, saved: bool) -> None:
         self.step = step
         self.saved = saved
-        rest = "its checkpoint is saved, and the same command goes on from there" if saved else "nothing was saved"
-        super().__init__(f"training stopped as asked after step {step}; {rest}")
+        rest = "its checkpoint is saved, and the same command resumes from it" if saved else "nothing was saved"
+        super().__init__(f"training stopped on request after step {step}; {rest}")
 
 
 def stoppable(function: Callable[[], T], stop: threading.Event) -> T:
-    """Call a function in a thread, so that a signal handler that raises here does not interrupt it midway.
+    """Call a function in a thread, so that an exception from a signal handler does not interrupt it midway.
 
-    An exception that a handler raises in the calling thread (KeyboardInterrupt, SystemExit, or a scheduler's) sets
-    `stop`, and is raised when the function has ended; a second one is raised at once.
+    An exception raised by a handler in the calling thread (KeyboardInterrupt, SystemExit, or a scheduler's) sets
+    `stop` and is raised again when the function has returned; a second one is raised at once.
 
     Args:
-        function: called with this thread's context variables; looks at `stop`.
+        function: called with this thread's context variables; returns soon after `stop` is set.
+        stop: requests the function to return.
 
     Raises:
         BaseException: the function's error; after an interruption the interruption, caused by the function's error.
@@ -82,13 +83,11 @@ def stoppable(function: Callable[[], T], stop: threading.Event) -> T:
 
 
 class _Call:
-    """A function call that another thread waits for."""
-
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
         self._ended = False
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._done = threading.Lock()
+        self._done.acquire()
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -99,9 +98,9 @@ class _Call:
             self.error = error
         finally:
             self._ended = True
-            self._bell.release()
+            self._done.release()
 
     def wait(self) -> None:
-        """A bare lock: an exception amid the wait of an Event, a Future or a Thread leaves their locks in disorder."""
+        # a bare lock, because an exception during the wait of an Event, Future or Thread can leave its locks held
         while not self._ended:
-            self._bell.acquire(timeout=LOOK_SECONDS)
+            self._done.acquire(timeout=POLL_SECONDS)

@@ -1,13 +1,13 @@
-"""Weights and training states on disk: safetensors and JSON, written so that a kill leaves all or nothing.
+"""Weights and checkpoints on disk as safetensors and JSON, written atomically and without pickle.
 
 A checkpoint is a directory step-00000200/ with model.safetensors, optimizer.safetensors (optimiser state, step counters
-and random states), history.jsonl (a metric row a line) and state.json (everything else, and the sha256 of all files).
-It is written beside its place, flushed to the disk, and renamed into place; a directory whose digests do not agree is
-never loaded. No pickle.
+and random states), history.jsonl (a metric row per line) and state.json (everything else, and the sha256 of all files).
+It is written to a temporary directory, flushed to the disk and renamed; a directory with a wrong digest is never
+loaded.
 
-Of a sharded network each rank writes and reads its own part, in files shard-*.safetensors in place of the first two
-(torch.distributed.checkpoint; its Hugging Face format, because its own one has pickled metadata). Either kind is loaded
-by any number of ranks, sharded or not.
+With a sharded network each rank writes and reads its own part, in files shard-*.safetensors that replace the first two
+(torch.distributed.checkpoint in its Hugging Face format, because its default format has pickled metadata). Both kinds
+are loaded by any number of ranks, sharded or not.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ WEIGHTS_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 HISTORY_FILE, STATE_FILE = "history.jsonl", "state.json"
 _STEP_PREFIX, _TEMPORARY_PREFIX = "step-", ".unfinished-"
 Empty = Callable[[str, torch.Size, torch.dtype], Tensor]
-_PREFIXES = {"optimizer": "optimizer/", "random": "random/", "weights": ""}  # of names; the last takes the rest
+_PREFIXES = {
+    "optimizer": "optimizer/",
+    "random": "random/",
+    "weights": "",
+}  # of tensor names; the last matches the rest
 
 
 @dataclass
 class Checkpoint:
-    """All that a training needs to go on as if it had never stopped.
+    """Complete state of a training at one step.
 
     Attributes:
         step: optimiser steps done.
@@ -48,13 +52,12 @@ class Checkpoint:
         optimizer: the optimiser's state as named tensors.
         random: states of the random generators, uint8.
         scaler: state of the fp16 loss scaler; empty for other precisions.
-        identity: what the run is made of; it may only continue with the same.
-        validation: digest of the sequences that the history's last validation losses were measured on; they shape no
-            weights, so a run may continue with others.
+        identity: settings and data of the run; a run resumes only with the same.
+        validation: digest of the validation sequences of the last validation losses; a run may resume with others,
+            because they do not affect the weights.
         history: metric rows so far.
-        execution: what the numbers were computed with (torch, threads, device, ...); with another they may differ in
-            the last bits.
-        best_step: step of another checkpoint that is kept, for its lowest validation loss; 0 for none.
+        execution: versions, device, threads and kernels; with others the results may differ in the last bits.
+        best_step: step of the checkpoint with the lowest validation loss, which is kept; 0 for none.
     """
 
     step: int
@@ -76,11 +79,11 @@ def save_checkpoint(
     """Write a checkpoint into the folder, then remove all but the newest few and the best.
 
     Args:
-        folder: holds the run's checkpoints; made if it is not there. One writer at a time.
-        state: what to save.
-        keep: number of checkpoints to keep, this one included; the best one is kept beside them.
-        ranks: all of them call; the first writes what is not sharded.
-        sharded: weights and optimiser state are DTensors, of which each rank writes its part.
+        folder: holds the run's checkpoints; created if missing. One writer at a time.
+        state: the state to save.
+        keep: number of checkpoints to keep, this one included; the best one is kept in addition.
+        ranks: every rank calls; the first writes everything that is not sharded.
+        sharded: weights and optimiser state are DTensors, and each rank writes its part.
 
     Returns:
         The checkpoint's directory; on the first rank it is complete.
@@ -106,32 +109,32 @@ def save_checkpoint(
         files = {WEIGHTS_FILE: named["weights"], OPTIMIZER_FILE: named["optimizer"] | named["random"]}
         for name, tensors in files.items():
             save_file({key: one.detach().contiguous() for key, one in tensors.items()}, work / name)
-        digests = {name: _sealed(work / name) for name in files}
+        digests = {name: _flushed_sha256(work / name) for name in files}
     (work / HISTORY_FILE).write_text("".join(f"{json.dumps(row)}\n" for row in state.history), encoding="utf-8")
     record = {key: value for key, value in vars(state).items() if key not in (*_PREFIXES, "history")}
-    digests |= {HISTORY_FILE: _sealed(work / HISTORY_FILE), STATE_FILE: _record_digest(record)}
+    digests |= {HISTORY_FILE: _flushed_sha256(work / HISTORY_FILE), STATE_FILE: _record_digest(record)}
     (work / STATE_FILE).write_text(json.dumps({**record, "sha256": digests}, indent=1), encoding="utf-8")
-    _sealed(work / STATE_FILE)
+    _flushed_sha256(work / STATE_FILE)
     fsync_path(work)
-    if place.exists():  # only a torn one can be here, because a run continues from the newest good one
+    if place.exists():  # it is incomplete, because a run resumes from the newest good one
         _discard(place)
     work.rename(place)
     fsync_path(folder)
     newest = [other for other in _newest_first(folder) if other.name <= place.name][:keep]
-    for other in _newest_first(folder):  # a later one is torn, or the run would have continued from it
+    for other in _newest_first(folder):  # a later one is damaged, or the run would have resumed from it
         if other not in newest and other != _place(folder, state.best_step):
             _discard(other)
     return place
 
 
 def _save_shards(work: Path, tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, str]:
-    """Write this rank's part of the tensors; returns the digests of all parts."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # takes seconds
+    """Write this rank's part of the tensors. Returns the sha256 of the files of all ranks."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # imported here: it takes seconds
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(tensors, storage_writer=HuggingFaceStorageWriter(str(work), save_distributed=True))
-    name = f"shard-{ranks.rank + 1:05d}-model-00001-of-00001.safetensors"  # as the writer calls it
-    digest = torch.frombuffer(bytearray.fromhex(_sealed(work / name)), dtype=torch.uint8)
+    name = f"shard-{ranks.rank + 1:05d}-model-00001-of-00001.safetensors"  # the writer's naming
+    digest = torch.frombuffer(bytearray.fromhex(_flushed_sha256(work / name)), dtype=torch.uint8)
     return {
         name.replace(f"{ranks.rank + 1:05d}", f"{rank:05d}", 1): bytes(found["digest"].tolist()).hex()
         for rank, found in enumerate(ranks.gather({"digest": digest}), 1)
@@ -163,8 +166,9 @@ def read_checkpoint(place: Path, empty: Empty | None = None) -> Checkpoint:
     """Read a step-... directory whose digests were checked.
 
     Args:
-        empty: returns the memory for a tensor by its name, size and type: a DTensor for one that is sharded, of which
-            only this rank's part is read; all ranks call. None reads whole tensors.
+        place: the directory.
+        empty: allocates a tensor of a name, size and dtype; of a DTensor only this rank's part is read, and every rank
+            calls. None reads whole tensors.
     """
     record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
     del record["sha256"]
@@ -200,20 +204,20 @@ def best_checkpoint(folder: Path | str, step: int) -> Path:
     """Return the checkpoint of the step with the lowest validation loss, after checking its digests.
 
     Raises:
-        ValueError: it is damaged or gone.
+        ValueError: it is damaged or missing.
     """
     place = _place(Path(folder), step)
     if fault := _fault(place):
         newest = latest_checkpoint(folder)
-        whole = f"the weights of {newest.name} are whole, or train anew" if newest else "train anew"
-        raise ValueError(f"the best checkpoint {place} is damaged: {fault}; {whole}")
+        remedy = f"use the intact weights of {newest.name}, or train anew" if newest else "train anew"
+        raise ValueError(f"the best checkpoint {place} is damaged: {fault}; {remedy}")
     return place
 
 
 def newest_to_continue(folder: Path) -> Path | None:
-    """Return `latest_checkpoint` for the folder's one writer, without what a run must not count.
+    """Return `latest_checkpoint`, and remove interrupted writes and later, damaged checkpoints.
 
-    Leftovers of interrupted writes are removed, and checkpoints behind the newest good one, which are damaged.
+    Only the folder's single writer may call it.
     """
     for leftover in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -225,9 +229,9 @@ def newest_to_continue(folder: Path) -> Path | None:
 
 
 def save_weights(path: Path | str, model: Transformer) -> None:
-    """Write the model's weights alone as one safetensors file, flushed to the disk; a tied head is stored once."""
+    """Write the model's weights as one safetensors file, flushed to the disk; a tied head is stored once."""
     save_file({name: one.contiguous() for name, one in model.state_dict().items()}, path)
-    _sealed(Path(path))
+    _flushed_sha256(Path(path))
 
 
 def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device | str = "cpu") -> Transformer:
@@ -235,17 +239,17 @@ def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device 
 
     Args:
         path: the file.
-        config: the shape that the weights were made with.
-        device: where to put the network.
+        config: configuration of the saved network.
+        device: device of the returned network.
 
     Raises:
-        ValueError: the file is no safetensors file, or its tensors do not fit the configuration.
+        ValueError: the file is not a safetensors file, or its tensors do not fit the configuration.
     """
     try:
         weights = load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file ({error}); expected weights saved by save_weights") from error
-    with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten; they must cost no random numbers
+        raise ValueError(f"{path} is not a safetensors file ({error}); expected a file of save_weights") from error
+    with torch.random.fork_rng(devices=[]):  # initialisation must not advance the caller's generator
         model = Transformer(config)
     try:
         model.load_state_dict(weights)
@@ -266,37 +270,37 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _fault(place: Path) -> str | None:
-    """What is wrong with a checkpoint directory, or None."""
+    """Return a description of the damage of a checkpoint directory, or None."""
     try:
         record = json.loads((place / STATE_FILE).read_text(encoding="utf-8"))
         digests = record.pop("sha256")
         if _record_digest(record) != digests.pop(STATE_FILE):
-            return f"{STATE_FILE} does not have the sha256 that it recorded"
+            return f"{STATE_FILE} does not have its recorded sha256"
         for name, digest in digests.items():
             if _sha256(place / name) != digest:
-                return f"{name} does not have the sha256 that {STATE_FILE} recorded"
+                return f"{name} does not have the sha256 recorded in {STATE_FILE}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _discard(place: Path) -> None:
-    """Remove a checkpoint; renamed first, so that a kill half-way leaves nothing that looks like one."""
-    grave = place.with_name(f"{_TEMPORARY_PREFIX}old-{place.name}")
-    shutil.rmtree(grave, ignore_errors=True)
-    place.rename(grave)
-    shutil.rmtree(grave)
+    # renamed first, so that an interrupted removal leaves no directory with the name of a checkpoint
+    discarded = place.with_name(f"{_TEMPORARY_PREFIX}old-{place.name}")
+    shutil.rmtree(discarded, ignore_errors=True)
+    place.rename(discarded)
+    shutil.rmtree(discarded)
 
 
-def _sealed(path: Path) -> str:
-    """Flush a file to the disk; returns the sha256 of its bytes."""
+def _flushed_sha256(path: Path) -> str:
+    """Flush a file to the disk. Returns the sha256 of its bytes."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return _sha256(path)
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

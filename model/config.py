@@ -1,8 +1,7 @@
-"""Settings of training and of generation, as frozen dataclasses that rest in JSON beside the weights, and their base.
+"""Settings of training and generation: frozen dataclasses that check their values and convert to and from JSON.
 
-How a training is computed, as opposed to what it computes, is a class of its own: those settings are chosen for a
-machine and change no result but in the last bits, so they are no part of a run's identity. A run may go on with others,
-and is told so where its bits may differ.
+Execution is separate from TrainConfig, because its settings depend on the machine and change results in the last bits
+only: they are not part of a run's identity, and a run may resume with others, with a warning.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-# Defaults where people generate text; those of Sampling itself leave the network's probabilities as they are.
+# Defaults of commands that generate text; the defaults of Sampling leave the network's probabilities unchanged.
 USUAL = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "min_new_tokens": 1, "min_p": 0.0, "typical_p": 1.0}
 
 _DRAWING = ("temperature", "top_p", "min_p", "typical_p", "seed")
@@ -29,16 +28,16 @@ _UNUSED = {
 def setting(default: Any = None, **limits: Any) -> Any:
     """Return a dataclass field with limits: `ge` or `gt` and `le` or `lt` of a number, or `choices`.
 
-    Where the default is None, __post_init__ works the value out from other fields (`resolve`) or refuses it (`refuse`).
+    Where the default is None, __post_init__ derives the value from other fields (`resolve`) or refuses it (`refuse`).
     """
     return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A configuration that checks itself: a wrong value is refused where it is written, not hours later in a loop.
+    """Base of configurations that check their values when they are created.
 
-    Every field has an effect; a setting that would be ignored is refused.
+    A setting without an effect is refused.
     """
 
     def __post_init__(self) -> None:
@@ -59,12 +58,12 @@ class Settings:
                 check_number(item.name, value, low, high, open_low="gt" in limits, open_high="lt" in limits)
 
     def resolve(self, name: str, default: Any) -> None:
-        """Give a field that was left out its value; called from __post_init__ only."""
+        """Set a field that is None to its derived default; called from __post_init__ only."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, default)
 
     def refuse(self, names: Sequence[str], why: str) -> None:
-        """Refuse fields that would be ignored.
+        """Refuse fields that have no effect.
 
         Raises:
             ValueError: one of them has another value than its default.
@@ -75,16 +74,16 @@ class Settings:
                 raise ValueError(f"{name}={value!r} has no effect: {why}; leave it out")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name, as JSON types (tuples become lists)."""
+        """Return every field by name, as JSON types (tuples become lists)."""
         found = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the configuration with these fields; those that are left out keep their defaults.
+        """Return the configuration with these fields, and defaults for the others.
 
         Raises:
-            ValueError: a name is no field, a needed field is missing, or a value is not allowed.
+            ValueError: a name is unknown, a required field is missing, or a value is not allowed.
         """
         fields = dataclasses.fields(cls)
         known = {field.name for field in fields}
@@ -100,7 +99,7 @@ class Settings:
 
 
 def check_int(name: str, value: object, low: int) -> None:
-    """Refuse what is no whole number of at least `low`."""
+    """Raise ValueError unless the value is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{name}={value!r}; expected a whole number of at least {low}")
 
@@ -108,7 +107,7 @@ def check_int(name: str, value: object, low: int) -> None:
 def check_number(
     name: str, value: object, low: float, high: float, *, open_low: bool = False, open_high: bool = False
 ) -> None:
-    """Refuse what is no finite number between `low` and `high`, ends included unless they are open."""
+    """Raise ValueError unless the value is a finite number from `low` to `high`; open ends are excluded."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     if not good or (open_low and value == low) or (open_high and value == high) or value == math.inf:
         opening, closing = "(" if open_low else "[", ")" if open_high or high == math.inf else "]"
@@ -117,15 +116,15 @@ def check_number(
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Settings):
-    """How a network is trained. Context length and vocabulary come from the model's configuration.
+    """Hyperparameters of a training. Context length and vocabulary come from the model's configuration.
 
-    A field whose default is None is worked out from the others where it has an effect, and refused where it has none.
+    A field whose default is None is derived from the others where it has an effect, and refused where it has none.
 
     Args:
         max_steps: optimiser steps.
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
-        optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay beside the step,
+        optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay apart from the step,
             Loshchilov and Hutter 2019), "adam" (no decay, Kingma and Ba 2015), "adam_l2" (coupled decay: weight_decay *
             weights joins the gradient before the moments) or "muon" (orthogonalised momentum for the matrices of the
             blocks, Jordan et al. 2024; "adamw" for everything else).
@@ -238,7 +237,7 @@ class TrainConfig(Settings):
 
     @property
     def warmup(self) -> int:
-        """Optimiser steps with a rising learning rate; of a share above 0 at least one."""
+        """Optimiser steps with a rising learning rate; at least one with a warmup_ratio above 0."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return max(1, round(self.warmup_ratio * self.max_steps)) if self.warmup_ratio else 0
@@ -246,11 +245,11 @@ class TrainConfig(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Settings):
-    """Parameters of generation, whatever the vocabulary.
+    """Parameters of generation that do not depend on the vocabulary.
 
-    Those that the strategy does not use are refused. They apply in the order repetition, frequency and presence
-    penalty, logit bias, forbidden tokens, temperature, top-k, top-p, min-p, typical; each filter works within what the
-    one before it left. At temperature 0 the filters change nothing, the rest does.
+    Parameters that the strategy does not use are refused. They apply in the order repetition, frequency and presence
+    penalty, logit bias, suppressed tokens, temperature, top-k, top-p, min-p, typical; each filter works on the tokens
+    that the previous one kept. At temperature 0 the filters have no effect.
 
     Args:
         max_new_tokens: longest continuation, in tokens.
@@ -283,9 +282,9 @@ class Sampling(Settings):
         logit_bias: pairs of a token's id and a number that is added to its logit.
         top_logprobs: number of likeliest tokens recorded with each token, with their log-probabilities.
         overflow: handling of a full context: "roll" (a prompt longer than the context keeps its end; a row that fills
-            the context goes on from the last half of it), "stop" (the same prompt, but the row ends where the context
+            the context continues from its last half), "stop" (the same prompt, but the row ends where the context
             is full) or "refuse" (prompt and max_new_tokens together must fit the context).
-        deterministic: bit-exact results, whatever else is in the batch; slower.
+        deterministic: bit-exact results in any batch; slower.
     """
 
     max_new_tokens: int = setting(64, ge=1)
@@ -325,11 +324,11 @@ class Sampling(Settings):
 
     @property
     def is_search(self) -> bool:
-        """Whether several continuations of a prompt are followed at once, so that one is known at its end only."""
+        """True for beam and contrastive search, whose continuations are not known before their end."""
         return self.strategy in ("beam", "contrastive")
 
     def room(self, n_prompt: int) -> int:
-        """Return the longest continuation of a prompt of so many tokens; below 1 where max_length leaves none."""
+        """Return the maximum length of a continuation of n_prompt tokens; below 1 if they use up max_length."""
         return self.max_length - n_prompt if self.max_length else self.max_new_tokens
 
     def _check_strategy(self) -> None:
@@ -371,7 +370,7 @@ class Sampling(Settings):
         for pair in pairs:
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 raise ValueError(f"logit_bias holds {pair!r}; expected pairs of a token and a number")
-            token = int(pair[0]) if isinstance(pair[0], str) and pair[0].isdecimal() else pair[0]  # a key of JSON
+            token = int(pair[0]) if isinstance(pair[0], str) and pair[0].isdecimal() else pair[0]  # a JSON key
             check_int("logit_bias", token, 0)
             check_number("logit_bias", pair[1], -math.inf, math.inf, open_low=True)
             found.append((token, float(pair[1])))
@@ -399,13 +398,13 @@ class Execution(Settings):
     """Memory, devices and compilation of a training: settings that change no result but by rounding.
 
     Args:
-        compile: fuse the network by torch.compile; where that fails, the run goes on without it and reports why (with
+        compile: fuse the network by torch.compile; where that fails, the run continues without it and reports why (with
             "fsdp" it ends).
         recompute: compute the activations of each block again in the backward pass: less memory, a third more time.
         sharding: placement on several devices, "ddp" (each holds all weights) or "fsdp" (each holds a part of weights,
             gradients and optimiser state).
         keep: number of newest checkpoints that are kept; with patience, the one with the lowest validation loss is kept
-            beside them.
+            in addition.
         checkpoint_minutes: minutes between two checkpoints, at most what a kill costs; 0 saves every step.
     """
 

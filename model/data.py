@@ -1,9 +1,8 @@
-"""Where training and evaluation read their sequences.
+"""Sequences for training and evaluation, their batches, and their order.
 
-A sequence is made of pieces, spans over flat token shards (usually memory-mapped arrays): nothing is copied or packed
-in advance, and a batch is the first place where ids lie side by side. The order in which training reads them is a pure
-function of (seed, epoch, position): a run resumes from a number of steps, and any number of ranks that share the
-positions read the same sequences.
+A sequence consists of spans over flat token shards (usually memory-mapped arrays), which are copied only when a batch
+is built. The order of training is a pure function of (seed, epoch, position), so that a run resumes from a step number
+alone and any number of ranks read the same sequences.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ import numpy as np
 T = TypeVar("T")
 U = TypeVar("U")
 
-IGNORE = -100  # label of a position that has no next token; torch's cross_entropy leaves it out
+IGNORE = -100  # label of a position without a next token; the default ignore_index of torch's cross_entropy
 
 
 class Batch(NamedTuple):
-    """Some sequences as the network takes them; arrays, or tensors in pinned memory.
+    """A batch of sequences, as arrays or as tensors in pinned memory.
 
     Attributes:
         inputs: (B, T) int64 token ids.
-        labels: (B, T) int64, the ids one place further on; -100 where there is nothing to predict.
-        documents: the lengths of the documents that lie one after the other in each row, where they are to be read as
-            if each were alone; None where each row is read as one text.
+        labels: (B, T) int64, the id after each input; -100 where there is none.
+        documents: lengths of the consecutive documents in each row, which do not attend to each other; None where each
+            row is one text.
     """
 
     inputs: Any
@@ -38,40 +37,40 @@ class Batch(NamedTuple):
 
 
 class SequenceSource(Protocol):
-    """Anything that training and evaluation can read sequences from."""
+    """Source of sequences for training and evaluation."""
 
     def __len__(self) -> int:
-        """Number of sequences."""
+        """Return the number of sequences."""
         ...
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """The sequences with these numbers, in this order."""
+        """Return the sequences with these numbers, in this order."""
         ...
 
 
 class SpanSource:
     """Sequences of one or more pieces; a piece is a span [start, start + length) of a token shard.
 
-    The pieces of a sequence stand side by side and fill up to seq_len inputs; padding follows. The label of an input is
-    the id behind it: in its piece, or the first of the next piece unless the pieces are isolated. A sequence that is
-    full may carry one id more to look ahead, at the end of its last piece, which is the label of its last input.
+    The pieces of a sequence are concatenated to at most seq_len inputs and padded. The label of an input is the next
+    id, also across pieces unless they are isolated. The last piece of a full sequence may have one id more, the
+    lookahead id, which is only the label of the last input.
 
     Args:
         shards: 1-D arrays of unsigned token ids.
         shard: (n,) number of the shard of each piece.
         start: (n,) first id of each piece in its shard.
-        length: (n,) number of ids of each piece, with the one to look ahead.
+        length: (n,) number of ids of each piece, the lookahead id included.
         seq_len: T, the width of a batch.
-        pad_id: fills inputs behind a sequence that is not full; its label is always -100.
-        offsets: (number of sequences + 1,) the pieces of sequence i are those from offsets[i] to offsets[i + 1] - 1;
-            None means that each sequence is one piece.
-        ahead: (n,) 1 where the last id of a piece is there to look ahead only, else 0; None means where a piece is
-            longer than seq_len.
-        isolated: pieces do not see each other: no label crosses from one into the next, and batches say where each
-            ends.
+        pad_id: id of padding, whose label is -100.
+        offsets: (n_sequences + 1,) pieces offsets[i] to offsets[i + 1] - 1 form sequence i; None means one piece per
+            sequence.
+        ahead: (n,) 1 where the last id of a piece is a lookahead id, else 0; None means where a piece is longer than
+            seq_len.
+        isolated: pieces do not attend to each other: no label crosses from one into the next, and batches have the
+            lengths of their documents.
 
     Raises:
-        ValueError: the arrays do not belong together, or a piece does not fit seq_len or its shard.
+        ValueError: the arrays do not match, or a piece does not fit seq_len or its shard.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class SpanSource:
         ahead: np.ndarray | None = None,
         isolated: bool = False,
     ) -> None:
-        self.shards = [np.asarray(ids) for ids in shards]  # a slice of np.memmap itself costs ten times as much
+        self.shards = [np.asarray(ids) for ids in shards]  # slices of an np.memmap are slower
         self.shard = np.asarray(shard, dtype=np.int64)
         self.start = np.asarray(start, dtype=np.int64)
         self.length = np.asarray(length, dtype=np.int64)
@@ -135,24 +134,24 @@ class SpanSource:
         filled = np.add.reduceat(inputs, offsets[:-1])
         for row in np.flatnonzero(filled > self.seq_len)[:1]:
             raise ValueError(f"sequence {row} has {filled[row]} inputs; expected at most seq_len = {self.seq_len}")
-        looking = np.add.reduceat(self.ahead, offsets[:-1], dtype=np.int64)
-        useless = (looking > self.ahead[offsets[1:] - 1]) | ((looking > 0) & (filled < self.seq_len))
-        for row in np.flatnonzero(useless)[:1]:
+        lookaheads = np.add.reduceat(self.ahead, offsets[:-1], dtype=np.int64)
+        misplaced = (lookaheads > self.ahead[offsets[1:] - 1]) | ((lookaheads > 0) & (filled < self.seq_len))
+        for row in np.flatnonzero(misplaced)[:1]:
             raise ValueError(
-                f"sequence {row} looks ahead although another piece or padding follows; expected that only at the end "
-                f"of the last piece of a sequence with seq_len = {self.seq_len} inputs"
+                f"sequence {row} has a lookahead id before another piece or padding; expected it only at the end of a "
+                f"sequence with seq_len = {self.seq_len} inputs"
             )
         if self.isolated:
             for row in np.flatnonzero(inputs < 1)[:1]:
-                raise ValueError(f"piece {row} has no input, only an id to look ahead, which no isolated piece can use")
+                raise ValueError(f"isolated piece {row} has a lookahead id and no input; expected at least one input")
 
     def __len__(self) -> int:
         return len(self.shard) if self.offsets is None else len(self.offsets) - 1
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """Inputs and labels (B, seq_len) of these sequences, and their documents if they are isolated.
+        """Return inputs and labels (B, seq_len) of these sequences, with `documents` if the pieces are isolated.
 
-        A batch without two pieces in any row has no documents to tell apart: causal attention alone says the same.
+        `documents` is None if every row has one piece, because causal attention is the same then.
         """
         indices = np.asarray(indices, dtype=np.int64)
         n_rows, width = len(indices), self.seq_len + 1
@@ -176,7 +175,7 @@ class SpanSource:
         return Batch(inputs, labels, [part.tolist() for part in np.split(lengths, last[:-1] + 1)])
 
     def _pieces(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The pieces of these sequences side by side, the row and place of each, and where each row's last one is."""
+        """Return the pieces of these sequences, the row and column of each, and the index of each row's last piece."""
         assert self.offsets is not None
         first = self.offsets[indices]
         counts = self.offsets[indices + 1] - first
@@ -185,11 +184,11 @@ class SpanSource:
         row = np.repeat(np.arange(len(indices)), counts)
         pieces = np.arange(len(row)) + (first - begins)[row]
         inputs = self.length[pieces] - self.ahead[pieces]
-        before = np.cumsum(inputs) - inputs  # in all rows up to each piece
+        before = np.cumsum(inputs) - inputs  # inputs of all pieces before each
         return pieces, row, before - before[begins][row], ends - 1
 
     def _copy_ids(self, pieces: np.ndarray, begin: np.ndarray, flat: np.ndarray) -> None:
-        """Copies the ids of pieces to where each begins in a flat array."""
+        """Copy the ids of each piece into `flat` at its place in `begin`."""
         start, length = self.start[pieces], self.length[pieces]
         columns = (self.shard[pieces], start, start + length, begin, begin + length)
         for shard, first, end, left, right in zip(*(column.tolist() for column in columns), strict=True):
@@ -197,16 +196,13 @@ class SpanSource:
 
 
 def _common_dtype(shards: Sequence[np.ndarray], pad_id: int) -> np.dtype:
-    """The smallest type that holds the ids of all shards and of padding."""
+    """Return the smallest integer type for the ids of all shards and of padding."""
     found = np.result_type(np.min_scalar_type(pad_id), *dict.fromkeys(ids.dtype for ids in shards))
-    return found if found.kind in "iu" else np.dtype(np.int64)  # uint64 beside a signed type would become a float
+    return found if found.kind in "iu" else np.dtype(np.int64)  # uint64 with a signed type promotes to float
 
 
 def trim(batch: Batch) -> Batch:
-    """Cuts the trailing columns in which no row has a label.
-
-    Attention is causal, so they cannot change any loss; they would only cost time.
-    """
+    """Remove the trailing columns without a label, which do not affect the loss, because attention is causal."""
     used = np.flatnonzero((batch.labels != IGNORE).any(axis=0))
     width = int(used[-1]) + 1 if len(used) else 1
     inputs, labels = (np.ascontiguousarray(ids[:, :width]) for ids in (batch.inputs, batch.labels))
@@ -215,7 +211,7 @@ def trim(batch: Batch) -> Batch:
 
 
 def _shortened(lengths: Sequence[int], width: int) -> list[int]:
-    """The lengths of what is left of documents in a row that is cut behind so many places."""
+    """Return the lengths of documents in a row that is cut to `width` tokens."""
     found = []
     for length in lengths:
         if width <= 0:
@@ -226,10 +222,10 @@ def _shortened(lengths: Sequence[int], width: int) -> list[int]:
 
 
 def read_ahead(build: Callable[[T], U], items: Iterable[T], depth: int) -> Generator[U, None, None]:
-    """Yield build(item) of each item, built in a thread that is up to `depth` items ahead.
+    """Yield build(item) of each item, computed in a thread up to `depth` items ahead.
 
     Raises:
-        Exception: what build raises, where its result would come.
+        Exception: any error of `build`, in place of its result.
     """
     with ThreadPoolExecutor(1, "batches") as thread:
         queued: deque[Future[U]] = deque()
@@ -249,28 +245,29 @@ def order(n: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
     """Return a permutation of 0, ..., n - 1: (n,) int64.
 
     Args:
+        n: length.
         seed: any whole number.
-        epoch: each has another permutation.
-        stream: tells permutations of one epoch apart.
+        epoch: number of the epoch.
+        stream: number of the random stream; each has another permutation of the epoch.
     """
     return _generator(seed, epoch, stream).permutation(n)
 
 
 def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
-    # the highest word of the counter: streams of one key never meet
+    # streams differ in the counter's highest word, so that their ranges do not overlap
     key, counter = (np.array(words, np.uint64) for words in ([seed % 2**64, epoch], [0, 0, 0, stream]))
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Sequences that lie side by side and are read equally often.
+    """A range of sequences with a sampling weight.
 
     Attributes:
-        first: number of the first one.
+        first: number of the first sequence.
         count: number of sequences.
-        reads: sequences of the group that an epoch reads: `count` for each once; more repeat all of them and some once
-            more; fewer leave some out, others in each epoch.
+        reads: reads of the group per epoch. `count` reads each sequence once. The remainder modulo `count` is a random
+            choice, which differs between epochs.
     """
 
     first: int
@@ -291,11 +288,11 @@ class Order:
     One epoch is held in memory, 8 bytes a sequence.
 
     Args:
-        groups: reads of an epoch.
+        groups: groups of sequences with their reads per epoch.
         seed: any whole number.
 
     Raises:
-        ValueError: there is nothing to read.
+        ValueError: the groups have no reads.
     """
 
     def __init__(self, groups: Sequence[Group], seed: int) -> None:

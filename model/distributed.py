@@ -1,12 +1,11 @@
-"""Several processes that compute one training: N ranks, each with a device, compute what one does.
+"""Data-parallel training in several processes (ranks), each with its own device.
 
-The configured batch is that of all ranks together. Each reads a part of its sequences, the loss is divided by the
-labels of all, and gradients are summed over the ranks, so that weights, losses and checkpoints equal those of one
-process up to the last bits, and a run may be resumed with another number of ranks. "ddp" copies the weights to every
-rank (DistributedDataParallel); "fsdp" gives each rank a part of weights, gradients and optimiser state and gathers one
-block at a time (fully_shard, known as FSDP2).
+The configured batch is split over the ranks. The loss is divided by the number of labels on all ranks and gradients are
+summed, so that weights, losses and checkpoints equal those of a single process up to the last bits, and a run may
+resume with another number of ranks. "ddp" copies the weights to every rank (DistributedDataParallel); "fsdp" shards
+weights, gradients and optimiser state and gathers one block at a time (fully_shard, FSDP2).
 
-Small numbers (labels, losses, flags) travel over gloo between the CPUs, whatever the devices are.
+Scalars (label counts, losses, flags) are exchanged by gloo between the CPUs, on every kind of device.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from .metrics import NllSum
 from .scoring import evaluate_source
 from .transformer import Transformer
 
-TIMEOUT = timedelta(minutes=30)  # of a rank that waits for another: long evaluations and large checkpoints fit
+TIMEOUT = timedelta(minutes=30)  # of collectives; longer than large checkpoints and evaluations on one rank
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of the processes that train together, and its communication; all of them call the same methods in order.
+    """Communication between the ranks; every rank calls the same methods in the same order.
 
     Attributes:
-        rank: number of this one, from 0.
+        rank: number of this process, from 0.
         world_size: number of ranks.
     """
 
@@ -51,7 +50,7 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Return each value summed over the ranks, in float64; the same bits on all of them."""
+        """Return each value summed over the ranks in float64, with the same bits on every rank."""
         if self.world_size == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64)
@@ -59,7 +58,7 @@ class Ranks:
         return tuple(total.tolist())
 
     def from_first(self, value: Any) -> Any:
-        """Return the first rank's value, of JSON types, on all of them; torch's own way would read a pickle."""
+        """Return the first rank's value, of JSON types, on every rank, without torch's pickled objects."""
         if self.world_size == 1:
             return value
         text = json.dumps(value).encode() if self.is_first else b""
@@ -70,7 +69,7 @@ class Ranks:
         return json.loads(bytes(data.tolist()))
 
     def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Return the tensors of each rank, by rank: on the CPU, of the same names and shapes everywhere."""
+        """Return the tensors of every rank, by rank; they are on the CPU, with equal names and shapes on every rank."""
         if self.world_size == 1:
             return [dict(tensors)]
         found: list[dict[str, Tensor]] = [{} for _ in range(self.world_size)]
@@ -82,16 +81,16 @@ class Ranks:
         return found
 
     def share(self, sequences: np.ndarray) -> np.ndarray:
-        """Return this rank's part of a step: whole micro-batches as far as they go round, then rows of each.
+        """Return this rank's sequences of a step, split by micro-batches first and by rows of a micro-batch second.
 
         Args:
             sequences: (grad_accum, batch_size) numbers of the step's sequences.
 
         Returns:
-            (micro-batches, rows), the same shape on each rank.
+            (micro-batches, rows), the same shape on every rank.
 
         Raises:
-            ValueError: they do not divide.
+            ValueError: the sequences cannot be split evenly.
         """
         n_batches, n_rows = sequences.shape
         check_share(n_rows, n_batches, self.world_size)
@@ -106,25 +105,25 @@ SINGLE = Ranks()
 
 
 def check_share(batch_size: int, grad_accum: int, world_size: int) -> None:
-    """Raise ValueError if so many ranks cannot share a step evenly."""
+    """Raise ValueError if the sequences of a step cannot be split evenly over the ranks."""
     n_sequences = batch_size * grad_accum
     if n_sequences % world_size:
         raise ValueError(
             f"{world_size} processes cannot share the {n_sequences} sequences of a step evenly (batch_size="
-            f"{batch_size} times grad_accum={grad_accum}); set batch_size to a multiple of {world_size}, or take a "
+            f"{batch_size} times grad_accum={grad_accum}); set batch_size to a multiple of {world_size}, or use a "
             f"number of processes that divides {n_sequences}"
         )
 
 
 @contextmanager
 def connect(device: str = "cpu") -> Iterator[Ranks]:
-    """Join the ranks that torchrun has started; without torchrun the process is the only rank.
+    """Initialise the process group of torchrun; without torchrun the process is the only rank.
 
     Args:
         device: kind of the ranks' devices, "cpu" or "cuda".
 
     Raises:
-        RuntimeError: the ranks do not find each other.
+        RuntimeError: the ranks cannot connect.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
@@ -134,13 +133,13 @@ def connect(device: str = "cpu") -> Iterator[Ranks]:
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
     torch.distributed.init_process_group(backend, timeout=TIMEOUT)
     yield Ranks(int(os.environ["RANK"]), world_size)
-    # Not after an error: the others may be in a collective that this rank will never join, and destroying the group
-    # would wait for them. They notice the end of the process.
+    # Not after an error: destroying the group would wait for ranks in a collective that this one does not join. They
+    # fail when this process ends.
     torch.distributed.destroy_process_group()
 
 
 def rank_device(kind: str) -> torch.device:
-    """Return the device of this process: of several GPUs, the one that torchrun has numbered for it."""
+    """Return the device of this process; with GPUs the one with number LOCAL_RANK."""
     if kind != "cuda":
         return torch.device(kind)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -151,24 +150,27 @@ def rank_device(kind: str) -> torch.device:
 def shard(
     model: Transformer, device: torch.device, ranks: Ranks, dtype: torch.dtype | None, compiled: bool = False
 ) -> None:
-    """Split a network over the ranks, block by block, so that a device never holds all of it.
+    """Shard a network over the ranks by fully_shard, block by block.
 
     Args:
-        dtype: of the blocks' gathered weights and of their inputs, bfloat16 to halve what is sent; None keeps float32.
-            Embedding, head, each rank's part of the weights and the summed gradients stay float32.
+        model: the network.
+        device: device of this rank.
+        ranks: the ranks.
+        dtype: of the blocks' gathered weights and inputs; bfloat16 halves the communication, None keeps float32.
+            Embedding, head, the shards of the weights and the summed gradients stay float32.
         compiled: compile each block by torch.compile.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     for block in model.blocks if compiled else ():
-        block.forward = torch.compile(block.forward, dynamic=False)  # the hooks of fully_shard stay outside
+        block.forward = torch.compile(block.forward, dynamic=False)  # without the hooks of fully_shard
     mesh = init_device_mesh(device.type, (ranks.world_size,))
     half = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
     for module in (*model.blocks, model):
         policy = MixedPrecisionPolicy() if dtype is None or module is model else half
         sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
-        # a sum; said twice because a factor alone asks for an operation that only NCCL has
+        # sum; without the second setting the factor uses an operation of NCCL only
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(model, "nll")
@@ -177,7 +179,7 @@ def shard(
 def replicate(model: Transformer) -> Any:
     """Return a DistributedDataParallel whose call is `model.nll` and whose gradients are summed over the ranks."""
     replicated = nn.parallel.DistributedDataParallel
-    # buffers are tables that never change; the argument has a new name in newer releases of torch
+    # buffers are constant tables; newer releases of torch renamed the argument
     named = inspect.signature(replicated).parameters
     name = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
     fixed_buffers: dict[str, Any] = {name: False}
@@ -187,7 +189,7 @@ def replicate(model: Transformer) -> Any:
 
 
 class _Nll(nn.Module):
-    """The loss as a forward pass, which is what DistributedDataParallel wraps."""
+    """Module whose forward pass is the loss, for DistributedDataParallel."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -198,19 +200,19 @@ class _Nll(nn.Module):
 
 
 def _sum_over_ranks(gradients: Tensor) -> Any:
-    """The default would average, but the loss is divided by the labels of all ranks already."""
+    # the default hook averages, but the loss is already divided by the labels of all ranks
     future = torch.distributed.all_reduce(gradients, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor that may be sharded, or a partial sum, as a plain one; all ranks call it."""
-    full_tensor = getattr(tensor, "full_tensor", None)  # DTensors have it, and take seconds to import
+    """Return a DTensor (sharded or a partial sum) as a plain tensor, others unchanged; every rank calls it."""
+    full_tensor = getattr(tensor, "full_tensor", None)  # no isinstance: importing DTensor takes seconds
     return tensor if full_tensor is None else full_tensor()
 
 
 def part_of(full: Tensor, target: Any) -> Tensor:
-    """Return this rank's part of a whole tensor, split as the target is; a tensor of another shape as it is."""
+    """Return this rank's part of a full tensor, sharded like the target; unchanged if their shapes differ."""
     if not hasattr(target, "placements") or full.shape != target.shape:
         return full
     from torch.distributed.tensor import distribute_tensor
@@ -219,7 +221,7 @@ def part_of(full: Tensor, target: Any) -> Tensor:
 
 
 def evaluate(model: Transformer, source: SequenceSource, batch_size: int, device: torch.device, ranks: Ranks) -> NllSum:
-    """Return `scoring.evaluate_source` over all of the source, of which each rank computes a part."""
+    """Return `scoring.evaluate_source` of the source, computed by all ranks together."""
     if ranks.world_size == 1:
         return evaluate_source(model, source, batch_size, device)
     own = evaluate_source(model, _Part(source, batch_size, ranks), batch_size, device)
@@ -229,9 +231,9 @@ def evaluate(model: Transformer, source: SequenceSource, batch_size: int, device
 
 @dataclass(frozen=True)
 class _Part:
-    """Every world_size-th batch of a source; padded by batches without a label, so that all ranks read equally many.
+    """Every world_size-th batch of a source, padded with batches without labels to equal numbers on all ranks.
 
-    A sharded network is gathered by all ranks for each batch: one that reads fewer would leave the others waiting.
+    A sharded network is gathered by all ranks for each batch, so that a rank with fewer batches would block the others.
     """
 
     source: SequenceSource

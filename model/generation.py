@@ -1,19 +1,19 @@
-"""Generation: prompts of different length in, continuations out.
+"""Batched generation with continuous batching.
 
-A batch of slots grows by one token per step, each row at its own position. Prompts are read in groups of like length
-into the slots of a static key-value cache; a row that ends gives its slot to a waiting prompt (a few slots are filled
-at once, because reading one short prompt costs almost as much as reading four), and when nothing waits and half of the
-slots are idle, the batch shrinks. What a prompt gets depends on its own key, never on its neighbours.
+Each step appends one token to every row of a batch, each at its own position. Prompts of similar length are prefilled
+together into the slots of a static key-value cache. A finished row frees its slot for a waiting prompt; several slots
+are refilled together, because a prefill of one short prompt takes almost as long as one of four. Without waiting
+prompts the batch shrinks when half of the slots are idle. The sampling noise of a prompt depends on its key only.
 
-The context rolls: a prompt longer than the context keeps its last max_seq_len tokens, and a row that has filled the
-context starts again from the last half of its window, so a continuation may be of any length. (Cached keys and values
-were computed from a text that is gone then, so the cache cannot simply be shifted.)
+The context rolls: a prompt longer than the context keeps its last max_seq_len tokens, and a row that fills the context
+is prefilled again with the last half of its window. (The cache cannot be shifted, because its keys and values depend on
+the dropped tokens.)
 
-On a GPU the next step is started before the host has seen the tokens of the last one, so that ends are noticed one
-step late and the device never waits for the host.
+On a GPU the next forward pass starts before the host reads the sampled tokens, so that the device does not wait for the
+host; the end of a row is detected one step later.
 
-With config.deterministic everything that a row's bits depend on has a fixed shape or one of its own: prompts are read
-alone, products are computed in blocks of a fixed number of rows, every row attends over all slots, and draws by itself.
+With config.deterministic all shapes on which the bits of a row depend are fixed: prompts are prefilled alone, steps are
+computed in blocks of a fixed number of rows, each row attends over all slots and is sampled separately.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .kv_cache import GraphedStep, KVCache
 from .sampling import Choice, Sampler, ranked, uniform_noise
 from .transformer import Transformer, evaluating
 
-PREFILL_TOKENS = 4096  # prompt tokens, with padding, that are read at once
-LEAST_FILLED = 0.8  # the shortest prompt of a group, as a share of the longest
-REFILL_SHARE = 8  # slots are refilled when one in so many is idle
+PREFILL_TOKENS = 4096  # prompt tokens, with padding, of one prefill
+LEAST_FILLED = 0.8  # shortest prompt of a prefill, as a share of the longest
+REFILL_SHARE = 8  # slots are refilled when 1 / REFILL_SHARE of them are idle
 BLOCK = 8  # rows of a deterministic step
-WIDE_BLOCK = 32  # the same where rows are of uneven width: no vector of the processor may end within a block
-_NOISE_AHEAD = 256  # numbers that are drawn at once
-_CONTEXT = 8  # tokens before the part that is decoded: some tokenisers write a token otherwise at the start of a text
-_TOKENS_PER_CHAR = 4  # at most, where a token is a byte
+WIDE_BLOCK = 32  # the same for widths that are no multiple of 4: SIMD vectors must not cross the end of a block
+_NOISE_AHEAD = 256  # random numbers drawn at once
+_CONTEXT = 8  # tokens decoded before new ones, because some tokenisers decode the first token of a text differently
+_TOKENS_PER_CHAR = 4  # upper bound, for tokens of single bytes
 
-Decode = Callable[[Sequence[int], Sequence[int]], str]  # the text that new ids add to the text of the ids before them
+Decode = Callable[[Sequence[int], Sequence[int]], str]  # (ids before, new ids) -> text of the new ids
 
 
 @dataclass
@@ -51,15 +51,15 @@ class Completion:
     """One continuation of one prompt.
 
     Attributes:
-        prompt: place of its prompt in the list.
-        sample: which of the prompt's samples it is, from 0.
-        ids: new tokens, without the one that ended them. A stop string's last token is among them.
-        finish_reason: "stop" (a token or a string ended it), "length" (max_new_tokens were made), "context" (the
-            context is full, with overflow="stop") or "exhausted" (every token was forbidden); "" while it grows.
-        logprobs: the model's own log-probability of each of ids, in nats, before penalties, temperature and filters.
-        top_logprobs: for each of ids the likeliest tokens and their log-probabilities, the best first.
-        stopped_by: the stop string that ended it, or the token; None if neither did. The text goes up to where the
-            string begins, which may be within a token.
+        prompt: index of its prompt.
+        sample: number of the sample of the prompt, from 0.
+        ids: new tokens, without the ending token but with the tokens of a stop string.
+        finish_reason: "stop" (an ending token or stop string), "length" (the maximum length), "context" (the context
+            is full, with overflow="stop") or "exhausted" (every token was ruled out); "" while unfinished.
+        logprobs: log-probability of each id in nats, before penalties, temperature and filters.
+        top_logprobs: likeliest tokens and their log-probabilities for each id, the best first.
+        stopped_by: the stop string or ending token; None without one. The text ends where the stop string begins, which
+            may be within a token.
     """
 
     prompt: int = 0
@@ -79,20 +79,21 @@ def stream(
     key: int = 0,
     decode: Decode | None = None,
 ) -> Iterator[Completion]:
-    """Continue one prompt (its first sample), token by token; not by a search, which knows it at the end only.
+    """Continue one prompt (its first sample) token by token, by any strategy except a search.
 
     Args:
-        model: as for generate, as are the others.
+        model, config, decode: as for generate.
         prompt: token ids, at least one.
-        config: how to draw.
-        key: names its noise.
-        decode: needed where config.stop is set.
+        key: key of its noise.
 
     Yields:
-        The same completion after each token, and at last with its finish_reason.
+        The same Completion object after each token; the last one has its finish_reason.
+
+    Raises:
+        ValueError: the strategy is a search, or as for generate.
     """
     if config.is_search:
-        raise ValueError(f"strategy={config.strategy!r} has no continuation before its end; use generate")
+        raise ValueError(f"strategy={config.strategy!r} does not generate token by token; use generate")
     _check([prompt], [key], config, model.config, decode)
     row = Row(prompt, key, Completion(), config.room(len(prompt)))
     with evaluating(model):
@@ -115,17 +116,15 @@ def generate(
     """Continue each prompt.
 
     Args:
-        model: the network; it is put into evaluation mode and back.
+        model: the network; evaluation mode is set, and the mode restored afterwards.
         prompts: token ids, at least one in each.
-        config: how to draw.
-        keys: one number per prompt that, with the seed and the sample's number, names its noise; the prompts' places
-            by default. A prompt with the same key gets the same noise in any batch.
-        limits: the longest continuation of each prompt, where it is below what config gives it.
-        batch_size: rows that grow at once; it bounds the memory of the cache.
-        decode: the text that new ids add to that of the ids before them, which may be the last few only; needed where
-            config.stop is set.
-        on_step: called with (completions finished, completions in all) after each step.
-        on_finished: called with each completion as soon as it is finished, in no particular order.
+        config: sampling parameters.
+        keys: one number per prompt, by default its index. Key, seed and sample number determine the noise in any batch.
+        limits: maximum length of each continuation, at most the one that config gives.
+        batch_size: rows per step; bounds the memory of the cache.
+        decode: called with some ids and the ids after them, returns the text of the latter; required with config.stop.
+        on_step: called with (finished completions, all completions) after each step.
+        on_finished: called with each finished completion, in order of their ends.
 
     Returns:
         config.n_samples completions of each prompt, in the prompts' order.
@@ -143,7 +142,7 @@ def generate(
     elif len(limits) != len(prompts) or not all(1 <= a <= b for a, b in zip(limits, longest, strict=True)):
         raise ValueError(f"limits={limits!r}; expected numbers from 1 to {longest}, one for each prompt")
     if config.is_search:
-        from .search import search  # which stands on top of this module
+        from .search import search  # not at the top: it imports this module
 
         with evaluating(model):
             return search(model, prompts, limits, config, on_step, on_finished)
@@ -165,7 +164,7 @@ def generate(
 
 
 def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
-    """Why a prompt cannot be continued, as the end of a sentence that begins with its name; empty if it can."""
+    """Return the problem of a prompt as the predicate of a sentence ("is empty; ..."); empty if there is none."""
     if len(prompt) == 0:
         return "is empty; begin it with a token such as BOS"
     if not 0 <= min(prompt) <= max(prompt) < network.vocab_size:
@@ -175,7 +174,7 @@ def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: Mod
         )
     room = config.room(len(prompt))
     if room < 1:
-        return f"has {len(prompt)} tokens, and max_length={config.max_length} leaves none to continue it; raise that"
+        return f"has {len(prompt)} tokens, and max_length={config.max_length} leaves none for a continuation; raise it"
     if config.overflow == "refuse" and len(prompt) + room > network.max_seq_len:
         return (
             f"has {len(prompt)} tokens, {len(prompt) + room} with max_new_tokens={room}, and the context holds "
@@ -198,7 +197,7 @@ def _check(
         if problem:
             raise ValueError(f"prompt {index} {problem}")
     if config.stop and decode is None:
-        raise ValueError(f"stop={config.stop!r} is text, and there is no decode to turn tokens into text; give it")
+        raise ValueError(f"stop={config.stop!r} needs decode, which converts tokens to text; give it")
     biased = [token for token, _ in config.logit_bias]
     ending = () if config.eos_id is None else (config.eos_id,)
     named = {"suppress": config.suppress, "logit_bias": biased, "stop_ids": config.stop_ids, "eos_id": ending}
@@ -208,30 +207,29 @@ def _check(
             raise ValueError(f"{name} names token {beyond[0]}; the model's tokens are 0 to {network.vocab_size - 1}")
     n_allowed = network.vocab_size - len(set(config.suppress))
     if config.strategy == "beam" and config.n_beams >= n_allowed:
-        raise ValueError(f"n_beams={config.n_beams}; expected less than the {n_allowed} tokens that may be chosen")
+        raise ValueError(f"n_beams={config.n_beams}; expected less than the {n_allowed} tokens that are not suppressed")
     if n_allowed == 0:
-        raise ValueError(f"suppress forbids all {network.vocab_size} tokens, so that none could be drawn; leave some")
+        raise ValueError(f"suppress has all {network.vocab_size} tokens; leave some out")
 
 
 def nan_logits(prompt: int) -> ValueError:
-    """The error of a network that gives no numbers."""
+    """Return the error for NaN logits."""
     return ValueError(
-        f"the network's logits are NaN behind prompt {prompt}: its weights are broken, or its numbers too large for "
-        "their type"
+        f"the network's logits are NaN after prompt {prompt}: its weights are not finite, or its activations overflow"
     )
 
 
 @dataclass
 class Row:
-    """A continuation on its way.
+    """An unfinished continuation.
 
     Attributes:
-        prompt: all of its tokens.
-        key: names its noise.
-        completion: what came out so far.
-        limit: its longest continuation.
-        dropped: tokens of prompt and continuation that lie before the window which the cache holds.
-        noise: numbers drawn ahead.
+        prompt: all tokens of the prompt.
+        key: key of the noise.
+        completion: the result so far.
+        limit: maximum length of the continuation.
+        dropped: tokens of prompt and continuation before the window in the cache.
+        noise: random numbers drawn ahead.
     """
 
     prompt: Sequence[int]
@@ -242,7 +240,7 @@ class Row:
     noise: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def uniform(self, seed: int) -> float:
-        """The number that the next token is drawn with."""
+        """Return the random number in [0, 1) for the next token."""
         place = len(self.completion.ids) % _NOISE_AHEAD
         if place == 0:
             first = len(self.completion.ids)
@@ -251,7 +249,7 @@ class Row:
         return float(self.noise[place])
 
     def window(self) -> list[int]:
-        """The tokens that the next one follows from."""
+        """Return the tokens that the next one is predicted from."""
         n_prompt = len(self.prompt)
         if self.dropped < n_prompt:
             return [*self.prompt[self.dropped :], *self.completion.ids]
@@ -259,33 +257,33 @@ class Row:
 
 
 def completed_stop(stops: Sequence[str], decode: Decode, prompt: Sequence[int], ids: Sequence[int]) -> str | None:
-    """The string that the newest token completed, in it or at its end; of several the one that begins first.
+    """Return the stop string that the newest token completed, of several the one that begins first, or None.
 
     Args:
-        stops: strings that end a continuation, wherever the borders of tokens lie.
-        decode: gives their text to tokens.
+        stops: strings that end a continuation; they may begin and end within tokens.
+        decode: as for generate.
         prompt: tokens before the continuation.
-        ids: the continuation. Its last few tokens alone are decoded.
+        ids: the continuation; only its last tokens are decoded.
     """
     first = max(0, len(ids) - _TOKENS_PER_CHAR * max(map(len, stops)) - 1)
     tail = ids[first:]
     before = ids[first - _CONTEXT : first] if first >= _CONTEXT else [*prompt[-_CONTEXT:], *ids[:first]]
     text, older = decode(before, tail), decode(before, tail[:-1])
-    # every place is tried, because a string may occur over itself
+    # every position is tried, because occurrences may overlap
     hits = ((at, stop) for stop in stops if stop in text for at in range(len(text)) if text.startswith(stop, at))
     fresh = [(at, stop) for at, stop in hits if not older.startswith(stop, at)]
     return min(fresh)[1] if fresh else None
 
 
 class Engine:
-    """Continues rows until all have ended.
+    """Generation loop over a batch of slots.
 
     Args:
         model: the network, in evaluation mode.
-        rows: what to continue.
-        config: how.
-        batch_size: slots.
-        decode: turns ids into text, where there are stop strings.
+        rows: continuations to generate.
+        config: sampling parameters.
+        batch_size: maximum number of slots.
+        decode: as for generate.
     """
 
     def __init__(
@@ -299,75 +297,74 @@ class Engine:
         self.model, self.config, self.decode = model, config, decode
         self.context = model.config.max_seq_len
         weight = model.token_embedding.weight
-        self.device, self.late = weight.device, weight.device.type != "cpu"
+        self.device, self.overlap = weight.device, weight.device.type != "cpu"
         for row in rows:
             row.dropped = max(0, len(row.prompt) - self.context)
-        # longest first: what ends the run is then short; and neighbours are of like length
+        # longest first: the last rows are short, and neighbours have similar lengths
         self.waiting = deque(sorted(rows, key=lambda row: -len(row.prompt)))
         even = model.config.d_model % 4 == 0 and model.config.d_ff % 4 == 0
         self.block = (BLOCK if even else WIDE_BLOCK) if config.deterministic else 0
         n_slots = self._rounded(min(batch_size, len(rows)))
-        # what is cropped away is not remembered either: a prompt may be a thousand times as long as the context
+        # without dropped tokens, because a prompt may be much longer than the context
         longest = max((len(row.prompt) - row.dropped + row.limit for row in rows), default=1)
         capacity = self.context if self.block else min(self.context, longest)
         self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
         self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
         self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
         self.n_slots = n_slots
-        self.live: dict[int, Row] = {}  # rows by their slots
+        self.active: dict[int, Row] = {}  # rows by their slots
         self.ending = frozenset(config.ending_ids)
         self.packed = Packed(model.products(), self.block or n_slots)
         self.graphed = GraphedStep(model, self.cache) if weight.device.type == "cuda" and not self.block else None
 
     def _rounded(self, n_slots: int) -> int:
-        """Slots that a step can take."""
         return -(-max(1, n_slots) // (self.block or 1)) * (self.block or 1)
 
     def run(self) -> Iterator[list[Row]]:
-        """Step until all rows have ended; after each step, the rows that ended in it."""
+        """Generate until all rows have ended. Yields after each step the rows that ended in it."""
         with torch.inference_mode(), self.packed:
             self._refill()
-        while self.live:
+        while self.active:
             with torch.inference_mode(), self.packed:
-                finished = self._turn()
+                finished = self._step()
             yield finished
 
-    def _turn(self) -> list[Row]:
-        """Choose a token for each row; on an accelerator the next pass begins before the tokens are read back."""
+    def _step(self) -> list[Row]:
+        """Sample a token per row; on an accelerator the next forward pass starts before the tokens are read back."""
         choice = self.sampler.choose(self.logits, self._uniform())
-        early = self.late and not self._must_wait()
-        if early:
-            self._advance(choice.tokens)
+        overlapped = self.overlap and not self._must_sync()
+        if overlapped:
+            self._forward(choice.tokens)
         finished = self._record(choice)
-        if not early:
-            finished += self._make_room()
-            self._advance(choice.tokens)
+        if not overlapped:
+            finished += self._roll_context()
+            self._forward(choice.tokens)
         self._refill()
-        if not self.late:
+        if not self.overlap:
             self._shrink()
         return finished
 
     def _uniform(self) -> Tensor | None:
-        """A number for each slot, 0 for idle ones; None if nothing is drawn."""
+        """Return a random number per slot, 0 for idle ones; None at temperature 0."""
         if self.config.temperature == 0:
             return None
-        seed, live = self.config.seed, self.live
-        numbers = [live[slot].uniform(seed) if slot in live else 0.0 for slot in range(self.n_slots)]
+        seed, active = self.config.seed, self.active
+        numbers = [active[slot].uniform(seed) if slot in active else 0.0 for slot in range(self.n_slots)]
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
-    def _must_wait(self) -> bool:
-        """Whether the next step depends on the last one's tokens in more than their vectors, or is not needed."""
+    def _must_sync(self) -> bool:
+        """Return True if the next pass must wait for the tokens: the context is full or no pass is needed."""
         return int(self.cache.lengths.max()) >= self.context or all(
-            len(row.completion.ids) + 1 >= row.limit for row in self.live.values()
+            len(row.completion.ids) + 1 >= row.limit for row in self.active.values()
         )
 
     def _record(self, choice: Choice) -> list[Row]:
-        """Give each row its token; the rows that end with it."""
+        """Append the tokens to their rows. Returns the rows that ended."""
         tokens, logprobs = choice.tokens.tolist(), choice.logprobs.tolist()
         exhausted = None if choice.exhausted is None else choice.exhausted.tolist()
         tops = None if choice.top is None else ranked(choice.top)
         finished = []
-        for slot, row in sorted(self.live.items()):
+        for slot, row in sorted(self.active.items()):
             completion = row.completion
             if math.isnan(logprobs[slot]):
                 raise nan_logits(completion.prompt)
@@ -380,13 +377,13 @@ class Engine:
                 completion.logprobs.append(logprobs[slot])
                 if tops is not None:
                     completion.top_logprobs.append(tops[slot])
-                self._look_for_end(row)
+                self._check_end(row)
             if completion.finish_reason:
                 finished.append(row)
                 self._release(slot)
         return finished
 
-    def _look_for_end(self, row: Row) -> None:
+    def _check_end(self, row: Row) -> None:
         completion, n_made = row.completion, len(row.completion.ids)
         if self.config.stop and self.decode is not None and n_made >= self.config.min_new_tokens:
             completion.stopped_by = completed_stop(self.config.stop, self.decode, row.prompt, completion.ids)
@@ -396,15 +393,15 @@ class Engine:
             completion.finish_reason = "length"
 
     def _release(self, slot: int) -> None:
-        del self.live[slot]
+        del self.active[slot]
         self.cache.lengths[slot] = 0
 
-    def _make_room(self) -> list[Row]:
-        """Rows whose context is full end, or start again from the last half of it; those that end."""
+    def _roll_context(self) -> list[Row]:
+        """End rows whose context is full, or prefill their last half again. Returns the rows that ended."""
         full = [slot for slot, length in enumerate(self.cache.lengths.tolist()) if length >= self.context]
         if not full:
             return []
-        rows = [self.live[slot] for slot in full]
+        rows = [self.active[slot] for slot in full]
         if self.config.overflow != "roll":
             for slot, row in zip(full, rows, strict=True):
                 row.completion.finish_reason = "context"
@@ -413,15 +410,15 @@ class Engine:
         half = self.context // 2
         for row in rows:
             row.dropped = len(row.prompt) + len(row.completion.ids) - half - 1
-        # all are of one length; the newest token is left to the step
+        # all have the same length; the step reads the newest token
         for first in range(0, len(full), 1 if self.block else len(full)):
             part = slice(first, first + 1 if self.block else None)
-            self._read(full[part], [row.window()[:-1] for row in rows[part]])
+            self._prefill(full[part], [row.window()[:-1] for row in rows[part]])
         return []
 
-    def _advance(self, tokens: Tensor) -> None:
-        """Read the newest token of every slot, for the logits of the next; only the live ones grow."""
-        if not self.live:
+    def _forward(self, tokens: Tensor) -> None:
+        """Compute the next logits of every slot from its newest token; only active slots grow."""
+        if not self.active:
             return
         if self.graphed is not None:
             self.logits = self.graphed(tokens)
@@ -434,11 +431,11 @@ class Engine:
             self.logits = torch.cat(parts)
         else:
             self.logits = self.model.next_logits(tokens, self.cache.slots(len(tokens), 1))
-        self.cache.lengths[list(self.live)] += 1
+        self.cache.lengths[list(self.active)] += 1
 
     def _refill(self) -> None:
-        """Read waiting prompts into idle slots."""
-        idle = [slot for slot in range(self.n_slots) if slot not in self.live]
+        """Prefill idle slots with waiting prompts."""
+        idle = [slot for slot in range(self.n_slots) if slot not in self.active]
         enough = min(len(self.waiting), max(1, self.n_slots // REFILL_SHARE))
         if not self.waiting or len(idle) < enough:
             return
@@ -446,17 +443,17 @@ class Engine:
             group = self._next_group(len(idle))
             slots, idle = idle[: len(group)], idle[len(group) :]
             windows = [row.window() for row in group]
-            features = self._read(slots, windows)
+            features = self._prefill(slots, windows)
             last = torch.tensor([len(window) - 1 for window in windows], device=self.device)
-            # only the last position of each row goes through the head, which is the widest layer of a small model
+            # logits of the last position only, because the head is the widest layer of a small model
             logits = self.model.head(features[torch.arange(len(group), device=self.device), last])
             self.logits[slots] = logits[:, : self.model.config.vocab_size]
             for slot, row, window in zip(slots, group, windows, strict=True):
-                self.live[slot] = row
+                self.active[slot] = row
                 self.sampler.begin(slot, window)
 
     def _next_group(self, n_idle: int) -> list[Row]:
-        """Waiting rows of like length that are read together."""
+        """Take waiting rows of similar length, for one prefill."""
         group = [self.waiting.popleft()]
         longest = len(group[0].window())
         limit = 1 if self.block else min(n_idle, max(1, PREFILL_TOKENS // longest))
@@ -464,8 +461,8 @@ class Engine:
             group.append(self.waiting.popleft())
         return group
 
-    def _read(self, slots: list[int], windows: list[list[int]]) -> Tensor:
-        """Read windows into slots from position 0; the features (rows, T, D) of all their tokens."""
+    def _prefill(self, slots: list[int], windows: list[list[int]]) -> Tensor:
+        """Prefill slots with windows. Returns the features (rows, T, D) of all their tokens."""
         lengths = torch.tensor([len(window) for window in windows])
         ids = torch.zeros(len(windows), int(lengths.max()), dtype=torch.int64)
         for row, window in enumerate(windows):
@@ -477,16 +474,16 @@ class Engine:
         return features
 
     def _shrink(self) -> None:
-        """Leave idle slots out of the step when nothing waits for them."""
-        n_slots = self._rounded(len(self.live))
-        if self.waiting or not self.live or 2 * n_slots > self.n_slots:
+        """Remove idle slots if no prompts wait and at least half of the slots are idle."""
+        n_slots = self._rounded(len(self.active))
+        if self.waiting or not self.active or 2 * n_slots > self.n_slots:
             return
-        live = sorted(self.live)
-        kept = [*live, *(slot for slot in range(self.n_slots) if slot not in self.live)][:n_slots]
+        active = sorted(self.active)
+        kept = [*active, *(slot for slot in range(self.n_slots) if slot not in self.active)][:n_slots]
         index = torch.tensor(kept)
         self.cache.select(kept)
         self.sampler.select(index)
         self.logits = self.logits[index]
-        self.n_slots, self.live = n_slots, {place: self.live[slot] for place, slot in enumerate(live)}
+        self.n_slots, self.active = n_slots, {place: self.active[slot] for place, slot in enumerate(active)}
         if not self.block:
             self.packed = Packed(self.model.products(), n_slots)

@@ -1,7 +1,6 @@
-"""Checks of a training: numbers that are not finite, memory that runs out, loss spikes, early stopping, slow settings.
+"""Checks of a training: non-finite values, out of memory, loss spikes, early stopping, slow precision.
 
-Verdicts on the history follow from its rows alone, so that a run which is killed and resumed judges as one that was
-left alone.
+Checks of the history depend on its rows only, so that a resumed run gives the same results as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from .data import Batch
 
 Rows = Sequence[Mapping[str, Any]]
 
-WINDOW, FEWEST = 64, 32  # steps that a step is compared with; fewer say little, and the first steps are wild
-_SIGMA = 1.4826  # standard deviations of a normal distribution in its median absolute value
-# The least standard deviation of the logarithms, in case a window is far calmer than what follows: at the default score
-# of 8, a loss that is a quarter higher and a norm 5 times as high are no spikes.
+WINDOW, MIN_STEPS = 64, 32  # steps that a step is compared with, at most and at least
+_SIGMA = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
+# Lower bounds of the standard deviation of the logarithms, for windows with little noise: at the default threshold of 8
+# a spike is a loss 27 % higher, or a gradient norm 5 times as high.
 _NOISE = {"train/loss": ("loss", 0.03), "grad_norm": ("gradient norm", 0.2)}
 
 
 def spike_of(history: Rows, row: Mapping[str, Any], zscore: float) -> tuple[float, str] | None:
-    """Return score and description of a loss or gradient norm far above those before, or None.
+    """Return score and description of a spike of the loss or gradient norm, or None.
 
-    The score counts robust standard deviations of the logarithms, from median differences of successive steps, which
-    neither a few spikes nor a steady fall of the loss move much.
+    The score is the distance of the logarithm from the median of the last steps, in standard deviations estimated from
+    the median absolute difference of successive steps. The estimate is robust to a few spikes and to a trend.
 
     Args:
         history: rows before the step.
-        row: the step's.
-        zscore: the least score of a spike.
+        row: row of the step.
+        zscore: threshold of the score.
     """
     found = []
     for name, (words, noise) in _NOISE.items():
         logs = [math.log(one[name]) for one in history[-WINDOW:] if one[name] > 0]
-        if row[name] > 0 and len(logs) >= FEWEST:
+        if row[name] > 0 and len(logs) >= MIN_STEPS:
             middle = median(logs)
             spread = _SIGMA * median(abs(one - other) for one, other in pairwise(logs)) / math.sqrt(2)
             score = (math.log(row[name]) - middle) / max(spread, noise)
@@ -56,32 +55,32 @@ def spike_of(history: Rows, row: Mapping[str, Any], zscore: float) -> tuple[floa
 def best_step(history: Rows) -> int | None:
     """Return the first step with the lowest validation loss; None without an evaluation.
 
-    Losses from before the validation sequences changed do not compare, and do not count.
+    Losses on earlier validation sequences are not comparable and are ignored.
     """
     losses = _comparable(history)
     return min(losses, key=losses.__getitem__, default=None)
 
 
 def is_out_of_patience(history: Rows, patience: int) -> bool:
-    """Return True if the last `patience` evaluations did not lower the loss; 0 never does."""
+    """Return True if the last `patience` evaluations did not lower the validation loss; False if patience is 0."""
     best, steps = best_step(history), list(_comparable(history))
     return bool(patience) and best is not None and len(steps) - 1 - steps.index(best) >= patience
 
 
 def _comparable(history: Rows) -> dict[int, float]:
-    """Validation loss by step since the validation sequences last changed; NaN, of no labels, is left out."""
+    """Return validation losses by step since the last change of the validation sequences, without NaN (no labels)."""
     begin = max((place for place, row in enumerate(history) if "val/source_changed" in row), default=0)
     losses = {row["step"]: row.get("val/loss", math.nan) for row in history[begin:]}
     return {step: loss for step, loss in losses.items() if not math.isnan(loss)}
 
 
 class NonFiniteLoss(RuntimeError):
-    """Training met a NaN or an infinity and stopped before it reached the weights.
+    """Loss or gradient was NaN or infinite; the weights were not updated.
 
     Attributes:
         step: the optimiser step, from 1.
         indices: numbers of the step's sequences in their source.
-        suspects: those of them that are not finite by themselves; empty if that is not known.
+        suspects: sequences whose own loss or gradient is not finite; empty if unknown.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class NonFiniteLoss(RuntimeError):
         self.indices = list(indices)
         self.suspects = list(suspects)
         where = f", in the sequences {_shown(self.indices)}" if self.indices else ""
-        cause = cause or "Look at these sequences, lower the learning rate, or use precision='fp32'"
+        cause = cause or "Check these sequences, lower the learning rate, or use precision='fp32'"
         super().__init__(f"{what} at step {step}{where}; the last checkpoint is untouched. {cause}")
 
 
@@ -103,16 +102,21 @@ def non_finite_loss(
     batches: Sequence[Batch],
     nll: Callable[[Batch], Tensor],
 ) -> NonFiniteLoss:
-    """Return the error of a step with its cause: weights that are not finite, or single sequences.
+    """Return the error of a step with its cause: non-finite weights, or the sequences that are non-finite alone.
 
     Args:
-        nll: summed negative log-likelihood of a batch, with its graph.
+        what: what was found, such as "the loss is nan".
+        step: number of the step.
+        indices: numbers of the step's sequences.
+        model: the network.
+        batches: the step's micro-batches.
+        nll: returns the summed negative log-likelihood of a batch, with its autograd graph.
     """
     weights = dict(model.named_parameters())
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        cause = f"The weights themselves are not finite: {broken[0]}{more}; start from others"
+        cause = f"The weights are not finite: {broken[0]}{more}; start from other weights"
         return NonFiniteLoss(what, step, indices, cause)
 
     def is_finite(row: Batch) -> bool:
@@ -129,9 +133,10 @@ def non_finite_loss(
     bad = [index for index, row in zip(indices, rows, strict=False) if not is_finite(row)]
     model.train()
     if 0 < len(bad) < len(rows):
-        return NonFiniteLoss(what, step, indices, f"Alone, only {_shown(bad)} are so: look at them.", bad)
-    alone = "Each" if bad else "None"
-    cause = f"{alone} of them alone is so: lower the learning rate, or use precision='fp32'"
+        cause = f"Computed alone, only {_shown(bad)} are not finite: check them."
+        return NonFiniteLoss(what, step, indices, cause, bad)
+    alone = "each" if bad else "none"
+    cause = f"Computed alone, {alone} of them is not finite: lower the learning rate, or use precision='fp32'"
     return NonFiniteLoss(what, step, indices, cause)
 
 
@@ -141,30 +146,30 @@ def _shown(numbers: Sequence[int], most: int = 16) -> str:
 
 
 class OutOfMemory(RuntimeError):
-    """A device has too little memory; says what to change."""
+    """A device has too little memory. The message names settings to change."""
 
 
 _OUT_OF_MEMORY = re.compile(
     "out of memory"  # CUDA, MPS, XPU
     "|can't allocate memory|cannot allocate memory|not enough memory"  # torch's allocator on a CPU, the system
     "|bad_alloc"  # C++ code without a message of its own
-    "|could not create a (memory|primitive(?! descriptor))"  # oneDNN; a descriptor means that it is not supported
+    "|could not create a (memory|primitive(?! descriptor))"  # oneDNN; with "descriptor" the operation is unsupported
     "|alloc_failed",  # cuBLAS and cuDNN, which allocate for themselves
     re.IGNORECASE,
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error says that memory ran out, on whatever device."""
-    says_so = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
-    return says_so or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    """Return True if an error reports that memory ran out, on any device."""
+    matches = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return matches or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 @contextmanager
 def explaining_memory(
     doing: str, device: torch.device, shape: ModelConfig, config: TrainConfig, execution: Execution
 ) -> Iterator[None]:
-    """Inside, an error that means too little memory becomes an OutOfMemory that names settings to change."""
+    """Convert out-of-memory errors to OutOfMemory with the settings to change; `doing` is its subject."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -179,27 +184,27 @@ def explaining_memory(
             "recompute=True": not execution.recompute,
         }
         words = ", ".join(remedy for remedy, helps in remedies.items() if helps)
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OutOfMemory(
             f"{doing} does not fit into the memory of {device} with batch_size={size}, "
-            f"max_seq_len={shape.max_seq_len}, precision={config.precision!r}; take {words} or a smaller network "
-            f"({said})"
+            f"max_seq_len={shape.max_seq_len}, precision={config.precision!r}; use {words} or a smaller network "
+            f"({reason})"
         ) from error
 
 
-_AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capability from which on a GPU multiplies bfloat16, float16 natively
+_AMPERE, _VOLTA = (8, 0), (7, 0)  # lowest compute capability with native bfloat16, float16
 
 
 def advice(precision: str, device: torch.device) -> list[str]:
-    """Return a sentence for each setting that this machine does badly; nothing is refused or changed."""
+    """Return a sentence for each setting that is slow on this machine."""
     sentence = None
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         sentence = cuda_advice(precision, torch.cuda.get_device_capability(device), name)
     elif device.type == "cpu" and torch.cuda.is_available():
         sentence = (
-            f"The training computes on the CPU although there is a GPU ({torch.cuda.get_device_name()}): use "
-            f"device='cuda' unless that is meant."
+            f"The training runs on the CPU although there is a GPU ({torch.cuda.get_device_name()}): use "
+            f"device='cuda' unless this is intended."
         )
     return [sentence] if sentence else []
 
@@ -210,14 +215,14 @@ def best_precision(device: torch.device) -> str:
 
 
 def cuda_precision(capability: tuple[int, int]) -> str:
-    """Return "bf16" for a GPU that has it, else "fp16"; "fp32" for one that multiplies neither natively."""
+    """Return the fastest precision of a GPU by compute capability: "bf16", else "fp16", else "fp32"."""
     if capability >= _AMPERE:
         return "bf16"
     return "fp16" if capability >= _VOLTA else "fp32"
 
 
 def cuda_advice(precision: str, capability: tuple[int, int], name: str) -> str | None:
-    """Return the sentence for a precision on a GPU of a compute capability; None where it is the best one."""
+    """Return the advice about a precision on a GPU of a compute capability; None if it is the best one."""
     better = cuda_precision(capability)
     if precision == better:
         return None

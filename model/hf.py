@@ -1,10 +1,7 @@
-"""Folders of published models in and out, both ways: GPT-2's, LLaMA's, Mistral's and Qwen's, and LLaMA's own release.
+"""Import and export of weights in the layouts of GPT-2, LLaMA, Mistral, Qwen, and LLaMA's original release.
 
-Both sides hold the same numbers under other names, so the whole of it is one table of names (`_NAMES`). GPT-2 stores
-matrices transposed, and queries, keys and values side by side. Reading copies into the parts of ours that make up one
-tensor of theirs, writing joins them, and gradients translate by the same table.
-
-Nothing here needs `transformers`, and no pickle is ever read.
+Tensors are renamed by one table (`_NAMES`), which also serves gradients. GPT-2 stores matrices transposed and
+concatenates queries, keys and values. `transformers` is not needed, and pickles are never read.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _HEAD = "lm_head.weight"
 
-# ours, GPT-2's, those of transformers' rotary models, those of LLaMA's own release; N is the layer's number
+# columns: this package, GPT-2, transformers' rotary models, LLaMA's original release; N is the number of the layer
 _NAMES = (
     ("token_embedding", "transformer.wte", "model.embed_tokens", "tok_embeddings"),
     ("position_table", "transformer.wpe", "", ""),
@@ -51,28 +48,27 @@ _NAMES = (
     ("norm", "transformer.ln_f", "model.norm", "norm"),
     ("untied_head", "lm_head", "lm_head", "output"),
 )
-_PREFIXES = {GPT2: "transformer.", ROTARY: "model.", OWN: ""}  # which a body saved alone lacks
+_PREFIXES = {GPT2: "transformer.", ROTARY: "model.", OWN: ""}  # missing in files of a model saved without its head
 _OURS = re.compile(r"(?:blocks\.(\d+)\.)?(.+?)(?:\.(weight|bias))?")
-# constants that older versions stored beside the weights
+# constants that older versions stored with the weights
 _BUFFERS = re.compile(r"(h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|rope\.freqs)")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "") -> dict[str, list[Tensor]]:
-    """Return the parts of each tensor of a layout; it is their concatenation along the last axis.
+    """Return each tensor of a layout as parts, to be concatenated along the last axis.
 
     Args:
-        tensors: the network's state in its order, or anything named and shaped alike, such as gradients.
-        config: the network's shape.
-        layout: one of LAYOUTS; otherwise the first that fits.
+        tensors: the network's state dict in its order, or tensors of the same names and shapes, such as gradients.
+        config: the network's configuration.
+        layout: one of LAYOUTS; empty for the first that fits.
 
     Returns:
-        Views of ours under the layout's names, without rows of padding and without a tied head. Only where the layout
-        rotates other pairs than rope_layout says, queries, keys and the gains of QK-norm are copies, because their rows
-        change places.
+        Views of the tensors under the layout's names, without rows of padding and without a tied head. Queries, keys
+        and gains of QK-norm are permuted copies if the layout rotates other pairs than rope_layout.
 
     Raises:
-        LayoutError: the shape has no place in the layout, or in any.
+        LayoutError: the configuration does not fit the layout, or any layout.
     """
     known = LAYOUTS[layout_of(config, layout)]
     names = {row[0]: row[known.column] for row in _NAMES}
@@ -85,29 +81,29 @@ def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "
         if part in ("token_embedding", "untied_head"):
             tensor = tensor[: config.vocab_size]
         elif known.column == GPT2 and layer:
-            tensor = tensor.t()  # its Conv1D multiplies from the other side: (in, out)
-        elif swaps and part.endswith(("q", "k")):  # rows of heads, from one order of pairs to the other
+            tensor = tensor.t()  # its Conv1D stores (in, out)
+        elif swaps and part.endswith(("q", "k")):  # permute the rows of each head to the layout's pairs
             tensor = tensor.unflatten(0, (-1, *groups)).transpose(1, 2).flatten(0, 2)
         found.setdefault(f"{names[part].replace('N', layer or '')}.{kind or 'weight'}", []).append(tensor)
     return found
 
 
 def from_hf(folder: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
-    """Return the network in a folder of a published model, in evaluation mode.
+    """Read the network of a published model, in evaluation mode.
 
     Args:
         folder: holds config.json and model.safetensors, or shards of it with model.safetensors.index.json; or LLaMA's
-            params.json and its tensors as consolidated.safetensors. The tied head may be stored or left out, names may
-            lack the body's prefix; float16 and bfloat16 become float32.
-        device: where to put the network.
+            params.json and its tensors as consolidated.safetensors. A tied head and the prefix of names are optional;
+            float16 and bfloat16 become float32.
+        device: device of the returned network.
 
     Raises:
-        LayoutError: the folder lacks something, its config.json asks for what the network here does not do, or its
-            tensors are not the ones that config.json describes (missing, unknown or of another shape).
+        LayoutError: a file is missing, config.json has an unsupported setting, or the tensors do not match config.json
+            (missing, unknown or of another shape).
     """
     folder = Path(folder)
     layout, config = read_shape(folder)
-    with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten; they must cost no random numbers
+    with torch.random.fork_rng(devices=[]):  # initialisation must not advance the caller's generator
         model = Transformer(config)
     with torch.no_grad():
         _fill(model, layout, folder)
@@ -115,16 +111,16 @@ def from_hf(folder: Path | str, *, device: torch.device | str = "cpu") -> Transf
 
 
 def read_shape(folder: Path) -> tuple[str, ModelConfig]:
-    """Return the layout of a folder, one of LAYOUTS, and the shape of its network.
+    """Return the layout of a folder, one of LAYOUTS, and the configuration of its network.
 
     Raises:
-        LayoutError: see `from_hf`.
+        LayoutError: as for `from_hf`.
     """
     if (folder / CONFIG_FILE).is_file() or not (folder / PARAMS_FILE).is_file():
         fields = _read_json(folder / CONFIG_FILE)
         return str(fields.get("model_type")), config_from_hf(fields)
     fields = _read_json(folder / PARAMS_FILE)
-    if fields.get("vocab_size", -1) == -1:  # the first two releases leave it to the tokeniser
+    if fields.get("vocab_size", -1) == -1:  # the first two releases do not have it
         rows = (len(tensor) for name, tensor in _tensors(folder) if name == "tok_embeddings.weight")
         fields["vocab_size"] = next(rows, None)
     return ORIGINAL, config_from_hf(fields, ORIGINAL)
@@ -135,7 +131,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise LayoutError(
-            f"{path.parent} has no {path.name}; give a folder that save_pretrained of transformers wrote"
+            f"{path.parent} has no {path.name}; expected a folder written by save_pretrained of transformers"
         ) from error
     except (ValueError, OSError) as error:
         raise LayoutError(f"{path} cannot be read as JSON: {error}") from error
@@ -145,7 +141,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder, one at a time."""
+    """Yield name and tensor of all files, one at a time."""
     for path in _weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
@@ -171,15 +167,14 @@ def _weight_files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth", ".pt"))
     if pickles:
         raise LayoutError(
-            f"{folder} has its weights in {pickles[0]}, a pickle, which can run code and is never read; convert it "
-            f"where you trust it, by save_pretrained of transformers, or by safetensors.torch.save_file of what "
-            f"torch.load(file, weights_only=True) returns"
+            f"{folder} has its weights in {pickles[0]}, a pickle, which can run code and is never read; convert it by "
+            f"save_pretrained of transformers, or by safetensors.torch.save_file(torch.load(file, weights_only=True))"
         )
     raise LayoutError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; expected weights as safetensors")
 
 
 def _fill(model: Transformer, layout: str, folder: Path) -> None:
-    """Copies every tensor of the files into its parts; names all that is missing, unknown or misshapen."""
+    """Copy the tensors of the files into the model. Raises LayoutError with all missing, unknown or wrong ones."""
     parts = hf_parts(model.state_dict(), model.config, layout)
     prefix = _PREFIXES[LAYOUTS[layout].column]
     missing, faults = set(parts), []
@@ -212,23 +207,23 @@ def _fill(model: Transformer, layout: str, folder: Path) -> None:
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         file = PARAMS_FILE if layout == ORIGINAL else CONFIG_FILE
-        raise LayoutError(f"the tensors in {folder} are not those of its {file}: {shown}")
+        raise LayoutError(f"the tensors in {folder} do not match its {file}: {shown}")
 
 
 def to_hf(model: Transformer, folder: Path | str, layout: str = "", **details: Any) -> None:
-    """Write a network as a folder that `AutoModelForCausalLM.from_pretrained` of `transformers` reads.
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` of `transformers` reads.
 
     Args:
         model: the network; rows of padding are cut, a tied head is stored once, weights are written as float32.
-        folder: where to; it must not exist, or be empty. It appears whole or not at all.
-        layout: one of LAYOUTS; otherwise the first that fits. "llama-original" has the names of LLaMA's own release,
-            which `transformers` does not read.
-        details: the special ids and `generation` of `write_hf`.
+        folder: a folder that does not exist or is empty; it is written atomically.
+        layout: one of LAYOUTS; empty for the first that fits. "llama-original" is the layout of LLaMA's original
+            release, which `transformers` does not read.
+        details: keyword arguments of `write_hf`.
 
     Raises:
-        LayoutError: the folder is not empty, or the network's shape has no place in the layout, or in any.
+        LayoutError: the folder is not empty, or the configuration does not fit the layout, or any layout.
     """
-    layout = layout_of(model.config, layout)  # refuse before anything is written
+    layout = layout_of(model.config, layout)  # before anything is written
     with fresh_folder(Path(folder)) as work:
         write_hf(model, work, layout, **details)
 
@@ -243,9 +238,10 @@ def write_hf(
     pad_id: int | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the files of `to_hf` into a folder that is there, for callers that add files of their own.
+    """Write the files of `to_hf` into an existing folder, for callers that add further files.
 
     Args:
+        model, folder, layout: as for `to_hf`.
         bos_id, eos_id, pad_id: special ids for config.json and generation_config.json.
         generation: further entries of generation_config.json.
     """
@@ -263,19 +259,19 @@ def write_hf(
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object as Hugging Face does."""
+    """Write a JSON object in the format of Hugging Face."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name when all is written; after an error nothing is left.
+    """Yield a temporary folder, which is renamed to the target at the end and removed after an error.
 
     Raises:
-        LayoutError: the name is taken by a file or by a folder that is not empty.
+        LayoutError: the target is a file or a folder that is not empty.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise LayoutError(f"{target} is there already and is not an empty folder; give a new name, or remove it")
+        raise LayoutError(f"{target} exists and is not an empty folder; give a new name, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     work.mkdir()

@@ -1,8 +1,8 @@
-"""The shape of the network as published models write it down: `config.json` of `transformers`, LLaMA's `params.json`.
+"""Conversion between ModelConfig and `config.json` of `transformers` or LLaMA's `params.json`.
 
-A layout is data: what its networks always have, how it names the rest, and what it takes for a name that is left out. A
-shape fits a layout if it comes back from it unchanged, apart from fields that are no part of the function a finished
-network computes. So no field is dropped in silence, and a field that asks for another function is refused by name.
+A layout has fixed fields, names for the other fields, and defaults for names that a file leaves out. A configuration
+fits a layout if it survives the round trip unchanged, apart from fields that affect training only. So no field is
+dropped silently, and unsupported settings are refused by name.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from .architecture import DEFAULT_POS_BASE, ModelConfig
 
 Fields = Mapping[str, Any]
-ORIGINAL = "llama-original"  # the names of LLaMA's own release
+ORIGINAL = "llama-original"  # LLaMA's original release
 
 
 class LayoutError(ValueError):
-    """A model that cannot be written, or a folder that cannot be read, in one of the layouts."""
+    """A model cannot be written, or a folder cannot be read, in one of the layouts."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Layout:
     """A layout of published models.
 
     Attributes:
-        column: of its names in FIELDS.
-        fixed: fields of ModelConfig that are the same in all its networks.
-        defaults: its fields that a file may leave out.
+        column: column of its names in FIELDS.
+        fixed: fields of ModelConfig with a fixed value.
+        defaults: values of fields that a file may leave out.
     """
 
     column: int
@@ -39,7 +39,7 @@ class Layout:
 
 
 GPT2, ROTARY, OWN = 1, 2, 3
-# ours, GPT-2's, those of transformers' rotary models, those of LLaMA's own release
+# columns: ModelConfig, GPT-2, transformers' rotary models, LLaMA's original release
 FIELDS = (
     ("vocab_size", "vocab_size", "vocab_size", "vocab_size"),
     ("max_seq_len", "n_positions", "max_position_embeddings", "max_seq_len"),
@@ -79,9 +79,9 @@ _GPT2 = {
     **{"layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
     **{"initializer_range": 0.02, "tie_word_embeddings": True},
 }
-# its code takes the context from the command line, and 2048 without
+# its code reads the context from the command line and defaults to 2048
 _OWN = {"max_seq_len": 2048, "norm_eps": 1e-5, "rope_theta": DEFAULT_POS_BASE}
-# by model_type; of those that a shape fits the first is written, but LLaMA's own on request only
+# by model_type; the first that fits is written, except LLaMA's original one, which must be requested
 LAYOUTS = {
     "gpt2": Layout(GPT2, {"pos": "learned", "norm": "layernorm"}, _GPT2),
     "llama": Layout(ROTARY, _ROPE, _LLAMA),
@@ -99,11 +99,11 @@ _RAMPS = {
     "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 
-# Fields with the values (beside null) that change nothing, and what any other would mean.
+# Fields, the values without an effect, and the reason why others are not supported.
 _NOTHING: tuple[Any, ...] = (None, {}, [])
 _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("quantization_config", _NOTHING, "save the model with float weights"),
-    ("auto_map", _NOTHING, "it names code of its own, which is never run; save the model with a class of transformers"),
+    ("auto_map", _NOTHING, "custom code is never run; save the model with a class of transformers"),
     ("pruned_heads", _NOTHING, "all layers have the same heads here"),
     ("per_layer_config", _NOTHING, "all layers have the same shape here"),
     ("add_cross_attention", (None, False), "there is no encoder to attend to"),
@@ -111,19 +111,19 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("scale_attn_weights", (None, True), "attention scores are always divided by sqrt(head_dim)"),
     ("scale_attn_by_inverse_layer_idx", (None, False), "attention scores are scaled alike in all layers"),
     ("hidden_act", (None, "silu", "swish"), "expected 'silu'"),
-    ("use_scaled_rope", (None, False), "params.json does not say the factor; read the model's config.json instead"),
+    ("use_scaled_rope", (None, False), "params.json does not have the factor; read the model's config.json instead"),
 )
 
 
 def layout_of(config: ModelConfig, wanted: str = "") -> str:
-    """Return the layout that a network of this shape is written in.
+    """Return the layout for a configuration.
 
     Args:
-        config: the shape.
-        wanted: one of LAYOUTS; otherwise the first that fits.
+        config: the configuration.
+        wanted: one of LAYOUTS; empty for the first that fits.
 
     Raises:
-        LayoutError: the shape fits none of them, or not the one that is wanted; names the fields that have no place.
+        LayoutError: the configuration does not fit, with the fields that the layouts do not support.
     """
     if wanted and wanted not in LAYOUTS:
         raise LayoutError(f"there is no layout {wanted!r}; expected one of {', '.join(LAYOUTS)}")
@@ -131,37 +131,37 @@ def layout_of(config: ModelConfig, wanted: str = "") -> str:
     misfits = {name: _misfits(config, name) for name in tried if LAYOUTS[name].fixed["pos"] == config.pos}
     if not misfits:
         raise LayoutError(
-            f"pos={config.pos!r} has no place in {wanted or 'any layout'}: gpt2 needs pos='learned', the others "
+            f"pos={config.pos!r} is not supported by {wanted or 'any layout'}: gpt2 needs pos='learned', the others "
             f"pos='rope'; train with one of those to export"
         )
     fewest = min(map(len, misfits.values()))
     nearest = {name: faults for name, faults in misfits.items() if len(faults) == fewest}
     if fewest:
-        told = "; ".join(f"{name} has no place for {', '.join(faults)}" for name, faults in nearest.items())
+        reasons = "; ".join(f"{name} does not support {', '.join(faults)}" for name, faults in nearest.items())
         raise LayoutError(
-            f"this shape cannot be written in {wanted or 'any layout'}: {told}. Train with a shape that a layout can "
-            f"say, such as preset 'gpt2', 'llama' or 'modern-1m', to export"
+            f"this configuration cannot be written in {wanted or 'any layout'}: {reasons}. Train with a supported one, "
+            f"such as preset 'gpt2', 'llama' or 'modern-1m', to export"
         )
     return next(iter(nearest))
 
 
 def _misfits(config: ModelConfig, layout: str) -> list[str]:
-    """Fields that do not come back from a layout."""
+    """Return the fields that do not survive the round trip through a layout."""
     try:
         back = config_from_hf(_written(config, layout), layout)
     except LayoutError as error:
         return [str(error.__cause__ or error)]
-    # a field that is in no layout's reach is at its default there
+    # fields without a name in the layout get their defaults
     found = {**{item.name: item.default for item in dataclasses.fields(config)}, **_function(back)}
     return [
-        f"{name}={value!r} (it comes back as {found[name]!r})"
+        f"{name}={value!r} (it would become {found[name]!r})"
         for name, value in _function(config).items()
         if found[name] != value
     ]
 
 
 def _function(config: ModelConfig) -> dict[str, Any]:
-    """The fields that say what a finished network computes, in one spelling: NTK scaling is a larger base."""
+    """Return the fields that determine the function of a trained network; NTK scaling becomes a larger base."""
     fields = {
         name: value
         for name, value in vars(config).items()
@@ -184,18 +184,18 @@ def config_to_hf(
     eos_id: int | None = None,
     pad_id: int | None = None,
 ) -> dict[str, Any]:
-    """Return the content of `config.json`, or of LLaMA's `params.json`, for a network of this shape.
+    """Return the content of `config.json`, or of LLaMA's `params.json`, for a configuration.
 
-    Dropout goes where the layout has a field for it and is left out elsewhere, because a finished network computes the
-    same without. NTK scaling is written as the larger base that it is.
+    Dropout without a field in the layout is left out, because it does not affect inference. NTK scaling is written as
+    a larger base.
 
     Args:
-        config: the shape.
-        layout: one of LAYOUTS; otherwise the first that fits.
-        bos_id, eos_id, pad_id: special ids; null where None, because the classes' defaults name ids of GPT-2 and LLaMA.
+        config: the configuration.
+        layout: one of LAYOUTS; empty for the first that fits.
+        bos_id, eos_id, pad_id: special ids; None is written as null, because the defaults are ids of GPT-2 or LLaMA.
 
     Raises:
-        LayoutError: see `layout_of`.
+        LayoutError: as for `layout_of`.
     """
     layout = layout_of(config, layout)
     if layout == ORIGINAL:
@@ -220,7 +220,7 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
         theirs = next((name for name, act in _ACTIVATIONS.items() if act == config.act), "gelu_new")
         return {**fields, "activation_function": theirs}
     if layout == ORIGINAL:
-        # its code rounds the multiplied 8/3 of the width up to the multiple
+        # its code rounds ffn_dim_multiplier * 8/3 * dim up to multiple_of
         plain = 8 * config.d_model // 3
         multiplier = config.d_ff / plain if plain > config.d_ff else None
         return {**fields, "multiple_of": config.d_ff, "ffn_dim_multiplier": multiplier}
@@ -229,7 +229,7 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
     if kind in _RAMPS:
         ends = zip(_RAMPS[kind], map(float, config.rope_ramp), strict=True)
         scaling |= {"original_max_position_embeddings": config.rope_original_len, **dict(ends)}
-    # transformers 5 reads rope_parameters; what is older reads the other two
+    # transformers 5 reads rope_parameters; older versions read the other two
     fields |= {
         "hidden_act": "silu",
         "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
@@ -239,7 +239,7 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
     if layout == "mistral":
         fields["sliding_window"] = window
     elif layout.startswith("qwen"):
-        # `layer_types` says it since transformers 4.53; what is older reads the other three
+        # transformers reads `layer_types` since 4.53; older versions read the other three
         fields |= {"use_sliding_window": window is not None, "sliding_window": window}
         fields["max_window_layers"] = config.n_layer if window is None else 0
         fields["layer_types"] = [_FULL if window is None else _SLIDING] * config.n_layer
@@ -247,14 +247,14 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
 
 
 def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
-    """Return the shape that a `config.json`, or LLaMA's `params.json`, describes.
+    """Return the configuration in a `config.json` or LLaMA's `params.json`.
 
     Args:
-        fields: the file's content; `config.json` of transformers 5 or of what came before.
-        layout: one of LAYOUTS; otherwise the one that `model_type` names.
+        fields: content of the file; `config.json` of transformers 5 or older.
+        layout: one of LAYOUTS; empty for `model_type`.
 
     Raises:
-        LayoutError: another kind of model, or a field that asks for what the network here does not do.
+        LayoutError: the model type or a setting is not supported.
     """
     layout = layout or str(fields.get("model_type"))
     known = LAYOUTS.get(layout)
@@ -267,7 +267,7 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
             raise LayoutError(f"{file}: {name}={fields[name]!r} is not supported: {why}")
     read = {**known.defaults, **fields}
     shape: dict[str, Any] = {row[0]: read.get(row[known.column]) for row in FIELDS if row[known.column]}
-    shape |= {"init_std": shape.get("init_std") or 0.02, **known.fixed}  # 0 draws nothing, and trains nothing
+    shape |= {"init_std": shape.get("init_std") or 0.02, **known.fixed}  # 0 is refused by ModelConfig
     try:
         shape |= {name: float(value or 0.0) for name, value in shape.items() if name.startswith("drop_")}
         if layout == "gpt2":
@@ -291,7 +291,7 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
 
 
 def _read_width(params: Fields) -> int:
-    """Width of the feed-forward layer, which LLaMA's code works out and Mistral's writes down."""
+    """Return d_ff: `hidden_dim` of Mistral, or computed as in LLaMA's code."""
     if params.get("hidden_dim") or not params.get("dim"):
         return int(params.get("hidden_dim") or 0)
     multiple = params.get("multiple_of", 256)
@@ -300,7 +300,7 @@ def _read_width(params: Fields) -> int:
 
 
 def _read_window(config: Fields, layout: str, n_layer: int, length: int) -> int | None:
-    """The window of all layers; layers that differ are refused, and one that hides nothing is none."""
+    """Return the window of all layers; None if it masks nothing. Raises ValueError if layers differ."""
     is_qwen = layout.startswith("qwen")
     window = config.get("sliding_window", LAYOUTS[layout].defaults.get("sliding_window"))
     if is_qwen and not config.get("use_sliding_window", False):
@@ -318,27 +318,27 @@ def _read_window(config: Fields, layout: str, n_layer: int, length: int) -> int 
         )
     if read == _SLIDING and layout == "llama":
         raise ValueError(
-            f"sliding_window={window!r} is not supported in LLaMA's layout, whose tokens see all before them; remove "
-            f"it if the model was trained without"
+            f"sliding_window={window!r} is not supported in LLaMA's layout, which has full attention; remove it if the "
+            f"model was trained without a window"
         )
     return window if read == _SLIDING else None
 
 
 def _read_rope(config: Fields, length: int) -> dict[str, Any]:
-    """Rotary fields, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
-    # in this order in transformers 5 as well
+    """Return the rotary fields, from `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
+    # transformers 5 has the same precedence
     rope: Fields = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"rope_scaling={rope!r}; expected an object with rope_type")
     if any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError("rope_parameters differ between layers; all layers are rotated alike here")
+        raise ValueError("rope_parameters differ between layers, which is not supported")
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if share not in (None, 1):
         raise ValueError(f"partial_rotary_factor={share!r} is not supported: transformers rotates whole heads")
     base = float(rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_POS_BASE)
     kind = rope.get("rope_type", rope.get("type")) or "default"
     if kind not in ("default", "linear", *_RAMPS):
-        why = "its base grows with the text that is read" if kind == "dynamic" else "it is unknown here"
+        why = "its base depends on the length of the text" if kind == "dynamic" else "it is unknown here"
         raise ValueError(f"rope_type={kind!r} is not supported: {why}; expected default, linear, yarn or llama3")
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or length
     factor = rope.get("factor") or (length / original if kind == "yarn" else None)
@@ -356,13 +356,13 @@ def _read_rope(config: Fields, length: int) -> dict[str, Any]:
 
 
 def _check_yarn(rope: Fields, factor: float, original: int, slow: float) -> None:
-    """Refuses what YaRN can be told beyond its paper, and where the two sides' ramps differ."""
+    """Raise ValueError for options of YaRN beyond its paper, and where the two implementations differ."""
 
     def sharpening(scale: float = 1.0) -> float:
         return 0.1 * scale * math.log(max(factor, 1)) + 1.0
 
     if rope.get("truncate") is False:
-        raise ValueError("truncate=False of yarn is not supported: its ramp joins whole pairs here")
+        raise ValueError("truncate=False of yarn is not supported: the ramp has whole pair numbers")
     given, mscale, over = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
     if given is None and mscale and over:
         given = sharpening(mscale) / sharpening(over)

@@ -1,11 +1,10 @@
-"""Products of matrices on a CPU, by the faster of two libraries that torch carries; nothing else knows of them.
+"""Matrix products on a CPU by the faster of MKL and oneDNN, both of which torch includes.
 
-torch multiplies float32 matrices with MKL, which uses the widest instructions of Intel's processors only: on others it
-reaches less than half of what oneDNN does, which torch carries too but uses for other types. So there the products of
-the linear layers, forward and backward, go to oneDNN. And the weights of a decoding step, which multiply a few rows
-over and over, are put into the library's own layout beforehand. The arithmetic is the same; sums are added up in
-another order. Which library it is follows from the processor and not from a measurement, so that a run that goes on
-later has the same bits.
+torch multiplies float32 matrices with MKL, which uses the widest vector instructions on Intel processors only; on
+others it has less than half of the throughput of oneDNN. There the products of linear layers, forward and backward, use
+oneDNN. The weights of decoding steps are packed into the library's layout in advance. Results differ by the order of
+summation only. The library is chosen by the processor's vendor and not by measurement, so that a resumed run has the
+same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a @ b.T + bias.
+    """Return a @ b.T + bias.
 
     Args:
         a: (N, K), of any strides.
@@ -35,20 +34,21 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         (N, M).
     """
     if a.dtype == torch.float32 and a.device.type == "cpu" and has_fast_products():
-        joined = None if bias is None else bias.contiguous()  # the one operand whose strides are not looked at
+        joined = None if bias is None else bias.contiguous()  # the operator ignores the strides of the bias
         found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, joined, "none", [], "")
         return found
     return torch.mm(a, b.T) if bias is None else torch.addmm(bias, a, b.T)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, training: bool = False) -> Tensor:
-    """x @ weight.T + bias over the last axis, by the fastest way there is here.
+    """Return x @ weight.T + bias over the last axis, by the fastest kernel.
 
     Args:
         x: (..., K).
         weight: (M, K).
         bias: (M,).
-        training: whether gradients are those of a training step; for others torch's own graph is kept.
+        training: the gradients are for a training step; otherwise torch's own autograd graph is used, which can be
+            differentiated twice.
 
     Returns:
         (..., M).
@@ -56,25 +56,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, training: b
     ready = _packed_for(x, weight)
     if ready is not None and len(ready.sizes) == 1:
         return ready(x)
-    only_read = torch.is_inference_mode_enabled()
-    if not has_fast_products() or not (only_read or (training and torch.is_grad_enabled())):
+    inference = torch.is_inference_mode_enabled()
+    if not has_fast_products() or not (inference or (training and torch.is_grad_enabled())):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled("cpu") or not (is_plain(x) and is_plain(weight)):
         return F.linear(x, weight, bias)
-    if only_read:
+    if inference:
         return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
     return LinearProduct.apply(x, weight, bias)
 
 
 class Linear(nn.Linear):
-    """torch's linear layer by `linear`."""
+    """nn.Linear whose product is computed by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, training=self.training)
 
 
 def linears(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
-    """What several layers make of one input; of a few rows by one product where their weights are packed."""
+    """Return the outputs of several layers for one input, by a single product if their weights are packed together."""
     ready = _packed_for(x, layers[0].weight)
     if ready is not None and len(ready.sizes) == len(layers):
         return ready(x).split(ready.sizes, dim=-1)
@@ -82,8 +82,8 @@ def linears(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """Weights of one or more layers, together and in a library's own layout, their biases and numbers of columns."""
+class _PackedLayers:
+    """Concatenated and packed weights of one or more layers, their biases and output widths."""
 
     weight: Tensor
     packed: Tensor | None
@@ -105,29 +105,28 @@ class _Ready:
 _packed = threading.local()
 
 
-def _packed_for(x: Tensor, weight: Tensor) -> _Ready | None:
+def _packed_for(x: Tensor, weight: Tensor) -> _PackedLayers | None:
     if torch.compiler.is_compiling():
         return None
-    ready: dict[int, _Ready] | None = getattr(_packed, "weights", None)
+    ready: dict[int, _PackedLayers] | None = getattr(_packed, "weights", None)
     found = None if ready is None or x.dtype != torch.float32 else ready.get(id(weight))
     return found if found is not None and x.numel() == found.n_rows * x.shape[-1] else None
 
 
 class Packed:
-    """Within it, this thread's products use copies of a network's weights in the library's own layout.
+    """Context manager in which products of this thread use packed copies of the weights.
 
-    The weights of a decoding step are read from memory once per token, so their layout decides how fast it is, and
-    with few rows a product costs more to begin than to compute: so those of one input are one.
+    Decoding steps are bound by reading the weights from memory, which packing speeds up, and by the overhead per
+    product, so that layers with a common input are concatenated.
 
     Args:
-        products: weights and biases, those of one input together, as they are now.
-        n_rows: rows of the products it is for. For a single row both libraries have a kernel that no layout makes
-            faster.
+        products: weights and biases of linear layers, grouped by common input; later changes have no effect.
+        n_rows: rows of the inputs. With a single row weights are not packed, because that is not faster.
     """
 
     def __init__(self, products: Iterable[list[tuple[Tensor, Tensor | None]]], n_rows: int) -> None:
-        self.weights: dict[int, _Ready] = {}
-        self.originals = []  # as long as they are kept their ids are theirs
+        self.weights: dict[int, _PackedLayers] = {}
+        self.originals = []  # references keep the ids unique
         pack = _packing() if n_rows > 1 else None
         for group in products:
             weights, biases = [weight.detach() for weight, _ in group], [bias for _, bias in group if bias is not None]
@@ -137,7 +136,7 @@ class Packed:
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             bias = torch.cat(biases).detach() if biases else None
             sizes = [len(weight) for weight in weights]
-            self.weights[id(group[0][0])] = _Ready(joined, pack and pack(joined, n_rows), bias, sizes, n_rows)
+            self.weights[id(group[0][0])] = _PackedLayers(joined, pack and pack(joined, n_rows), bias, sizes, n_rows)
 
     def __enter__(self) -> None:
         _packed.weights = self.weights
@@ -147,18 +146,18 @@ class Packed:
 
 
 def _packing() -> Callable[[Tensor, int], Tensor] | None:
-    """The function that packs weights into the layout of oneDNN or MKL; None where torch lacks it."""
+    """Return the function that packs weights for oneDNN or MKL; None if torch has none."""
     if has_fast_products():
         found: Callable[[Tensor, int], Tensor] = torch.ops.mkldnn._reorder_linear_weight
         return found
     if processor_vendor() != "GenuineIntel" or not torch.backends.mkl.is_available():
         return None
-    # made for torch's own compiler, so that a later torch may lack it
+    # an operator of torch's compiler, which a later torch may not have
     return getattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether it is a float32 tensor in memory, neither shared out over processes nor traced by a compiler."""
+    """Return True for a float32 tensor on the CPU that is neither a DTensor nor traced by a compiler."""
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
@@ -168,7 +167,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 class LinearProduct(torch.autograd.Function):
-    """x @ weight.T + bias over the last axis, and its three gradients."""
+    """x @ weight.T + bias over the last axis, with the gradients of x, weight and bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -191,11 +190,11 @@ class LinearProduct(torch.autograd.Function):
 
 @cache
 def has_fast_products() -> bool:
-    """Whether this processor is one on which oneDNN's float32 products are the faster ones, and torch has them."""
+    """Return True if oneDNN is faster for float32 products on this processor and torch has its operator."""
     if not torch.backends.mkldnn.is_available() or processor_vendor() in ("GenuineIntel", ""):
         return False
     a, b, bias = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3), torch.arange(4.0)
-    try:  # an operator for torch's own compiler, of which no later torch promises anything
+    try:  # an operator of torch's compiler, which a later torch may change
         found = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
     except (AttributeError, RuntimeError, TypeError):
         return False
@@ -204,7 +203,7 @@ def has_fast_products() -> bool:
 
 @cache
 def processor_vendor() -> str:
-    """What an x86 processor calls its maker, such as "GenuineIntel"; empty where that is not known."""
+    """Return the vendor of an x86 processor, such as "GenuineIntel"; empty if unknown."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ""
     try:

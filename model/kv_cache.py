@@ -1,14 +1,14 @@
-"""Keys and values of the tokens that were already read, so that each new token costs one row of work.
+"""Key-value cache with static shapes, and decoding steps as CUDA graphs.
 
-The room for them is allocated once (static shapes); each row of the batch has its own length, so prompts of
-different length share a batch without left padding. A prompt batch is right-padded: the padding's keys land
-beyond their row's length, are masked there, and are overwritten when the row grows into them. Lengths live on
-the host, because the loop that decodes needs them at every step and must not wait for the device.
+The cache is allocated once. Each row of the batch has its own length, so that prompts of different length share a batch
+without left padding. A prompt batch is right-padded: keys of padding are stored beyond the length of their row, where
+they are masked and later overwritten. Lengths are on the host, because the decoding loop needs them at every step
+without waiting for the device.
 
-On a GPU the decoding step over a cache is a CUDA graph: hundreds of small kernels, started by one call. A graph has
-fixed addresses and shapes. So tokens and positions are copied to where it expects them, and the number of cache slots
-that it reads is rounded up: each multiple gets a graph of its own when it is first needed. Where a graph cannot be
-captured the step is computed as it is, and a warning says why.
+On a GPU a decoding step is a CUDA graph, which starts hundreds of small kernels by one call. A graph has fixed
+addresses and shapes. So tokens and positions are copied into its inputs, and the number of slots that it reads is
+rounded up; each multiple is captured when it is first needed. If capturing fails, steps run without a graph, with a
+warning.
 
 Shapes in comments: R rows, B of them in a pass, T new tokens, K key-value heads, S slots per row, E head_dim.
 """
@@ -28,23 +28,23 @@ from .architecture import ModelConfig
 if TYPE_CHECKING:
     from .transformer import Transformer
 
-SLOTS = 128  # graphs are made for multiples of so many cache slots
-_WARM_UP = 2  # libraries allocate and choose their kernels in the first calls, which a graph must not record
+SLOTS = 128  # graphs are captured for multiples of this number of slots
+_WARM_UP = 2  # calls before capturing, in which libraries allocate and select kernels
 
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """Where the tokens of one forward pass go, and what they look at.
+    """Cache slots that one forward pass writes and reads.
 
     Attributes:
-        cache: their cache.
-        rows: (B,) numbers of the rows they continue.
-        span: the same rows as a slice, where they are neighbours; only a prompt's need not be.
-        positions: (B, T) position of each new token in its row, which is the slot it gets.
+        cache: the cache.
+        rows: (B,) numbers of the rows that are written.
+        span: the same rows as a slice; None if they are not consecutive, which is allowed in prefill only.
+        positions: (B, T) position of each new token in its row, which is its slot.
         end: number of slots that are read.
-        is_prompt: nothing was there before, so that the new keys are all that is looked at.
-        is_even: one new token for each of all rows, in order, which are of one length, and nothing beyond them is read.
-        start: length of the longest row; only used where they are even.
+        is_prompt: prefill: the rows were empty, so that attention reads the new keys only.
+        is_even: decoding with one new token for every row, all of the same length, and no slots read beyond it.
+        start: length of the longest row; used with is_even only.
     """
 
     cache: KVCache
@@ -75,8 +75,7 @@ class KVCache:
         config: the network's configuration.
         batch_size: number of rows R.
         capacity: slots per row S, at most config.max_seq_len (the default).
-        device: where keys and values rest.
-        dtype: of keys and values.
+        device, dtype: of keys and values.
 
     Attributes:
         keys, values: (n_layer, R, K, S, E).
@@ -94,10 +93,7 @@ class KVCache:
     ) -> None:
         capacity = config.max_seq_len if capacity is None else capacity
         if not 1 <= capacity <= config.max_seq_len:
-            raise ValueError(
-                f"cache capacity is {capacity}, expected 1 to max_seq_len={config.max_seq_len}; "
-                f"no position exists beyond it"
-            )
+            raise ValueError(f"cache capacity is {capacity}, expected 1 to max_seq_len={config.max_seq_len}")
         shape = (config.n_layer, batch_size, config.n_kv_head, capacity, config.head_dim)
         # zeros, not empty: a NaN in a masked slot would survive the multiplication by weight 0
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
@@ -110,17 +106,16 @@ class KVCache:
         return self.keys.shape[3]
 
     def slots(self, n_rows: int, n_new: int, rows: Sequence[int] | None = None, reach: int = 0) -> CacheSlots:
-        """Places of n_new tokens appended to each row.
+        """Return the slots of n_new tokens that are appended to each row.
 
         Args:
-            n_rows: rows of ids.
-            n_new: ids in each.
-            rows: the rows they continue, which are neighbours (a range) unless nothing was read before; None means
-                all, in order.
-            reach: slots to read at least, so that no row's work depends on the lengths of the others.
+            n_rows: number of rows of ids, B.
+            n_new: number of ids in each, T.
+            rows: the rows of the cache: a range, or any rows in prefill; None means all, in order.
+            reach: minimum number of slots to read, so that shapes do not depend on the lengths of other rows.
 
         Raises:
-            ValueError: there is another number of rows, or a row would grow beyond the capacity.
+            ValueError: the numbers of rows differ, or a row would exceed the capacity.
         """
         lengths = self.lengths if rows is None else self.lengths[list(rows)]
         if n_rows != len(lengths):
@@ -130,7 +125,7 @@ class KVCache:
         if end > self.capacity:
             raise ValueError(
                 f"a row of {longest} tokens cannot take {n_new} more: the cache holds {self.capacity}; "
-                f"rebuild it from the last part of the row"
+                f"prefill it again with the end of the row"
             )
         device = self.keys.device
         chosen = torch.arange(len(lengths)) if rows is None else torch.tensor(rows)
@@ -147,7 +142,7 @@ class KVCache:
         )
 
     def select(self, rows: list[int]) -> None:
-        """Keep only these rows, in this order."""
+        """Keep these rows only, in this order."""
         index = torch.tensor(rows, dtype=torch.int64)
         on_device = index.to(self.keys.device)
         self.keys = self.keys.index_select(1, on_device)
@@ -156,11 +151,11 @@ class KVCache:
 
 
 class GraphedStep:
-    """`Transformer.next_logits` over all rows of one cache.
+    """`Transformer.next_logits` for all rows of one cache, as CUDA graphs.
 
     Args:
-        model: computes it.
-        cache: whose tensors stay where they are.
+        model: the network.
+        cache: the cache; its tensors must not be replaced.
     """
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
@@ -170,21 +165,21 @@ class GraphedStep:
         self.positions = torch.zeros(n_rows, 1, dtype=torch.int64, device=device)
         self.rows = torch.arange(n_rows, device=device)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.works = True
+        self.can_capture = True
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits (R, vocab_size) behind one more token (R,) of each row; they are overwritten by the next call."""
+        """Return logits (R, vocab_size) after one more token (R,) per row; the next call overwrites them."""
         now = self.cache.slots(len(tokens), 1)
-        if not self.works:
+        if not self.can_capture:
             return self.model.next_logits(tokens, now)
         self.ids.copy_(tokens)
         self.positions.copy_(now.positions)
         end = min(-(-now.end // SLOTS) * SLOTS, self.cache.capacity)
         if end not in self.graphs:
             try:
-                self.graphs[end] = self._captured(end)
+                self.graphs[end] = self._capture(end)
             except RuntimeError as error:  # memory for graphs, or an operation that cannot be recorded
-                self.works = False
+                self.can_capture = False
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warnings.warn(
                     "the decoding step cannot be captured as a CUDA graph and is computed without one, which is "
@@ -196,7 +191,7 @@ class GraphedStep:
         graph.replay()
         return logits
 
-    def _captured(self, end: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, end: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         slots = CacheSlots(self.cache, self.rows, slice(None), self.positions, end)
 
         def step() -> Tensor:
@@ -204,7 +199,7 @@ class GraphedStep:
 
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # a step repeated writes the same keys and values to the same slots
+        with torch.cuda.stream(stream):  # repeating a step writes the same values to the same slots
             for _ in range(_WARM_UP):
                 step()
         torch.cuda.current_stream().wait_stream(stream)

@@ -1,7 +1,7 @@
-"""How good a network is, as sums that add up.
+"""Evaluation metrics: loss, perplexity, bits per byte, and the unigram baseline.
 
-Losses are kept as (sum of negative log-likelihoods, number of tokens) and divided once at the end: a mean of
-means would weigh a short batch like a long one. NumPy only: who reads figures needs no torch.
+Losses are kept as (sum of negative log-likelihoods, number of tokens) and divided once at the end, because a mean of
+means would give tokens of short batches more weight. The module needs no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class NllSum:
-    """Summed negative log-likelihood of some tokens; two of them add.
+    """Summed negative log-likelihood of some tokens; sums are added with `+`.
 
     Attributes:
         nll_nats: sum over the tokens, in nats.
@@ -34,7 +34,7 @@ class NllSum:
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the loss: among how many equally likely tokens the network hesitates; NaN without any."""
+        """exp(loss); NaN without tokens, infinity on overflow."""
         try:
             return math.exp(self.loss)
         except OverflowError:
@@ -42,27 +42,26 @@ class NllSum:
 
 
 def bits_per_byte(nll_nats: float, n_bytes: int, lost_bytes: int = 0) -> float:
-    """Bits the network needs per byte of text, which compares across tokenisers.
+    """Return bits per byte of UTF-8 text, which is comparable across tokenisers.
 
     Args:
         nll_nats: summed negative log-likelihood of the text's tokens.
         n_bytes: bytes of the text, the lost ones included.
-        lost_bytes: bytes that became an unknown token. The network does not predict what they were, so each
-            is charged the 8 bits that it costs to spell out.
+        lost_bytes: bytes that became an unknown token. Each counts 8 bits, because the network does not predict it.
 
     Raises:
-        ValueError: there are no bytes, or more are lost than there are.
+        ValueError: n_bytes is below 1, or lost_bytes is not between 0 and n_bytes.
     """
     if n_bytes < 1 or not 0 <= lost_bytes <= n_bytes:
-        raise ValueError(f"{lost_bytes} of {n_bytes} bytes lost; expected 0 <= lost_bytes <= n_bytes and a text")
+        raise ValueError(f"{lost_bytes} of {n_bytes} bytes lost; expected n_bytes >= 1 and 0 <= lost_bytes <= n_bytes")
     return (nll_nats / math.log(2) + 8 * lost_bytes) / n_bytes
 
 
 def unigram_log_probabilities(counts: np.ndarray) -> np.ndarray:
-    """(V,) log-probabilities of a model that knows nothing but token frequencies: the floor a network must beat.
+    """Return the log-probabilities (V,) of the unigram baseline.
 
     Args:
-        counts: (V,) how often each token occurs in the training text; one is added to each (Laplace).
+        counts: (V,) occurrences of each token in the training text; 1 is added to each (Laplace smoothing).
     """
     smoothed = np.asarray(counts, dtype=np.float64) + 1.0
     return np.asarray(np.log(smoothed / smoothed.sum()))

@@ -1,11 +1,8 @@
-"""Adam and its two ways of decaying, and Muon, as language models use them: biases and norms do not decay.
+"""Adam, AdamW, Adam with L2 regularisation, and Muon; by default biases and gains of norms do not decay.
 
-Decay pulls weights towards zero to keep the network's function small; a LayerNorm gain pulled towards zero
-would only fight the data (Loshchilov and Hutter 2019; Radford et al. 2019).
-
-Muon orthogonalises the momentum of each weight matrix before it is applied (Jordan et al. 2024). A gradient of a matrix
-is dominated by a few directions; replacing all its singular values by about 1 lets the rare ones learn as fast as the
-common ones. That suits matrices between hidden states; tables, heads, norms and biases are better off with AdamW.
+Muon orthogonalises the momentum of each weight matrix before it is applied (Jordan et al. 2024): all its singular
+values become about 1, so that directions with small gradients are learned as fast as dominant ones. It is used for the
+matrices of the blocks; embeddings, head, norms and biases use AdamW.
 
 Measured on a CPU without bfloat16 instructions, on the matrices of 6 layers 384 wide, a step of torch.optim.Muon (2.13)
 takes 43 times as long as one of `Muon`, or 1.5 times computed in float32; after 60 steps of a small training the
@@ -28,27 +25,27 @@ from .distributed import part_of, whole
 from .transformer import Block
 
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
-# Odd polynomials a x + b x^3 + c x^5 whose composition maps every x from 0.003 to 1 to 1 within 0.23: each is the best
-# approximation of 1 on the range that the ones before it leave (Amsel et al. 2025), taken 2 % further up, because
-# beyond it they rise steeply and rounding must not push a value there.
+# Odd polynomials a x + b x^3 + c x^5 whose composition maps [0.003, 1] to 1 within 0.23. Each is the best approximation
+# of 1 on the range of the previous one (Amsel et al. 2025), extended upwards by 2 % as a margin for rounding, because
+# the polynomials rise steeply beyond it.
 POLYNOMIALS = (
     (8.22176, -23.34686, 16.63376),
     (3.97276, -2.84494, 0.51701),
     (3.47347, -2.50575, 0.48102),
     (2.50437, -1.79072, 0.40706),
 )
-_SMALLEST = 1e-30  # divisors are kept above it, so that a gradient of zeros stays zeros
-_WIDE = 1.5  # from so many columns per row on, iterating the m x m matrix alone takes fewer operations
-_BATCH_ELEMENTS = 2**26  # of one batched product, which bounds the memory for what lies between
-_CPU_BATCH_ELEMENTS = 2**17  # so that this stays in the processor's cache
+_SMALLEST = 1e-30  # lower bound of divisors, so that a zero gradient stays zero
+_WIDE = 1.5  # columns per row above which iterating on the m x m Gram matrix takes fewer operations
+_BATCH_ELEMENTS = 2**26  # of one batched product; bounds the memory of intermediate results
+_CPU_BATCH_ELEMENTS = 2**17  # so that intermediate results stay in the cache
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The configured optimiser over the model's trainable parameters; the caller sets each step's learning rate.
+    """Return the configured optimiser of the trainable parameters; the caller sets the learning rate of each step.
 
-    With m and v the bias-corrected moments of the gradient g, "adam" makes of a weight w
-    w - lr * m / (sqrt(v) + eps); "adamw" subtracts lr * weight_decay * w (the w before the step) as well, and "adam_l2"
-    replaces g by g + weight_decay * w. "muon" is `Muon` for the matrices inside the blocks and "adamw" for the rest.
+    With the bias-corrected moments m and v of the gradient g, "adam" updates w to w - lr * m / (sqrt(v) + eps). "adamw"
+    also subtracts lr * weight_decay * w (w before the step), and "adam_l2" replaces g by g + weight_decay * w. "muon"
+    is `Muon` for the matrices of the blocks and "adamw" for the rest.
 
     Args:
         model: the network, already on its device.
@@ -70,7 +67,6 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
-    """Parameters that decay alike."""
     decayed = [p for p in parameters if p.dim() >= 2 or not config.decay_groups]
     spared = [p for p in parameters if p.dim() < 2 and config.decay_groups]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
@@ -78,7 +74,7 @@ def _groups(parameters: list[nn.Parameter], config: TrainConfig) -> list[dict[st
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Gives every parameter group this learning rate times the group's own ratio, if it has one."""
+    """Set the learning rate of every parameter group, times the group's lr_ratio if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_ratio", 1.0)
 
@@ -87,11 +83,11 @@ def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
     """Scale the gradients down where their global norm exceeds max_norm (Pascanu et al. 2013).
 
     Args:
-        parameters: those without a gradient are passed over; of sharded ones the whole counts.
-        max_norm: largest norm; 0 only measures.
+        parameters: parameters, also DTensors; those without a gradient are ignored.
+        max_norm: largest norm; 0 does not clip.
 
     Returns:
-        The norm before clipping; of gradients that are not finite NaN or infinity.
+        The global norm before clipping; NaN or infinity if a gradient is not finite.
     """
     total = whole(torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None]))
     norm = float(total)
@@ -106,11 +102,11 @@ class AdamStep:
 
     Attributes:
         gradient: g; with "adam_l2" weight_decay * theta is part of it.
-        m: running mean of g.
-        v: running mean of g squared.
-        m_hat: m / (1 - beta1^t), corrected for the start at 0.
+        m: moving average of g.
+        v: moving average of g squared.
+        m_hat: m / (1 - beta1^t), bias-corrected.
         v_hat: v / (1 - beta2^t).
-        sqrt_v_hat: its root.
+        sqrt_v_hat: square root of v_hat.
         ratio: m_hat / (sqrt_v_hat + eps).
         bracket: factor of the learning rate: the ratio, with "adamw" plus weight_decay * theta (before the step).
         theta: the weight after the step, theta - lr * bracket.
@@ -128,15 +124,15 @@ class AdamStep:
 
 
 def adam_walk(config: TrainConfig, theta: float, gradients: Sequence[float]) -> list[AdamStep]:
-    """Return the steps that a single weight takes, written out as Kingma and Ba 2015 and Loshchilov and Hutter 2019 do.
+    """Return the steps of a single weight by Kingma and Ba 2015 and Loshchilov and Hutter 2019.
 
     Args:
         config: gives optimizer ("adamw", "adam" or "adam_l2"), lr (the same at every step), betas, eps, weight_decay.
         theta: the weight before the first step.
-        gradients: of the loss, one per step.
+        gradients: gradient of the loss at each step.
 
     Raises:
-        ValueError: the optimiser is another one, or a number is not finite.
+        ValueError: the optimiser is "muon", or a number is not finite.
     """
     if config.optimizer not in ("adamw", "adam", "adam_l2"):
         raise ValueError(f"optimizer={config.optimizer!r} has no steps of a single weight; use adamw, adam or adam_l2")
@@ -159,13 +155,13 @@ def adam_walk(config: TrainConfig, theta: float, gradients: Sequence[float]) -> 
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All of the optimiser's state as tensors named "<parameter number>.<state name>"; settings are left out."""
+    """Return the optimiser's state as tensors named "<parameter number>.<state name>", without its settings."""
     state = optimizer.state_dict()["state"]
     return {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back what optimizer_tensors returned."""
+    """Load the tensors that `optimizer_tensors` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         number, _, entry = name.partition(".")
@@ -174,37 +170,37 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Matrices with the same singular vectors, and singular values close to 1 where they were not tiny.
+    """Return matrices with the same singular vectors and singular values close to 1.
 
-    With respect to an upper bound of the largest one, singular values from 0.003 on come to lie within 0.23 of 1, and
-    smaller ones grow by up to 284 times. The bound is (sum of the values' eighth powers)^(1/8): the first products give
-    it for nothing, and it is far tighter than the usual Frobenius norm.
+    Relative to an upper bound of the largest singular value, values from 0.003 to 1 become 1 within 0.23, and smaller
+    ones are multiplied by at most 284. The bound is (sum of the eighth powers of the values)^(1/8), which follows from
+    the first products and is tighter than the usual Frobenius norm.
 
     Args:
-        matrices: (N, m, n), N of m rows and n columns.
+        matrices: (N, m, n), N matrices of m rows and n columns.
 
     Returns:
-        (N, m, n) of the same type.
+        (N, m, n) of the same dtype.
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalise(matrices.mT).mT
-    gram = matrices @ matrices.mT  # (N, m, m), with the squares of the singular values
-    power = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=_SMALLEST)  # their sum
-    gram = gram / power  # so that its square does not leave the range of its type
+    gram = matrices @ matrices.mT  # (N, m, m); its eigenvalues are the squared singular values
+    power = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=_SMALLEST)  # sum of the eigenvalues
+    gram = gram / power  # so that its square does not overflow
     square = gram @ gram
-    bound = torch.linalg.matrix_norm(square, keepdim=True).clamp(min=_SMALLEST).sqrt()  # of gram's largest eigenvalue
+    bound = torch.linalg.matrix_norm(square, keepdim=True).clamp(min=_SMALLEST).sqrt()  # of gram's eigenvalues
     gram = gram / bound
     _, b, c = POLYNOMIALS[0]
     p = square.mul_(c / bound.square()).add_(gram, alpha=b)
     scale = power.rsqrt() * bound.rsqrt()
-    # bfloat16 is too coarse for the small eigenvalues, on which the second way rests
+    # bfloat16 is too coarse for the small eigenvalues of the Gram matrix
     if matrices.dtype.itemsize < 4 or matrices.shape[-1] < _WIDE * matrices.shape[-2]:
         return _by_matrix(matrices * scale, p)
     return (_by_gram(gram, p) * scale) @ matrices
 
 
 def _by_matrix(x: Tensor, p: Tensor) -> Tensor:
-    """The polynomials applied to x one by one: (a + p) x with p = b gram + c gram^2, gram = x x^T."""
+    """Apply the polynomials to x one by one: (a + p) x with p = b gram + c gram^2, gram = x x^T."""
     for number, (a, b, c) in enumerate(POLYNOMIALS):
         if number:
             gram = x @ x.mT
@@ -214,7 +210,7 @@ def _by_matrix(x: Tensor, p: Tensor) -> Tensor:
 
 
 def _by_gram(gram: Tensor, p: Tensor) -> Tensor:
-    """The matrix Q with Q x = all polynomials applied to x, computed from gram = x x^T alone."""
+    """Return the matrix Q with Q x = all polynomials applied to x, from gram = x x^T."""
     product = None
     for number, (a, b, c) in enumerate(POLYNOMIALS):
         if number:
@@ -230,14 +226,14 @@ def _by_gram(gram: Tensor, p: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Orthogonalised momentum for matrices, AdamW for everything else.
 
-    With B the moving average of a matrix's gradients G, a step makes of the matrix W (rows x columns)
+    With the moving average B of the gradients G of a matrix W (rows, columns), a step is
     W (1 - lr * weight_decay) - lr * sqrt(max(1, rows / columns)) * orthogonalise((1 - momentum) G + momentum B). The
-    root gives every update the same effect on what comes out of its matrix, whether that widens or narrows.
+    square root makes the effect of an update on the output independent of the shape.
 
-    The first of `param_groups` holds the matrices; the caller gives each group its learning rate.
+    The first of `param_groups` has the matrices; the caller sets the learning rate of each group.
 
     Args:
-        matrices: parameters (rows, columns), whole or DTensors; there may be none.
+        matrices: parameters (rows, columns), plain tensors or DTensors; may be empty.
         others: parameter groups for AdamW, each with its weight_decay.
         weight_decay: of the matrices.
         momentum: decay rate of B.
@@ -259,9 +255,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes a step with the gradients at hand; parameters without one stay as they are."""
+        """Update the parameters that have a gradient."""
         first, *others = self.param_groups
-        self._adamw.state, self._adamw.param_groups = self.state, others  # loading a state replaces both
+        self._adamw.state, self._adamw.param_groups = self.state, others  # load_state_dict replaces both
         loss: float | None = self._adamw.step(closure)
         matrices = [matrix for matrix in first["params"] if matrix.grad is not None]
         if not matrices:
@@ -288,11 +284,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def _batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape together: of small ones, and on a GPU, starting an operation is what takes the time."""
+    """Yield groups of matrices of equal shape, because many small operations are bound by their overhead."""
     by_shape = defaultdict(list)
     for matrix in matrices:
         by_shape[matrix.shape].append(matrix)
-    for shape, alike in by_shape.items():
-        elements = _CPU_BATCH_ELEMENTS if alike[0].device.type == "cpu" else _BATCH_ELEMENTS
+    for shape, equal in by_shape.items():
+        elements = _CPU_BATCH_ELEMENTS if equal[0].device.type == "cpu" else _BATCH_ELEMENTS
         size = max(1, elements // shape.numel())
-        yield from (alike[first : first + size] for first in range(0, len(alike), size))
+        yield from (equal[first : first + size] for first in range(0, len(equal), size))

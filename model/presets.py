@@ -1,7 +1,7 @@
-"""Ready-made shapes: our own, from one that trains in seconds on a laptop, and those of well-known models.
+"""Presets of ModelConfig: own ones of all sizes, and those of published models.
 
-A preset is a set of ModelConfig fields. Its vocab_size is that of the model it is named after, and gives way to the
-tokeniser's. A preset named after a published document is that document's whole recipe: RECIPES holds the rest of it.
+The vocab_size of a preset is that of the published model; a training replaces it by the tokeniser's. Presets named
+after a document also have the document's other settings in RECIPES.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _llama(n_layer: int, n_head: int, d_model: int, d_ff: int, max_seq_len: int 
 
 
 def _modern(n_layer: int, n_head: int, d_model: int, d_ff: int, max_seq_len: int, vocab_size: int) -> Fields:
-    """What small models are made of today: LLaMA's parts, QK-norm, a tied and padded head."""
+    """LLaMA with QK-norm and a tied, padded head, for small models."""
     return {
         **_llama(n_layer, n_head, d_model, d_ff, max_seq_len),
         **{"vocab_size": vocab_size, "qk_norm": True, "tie_weights": True, "vocab_multiple": 64},
@@ -59,16 +59,16 @@ PRESETS: dict[str, Fields] = {
     },
     "light_llm": {
         **{"n_layer": 6, "n_head": 6, "d_model": 384, "max_seq_len": 1024, "vocab_size": 50257},
-        # dropout behind attention, and nowhere behind the feed-forward layer
+        # dropout after attention, none after the feed-forward layer
         **{"drop_embed": 0.1, "drop_resid": 0.1, "drop_resid_mlp": 0.0, "init_residual_scaling": False},
     },
-    # two heads of three columns, of which the third is not rotated
+    # head_dim is 3, and the third column is not rotated
     "llama_toy": {
         **_llama(1, 2, 6, 24, max_seq_len=3),
         **{"vocab_size": 10, "rope_layout": "interleaved", "rope_dim": 2},
     },
     "llama": {**_llama(6, 6, 384, 1024, max_seq_len=256), "vocab_size": 8192, "tie_weights": True},
-    # so wide, weights of 0.02 would start a tenth above a uniform guess: the logits' variance is init_std^2 d_model
+    # at this width init_std=0.02 starts well above the uniform loss: the variance of the logits is init_std^2 d_model
     "llama-7b": {**_llama(32, 32, 4096, 11008), "init_std": 0.0125},
     "llama-13b": {**_llama(40, 40, 5120, 13824), "init_std": 0.0125},
     "fundamentals": _fundamentals("post"),
@@ -94,7 +94,7 @@ _FUNDAMENTALS = {
     **_NO_FILTERS,
     "generate.max_new_tokens": 100,
 }
-# what the documents state beside the network, as settings of a run by dotted names; on the rest they are silent
+# settings of a run that the documents state besides the network, by dotted names
 RECIPES: dict[str, Fields] = {
     "sheepop": {
         **{"tokenizer.kind": "ascii", "dataset.packing": "chunk"},
@@ -109,7 +109,7 @@ RECIPES: dict[str, Fields] = {
         **{"train.schedule": "warmup_cosine", "train.min_lr_ratio": 0.0, "train.first_step": 0},
         **_NO_FILTERS,
     },
-    # a walk through inference, which picks the likeliest token: nothing of it says how to train
+    # a document about inference only, with greedy decoding
     "llama_toy": {
         **{"tokenizer.kind": "word", "tokenizer.vocab_size": 10, "tokenizer.bos": False, "tokenizer.eos": False},
         **{**_NO_FILTERS, "generate.temperature": 0.0},
@@ -117,28 +117,28 @@ RECIPES: dict[str, Fields] = {
     "fundamentals": _FUNDAMENTALS,
     "fundamentals-pre": _FUNDAMENTALS,
 }
-# settings of a recipe that hold for its own choice of another one, and go when that is chosen otherwise
-_DETAILS = {
+# settings of a recipe that are dropped when another setting differs from the recipe
+_DEPENDENT = {
     "tokenizer.kind": ("tokenizer.vocab_size",),
     "train.optimizer": ("train.weight_decay", "train.decay_groups"),
     "train.schedule": ("train.min_lr_ratio", "train.warmup_steps", "train.first_step"),
     "train.warmup_ratio": ("train.warmup_steps",),
 }
 
-# from small to large: what a suggestion chooses from
+# presets that are suggested, from small to large
 LADDER = tuple(name for name in PRESETS if name.startswith("modern-"))
 
 
 def preset(name: str, vocab_size: int | None = None, **overrides: Any) -> ModelConfig:
-    """The named shape.
+    """Return the configuration of a preset.
 
     Args:
         name: a key of PRESETS.
-        vocab_size: number of token ids; None takes that of the model the preset is named after.
+        vocab_size: number of token ids; None means the preset's.
         overrides: ModelConfig fields that replace the preset's.
 
     Raises:
-        ValueError: no such preset, or an override is not allowed.
+        ValueError: the preset is unknown, or an override is not allowed.
     """
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
@@ -147,17 +147,17 @@ def preset(name: str, vocab_size: int | None = None, **overrides: Any) -> ModelC
 
 
 def recipe_beside(name: str, given: Mapping[str, Any]) -> Fields:
-    """The settings of a preset's recipe that hold beside given ones, by dotted names; {} without a recipe.
+    """Return the settings of a preset's recipe that are compatible with given ones, by dotted names.
 
     Args:
-        name: a preset.
-        given: settings by dotted names; they win, also over what the recipe says of a choice that they replace.
+        name: a preset; without a recipe the result is empty.
+        given: settings by dotted names, which replace those of the recipe and drop its dependent settings.
     """
     recipe = RECIPES.get(name, {})
-    gone = set(given)
-    for choice, details in _DETAILS.items():
+    dropped = set(given)
+    for choice, details in _DEPENDENT.items():
         if choice in given and given[choice] != recipe.get(choice):
-            gone |= {*details}
+            dropped |= {*details}
     if given.get("train.weight_decay") == 0:
-        gone.add("train.decay_groups")  # nothing decays
-    return {setting: value for setting, value in recipe.items() if setting not in gone}
+        dropped.add("train.decay_groups")  # nothing decays
+    return {setting: value for setting, value in recipe.items() if setting not in dropped}

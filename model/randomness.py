@@ -1,8 +1,7 @@
-"""Random streams of a training run that nothing outside can disturb, and that disturb nothing outside.
+"""Random streams of a training, isolated from the global generators, and seeding of the global generators.
 
-Dropout can only draw from torch's global generators. So the run keeps their state for itself: it is put in
-before each step and taken out after it, and whatever evaluation, callbacks or the caller draw in between does
-not matter. `seed_everything` is for whoever wants the global generators in a known state: one call for all of them.
+Dropout can only draw from torch's global generators. So a training keeps their state, sets it before each step and
+saves it afterwards, independently of random numbers drawn by evaluation, callbacks or the caller.
 """
 
 from __future__ import annotations
@@ -21,24 +20,23 @@ WEIGHTS_STREAM, DROPOUT_STREAM = 0, 1
 
 
 def derive_seed(seed: int, *stream: int) -> int:
-    """The seed of one named stream of a run; further numbers tell its branches apart, all 0 being the stream itself."""
+    """Return the seed of a stream of a run; further numbers select its branches."""
     return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]:
-    """Seeds python, numpy and torch on the CPU and every CUDA device, and chooses torch's kernels.
+    """Seed python, numpy and torch on the CPU and every CUDA device, and select torch's kernels.
 
-    Equal seed, data, torch and thread count then give equal weights, gradients and updates: on a CPU always, on a GPU
-    if `deterministic`, on the same model of GPU.
+    Equal seed, data, torch version and thread count then give equal weights, gradients and updates: on a CPU always, on
+    the same GPU model if `deterministic`.
 
     Args:
         seed: at least 0.
-        deterministic: only kernels that give the same bits each time, which are slower; an operation without one raises
-            RuntimeError. Without it some kernels of a GPU add in an order that changes from run to run, so that two
-            runs differ in the last bits of a step and drift apart from there.
+        deterministic: use deterministic kernels only, which are slower; an operation without one raises RuntimeError.
+            Other GPU kernels sum in an order that varies between runs.
 
     Returns:
-        What was set, as text for a record.
+        The settings as text, for a record.
 
     Raises:
         ValueError: the seed is negative.
@@ -46,14 +44,14 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]
     if seed < 0:
         raise ValueError(f"seed={seed}; expected a whole number of at least 0")
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # numpy takes no more
-    torch.manual_seed(seed)  # of the CPU and of every CUDA device, also before CUDA is first used
-    if deterministic:  # cuBLAS is so with fixed workspaces only
+    np.random.seed(seed % 2**32)  # numpy's limit
+    torch.manual_seed(seed)  # also of CUDA devices before CUDA is first used
+    if deterministic:  # cuBLAS needs a fixed workspace for it
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if torch.are_deterministic_algorithms_enabled() != deterministic:  # to set it, torch loads its compiler: seconds
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler: seconds
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    torch.backends.cudnn.benchmark = False  # measuring kernels at run time would choose another one each time
+    torch.backends.cudnn.benchmark = False  # kernels chosen by timing vary between runs
     return {
         "seed": str(seed),
         "generators": "python, numpy, torch" + (", cuda" if torch.cuda.is_available() else ""),
@@ -63,23 +61,23 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]
 
 
 class RandomState:
-    """States of torch's global generators (CPU and, on a CUDA device, that device's).
+    """States of torch's generators for a training, of the CPU and a CUDA device.
 
     Args:
-        seed: of the stream.
-        device: where the run computes.
+        seed: seed of the stream.
+        device: device of the training.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._gpus = [device] if device.type == "cuda" else []
-        # from generators of its own: torch.manual_seed would reseed every device of the process
+        # not by torch.manual_seed, which would seed all global generators
         self._states = {"cpu": torch.Generator().manual_seed(seed).get_state()}
         for gpu in self._gpus:
             self._states["cuda"] = torch.Generator(gpu).manual_seed(seed).get_state()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, torch draws from this stream; afterwards the global generators are as they were before."""
+        """Let torch draw from this stream, and restore the global generators afterwards."""
         with torch.random.fork_rng(self._gpus):
             torch.set_rng_state(self._states["cpu"])
             for gpu in self._gpus:
@@ -92,14 +90,18 @@ class RandomState:
                     self._states["cuda"] = torch.cuda.get_rng_state(gpu)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as named uint8 tensors."""
+        """Return the states as named uint8 tensors."""
         return dict(self._states)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Puts back what tensors() returned."""
+        """Load the states that `tensors` returned.
+
+        Raises:
+            ValueError: they belong to another kind of device.
+        """
         if set(tensors) != set(self._states):
             raise ValueError(
                 f"random states of {sorted(tensors)} were saved, expected {sorted(self._states)}; "
-                f"continue on the kind of device that the run started on, or start it anew"
+                f"resume on the kind of device that the run started on, or start a new run"
             )
         self._states = dict(tensors)

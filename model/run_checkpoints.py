@@ -1,7 +1,6 @@
-"""The checkpoints of one training: what they hold, and how a run continues from them.
+"""Checkpoints of one training, and resuming from them.
 
-Two records say what a run is: its identity (with another one, it is refused) and its execution (another one is
-reported).
+A run resumes only with the identity of its checkpoint; another execution (device, threads, ...) gives a warning.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from .step import Stepper
 
 Row = dict[str, Any]
 
-_NAMED = 4  # differences that a message names
+_MAX_LISTED = 4  # differences in a message
 
 
 @dataclass
 class RunCheckpoints:
-    """Saves and loads what a run needs to go on; all ranks call its methods.
+    """Saves and loads the state of a run; every rank calls its methods.
 
     Args:
-        folder: holds the checkpoints, on the same path for all ranks.
-        identity: what the run is made of, as text by name; only a run of the same continues.
-        val_source: what it evaluates on.
-        stepper: what is saved and loaded.
+        folder: holds the checkpoints, at the same path on every rank.
+        identity: settings and data of the run, as text by name.
+        val_source: the validation sequences.
+        stepper: the state that is saved and loaded.
     """
 
     folder: Path
@@ -52,12 +51,12 @@ class RunCheckpoints:
 
     @property
     def is_due(self) -> bool:
-        """True on the first rank when the interval has passed."""
+        """True on the first rank if checkpoint_minutes have passed since the last checkpoint."""
         minutes = self.stepper.execution.checkpoint_minutes
         return self.stepper.ranks.is_first and time.monotonic() - self._saved_at >= 60 * minutes
 
     def save(self, history: list[Row], callbacks: Callbacks) -> None:
-        """Save the step of the last row.
+        """Write the checkpoint of the last step in the history.
 
         Raises:
             OSError: it cannot be written; older checkpoints stay.
@@ -84,8 +83,8 @@ class RunCheckpoints:
         """Load the newest good checkpoint.
 
         Returns:
-            Its history, empty if there is none; and True if validation losses to come are measured on other sequences
-            than those of the history.
+            Its history, empty without a checkpoint; and True if later validation losses are on other sequences than
+            those in the history.
 
         Raises:
             ValueError: it belongs to another run, or a rank does not find it.
@@ -100,14 +99,14 @@ class RunCheckpoints:
         if difference:
             raise ValueError(
                 f"the checkpoint of step {saved.step} in {self.folder} belongs to another run: {difference}. "
-                f"Restore what it was to continue that run, or train in another checkpoint folder"
+                f"Restore the former settings to resume that run, or use another checkpoint folder"
             )
         self.stepper.load(saved)
         difference = differences(saved.execution, self._execution)
         if difference and ranks.is_first:
             warnings.warn(
-                f"the run goes on from step {saved.step}, but computes in another way: {difference}; its result may "
-                f"differ in the last bits from that of a run which was not stopped",
+                f"the run resumes from step {saved.step} with another execution: {difference}; its result may differ "
+                f"in the last bits from that of an uninterrupted run",
                 stacklevel=3,
             )
         changed = (
@@ -125,9 +124,9 @@ class RunCheckpoints:
         return saved.history, changed
 
     def best_weights(self, step: int) -> dict[str, Tensor]:
-        """Return the weights of the step with the lowest validation loss, which was saved."""
+        """Return the saved weights of the step with the lowest validation loss."""
         name = best_checkpoint(self.folder, step).name if self.stepper.ranks.is_first else None
-        # the first rank's word is also the sign that it has written them
+        # receiving the name also means that the first rank has written the file
         return self._read(self.stepper.ranks.from_first(name)).weights
 
     def _read(self, name: str) -> Checkpoint:
@@ -138,7 +137,7 @@ class RunCheckpoints:
 
     @cached_property
     def _validation(self) -> str:
-        """Digest of the validation sequences in order; empty without any."""
+        """Digest of the validation sequences in order; empty without them."""
         if self.val_source is None:
             return ""
         digest, n, size = hashlib.sha256(), len(self.val_source), self.stepper.config.batch_size
@@ -153,7 +152,7 @@ class RunCheckpoints:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the sha256 over names, shapes, types and bits."""
+    """Return the sha256 of names, shapes, dtypes and bits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -162,19 +161,19 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> str:
-    """Return which entries of two records differ, the first few of many; empty if they agree."""
+    """Return the first differences of two records as text; empty if they are equal."""
     found = []
     for key in sorted(saved.keys() | wanted.keys()):
         if saved.get(key) != wanted.get(key):
             was = f"was {saved[key]!r}" if key in saved else "was not there"
             now = f"is now {wanted[key]!r}" if key in wanted else "is not there any more"
             found.append(f"{key!r} {was} and {now}")
-    more = [f"{len(found) - _NAMED} more differ"] if len(found) > _NAMED else []
-    return "; ".join(found[:_NAMED] + more)
+    more = [f"{len(found) - _MAX_LISTED} more differ"] if len(found) > _MAX_LISTED else []
+    return "; ".join(found[:_MAX_LISTED] + more)
 
 
 def _execution_record(stepper: Stepper) -> dict[str, str]:
-    """Versions, device, threads and kernel choices: the last bits of a result depend on them."""
+    """Return versions, device, threads and kernels, which affect the last bits of results."""
     device, execution, n_processes = stepper.device, stepper.execution, stepper.ranks.world_size
     cpu = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     return {

@@ -1,8 +1,7 @@
-"""From logits to the next token: penalties, temperature, the filters top-k, top-p, min-p and typical, then one draw.
+"""Sampling of the next token: penalties, temperature, the filters top-k, top-p, min-p and typical, then one draw.
 
-All functions work on a batch and on the device of the logits. The draw inverts the cumulative distribution
-with one uniform number per row, so a row's noise is a number that can be keyed, not a place in a shared
-stream.
+All functions work on a batch on the device of the logits. A token is drawn by inverting the cumulative distribution at
+one uniform number per row, so that the noise of a row has its own key and does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from .config import GenerationConfig
 
 
 def filter_top_k(logits: Tensor, k: int) -> Tensor:
-    """Sets all but the k largest logits of each row to -inf.
+    """Set all but the k largest logits of each row to -inf.
 
     Args:
         logits: (..., V).
-        k: how many to keep, capped at V. Logits equal to the k-th are kept too: nothing tells them apart.
+        k: number of logits to keep, capped at V. Logits equal to the k-th are kept too.
     """
     kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
     return logits.masked_fill(logits < kth, -torch.inf)
 
 
 def filter_top_p(logits: Tensor, p: float | Tensor) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
+    """Keep the smallest set of likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
 
-    At least one token is kept. Of equally likely tokens the one with the lower id goes first.
+    At least one token is kept. Ties are broken by the lower id.
 
     Args:
         logits: (..., V).
-        p: 0 to 1; 1 keeps everything. A tensor (..., 1) gives each row its own.
+        p: 0 to 1; 1 keeps everything. A tensor (..., 1) has one value per row.
     """
     if not isinstance(p, Tensor) and p >= 1.0:
         return logits
@@ -45,11 +44,11 @@ def filter_top_p(logits: Tensor, p: float | Tensor) -> Tensor:
 
 
 def filter_min_p(logits: Tensor, p: float) -> Tensor:
-    """Keeps tokens whose probability is at least p times that of the likeliest (Nguyen et al. 2024).
+    """Keep tokens whose probability is at least p times that of the likeliest (Nguyen et al. 2024).
 
     Args:
         logits: (..., V).
-        p: 0 to 1; 0 keeps everything, 1 the likeliest tokens alone.
+        p: 0 to 1; 0 keeps everything, 1 only the likeliest tokens.
     """
     if p <= 0.0:
         return logits
@@ -58,10 +57,9 @@ def filter_min_p(logits: Tensor, p: float) -> Tensor:
 
 
 def filter_typical(logits: Tensor, p: float) -> Tensor:
-    """Keeps the smallest set of tokens of the most typical surprise whose probabilities reach p (Meister et al. 2023).
+    """Keep the smallest set of most typical tokens whose probabilities reach p (Meister et al. 2023).
 
-    Tokens are taken in the order of |-log probability - entropy|. At least one is kept; of equally typical tokens the
-    one with the lower id goes first.
+    Tokens are ordered by |-log probability - entropy|, ties by the lower id. At least one token is kept.
 
     Args:
         logits: (..., V).
@@ -71,15 +69,15 @@ def filter_typical(logits: Tensor, p: float) -> Tensor:
         return logits
     surprise = -logits.double().log_softmax(dim=-1)
     probability = surprise.neg().exp()
-    # what has no probability adds nothing to the entropy, though its surprise is infinite
+    # p log p is 0 at p = 0, where 0 * inf would be NaN
     entropy = (probability * surprise.masked_fill(probability == 0, 0.0)).sum(dim=-1, keepdim=True)
     order = (surprise - entropy).abs().sort(dim=-1, stable=True).indices
     return _kept(logits, order, probability.gather(-1, order), p)
 
 
 def _kept(logits: Tensor, order: Tensor, ordered: Tensor, p: float | Tensor) -> Tensor:
-    """Logits of the first tokens of an order whose probabilities (..., V), in that order, reach p; at least one."""
-    drop = running_sum(ordered) - ordered >= p  # those before it hold enough already
+    """Mask all but the first tokens of `order` whose probabilities `ordered` (..., V) reach p; keeps at least one."""
+    drop = running_sum(ordered) - ordered >= p  # the tokens before already reach p
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
@@ -92,17 +90,17 @@ def token_probabilities(
     min_p: float | None = None,
     typical_p: float | None = None,
 ) -> Tensor:
-    """The distribution that a token is drawn from.
+    """Return the distribution that a token is drawn from.
 
     Args:
         logits: (..., V), after penalties.
         temperature: above 0.
-        top_k, top_p, min_p, typical_p: as for the filters; None keeps all.
+        top_k, top_p, min_p, typical_p: as for the filters; None does not filter.
 
     Returns:
         (..., V) float64 probabilities.
     """
-    # Shifted before the division: a tiny temperature may send the others to -inf, never the largest to +inf.
+    # Shifted before the division, so that a tiny temperature does not overflow to +inf.
     logits = (logits.double() - logits.max(dim=-1, keepdim=True).values.double()) / temperature
     if top_k is not None:
         logits = filter_top_k(logits, top_k)
@@ -116,63 +114,63 @@ def token_probabilities(
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The token at which each row's cumulative probability passes its uniform number.
+    """Return the token at which each row's cumulative probability exceeds its uniform number.
 
     Args:
         probabilities: (B, V), none negative.
         uniform: (B,) numbers in [0, 1).
 
     Returns:
-        (B,) int64 tokens, never one of probability 0; of a row of NaN the last.
+        (B,) int64 tokens, never one of probability 0; the last token in a row of NaN.
     """
     cumulative = running_sum(probabilities.double())
     total = cumulative[:, -1:]
-    # Rounding must not carry the target up to the total, where no token would be left.
+    # rounding up to the total would leave no token
     target = torch.minimum(uniform[:, None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
-    # a NaN is passed nowhere, and a place behind the last would be fatal on a GPU
+    # clamped for rows of NaN: an index out of range aborts CUDA
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=probabilities.shape[-1] - 1)
 
 
 def uniform_noise(seed: int, key: int, n: int, *, sample: int = 0, first: int = 0) -> np.ndarray:
-    """Numbers in [0, 1) of the counter-based stream that belongs to (seed, key, sample).
+    """Return numbers (n,) in [0, 1) of the counter-based random stream of (seed, key, sample).
 
     Args:
-        seed: of all noise.
-        key: names the prompt.
-        n: how many numbers.
-        sample: which of the prompt's samples, from 0.
-        first: number of the first one, a multiple of 4.
+        seed: seed of all noise.
+        key: key of the prompt.
+        n: number of values.
+        sample: number of the prompt's sample, from 0.
+        first: index of the first value in the stream, a multiple of 4.
     """
-    counter = [first // 4, 0, 0, sample % 2**64]  # each count makes four numbers
+    counter = [first // 4, 0, 0, sample % 2**64]  # Philox gives four numbers per count
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, key % 2**64], counter=counter)).random(n)
 
 
 def running_sum(values: Tensor) -> Tensor:
-    """Cumulative sum over the last axis; a GPU's kernel gives no fixed bits, and raises where those are asked for."""
+    """Return the cumulative sum over the last axis; on the CPU if a deterministic GPU kernel would be needed."""
     if values.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)
 
 
 def ranked(top: tuple[Tensor, Tensor]) -> list[list[tuple[int, float]]]:
-    """Ids and values of each row, as topk finds values and ids."""
+    """Return pairs (id, value) of each row from the values and ids of topk."""
     values, ids = (part.tolist() for part in top)
     return [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
 
 
-_SMALL_VOCABULARY = 1024  # below, to look for the likeliest tokens takes longer than to do without
-_ROUNDING = 1e-4  # of float32
+_SMALL_VOCABULARY = 1024  # smaller ones are not preselected by topk, which would take longer
+_ROUNDING = 1e-4  # margin for float32
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step chose for each row.
+    """Sampled tokens of one step.
 
     Attributes:
         tokens: (B,) int64.
-        logprobs: (B,) the model's own log-probabilities of them.
-        exhausted: (B,) bool, every token was forbidden and the one given means nothing; None if that cannot be.
-        top: (B, n) log-probabilities and ids of the likeliest tokens, the best first; None if they are not asked for.
+        logprobs: (B,) log-probabilities of the tokens before penalties, temperature and filters.
+        exhausted: (B,) bool, True if every token was ruled out and the token is undefined; None if impossible.
+        top: (B, n) log-probabilities and ids of the likeliest tokens, the best first; None if not requested.
     """
 
     tokens: Tensor
@@ -182,14 +180,14 @@ class Choice:
 
 
 class Sampler:
-    """How a batch draws its tokens.
+    """Samples tokens for a batch, and keeps the history that penalties need.
 
     Args:
-        config: the settings.
+        config: sampling parameters.
         vocab_size: V.
         n_rows: B.
-        longest: L, most tokens of a prompt's window and its continuation.
-        device: of the logits.
+        longest: L, maximum length of a prompt's window and its continuation.
+        device: device of the logits.
     """
 
     def __init__(
@@ -203,7 +201,7 @@ class Sampler:
         self.suppressed, self.ending = ids(config.suppress), ids(config.ending_ids)
         self.biased = ids([token for token, _ in config.logit_bias])
         self.bias = torch.tensor([number for _, number in config.logit_bias], device=device)
-        # a filter that keeps everything is none
+        # filters without an effect are skipped
         self.top_k = config.top_k or None
         self.top_p = config.top_p if config.top_p is not None and config.top_p < 1 else None
         self.typical_p = config.typical_p if config.typical_p is not None and config.typical_p < 1 else None
@@ -211,14 +209,14 @@ class Sampler:
         self.counting = bool(config.frequency_penalty or config.presence_penalty)
         self.penalising = self.counting or config.repetition_penalty != 1.0
         self.made = torch.zeros(n_rows, dtype=torch.int64, device=device)
-        # (B, L) tokens, behind the last one the row's first again; (B, V) how often each was made
+        # history (B, L): tokens, padded with the row's first token; counts (B, V): occurrences in the continuation
         remembers = self.penalising or config.no_repeat_ngram > 0
         self.history = torch.zeros(n_rows, longest if remembers else 0, dtype=torch.int64, device=device)
         self.lengths = torch.zeros(n_rows, dtype=torch.int64, device=device)
         self.counts = torch.zeros(n_rows, vocab_size if self.counting else 0, device=device)
 
     def begin(self, row: int, prompt: Sequence[int]) -> None:
-        """Gives a row to another prompt."""
+        """Assign a row to another prompt."""
         self.made[row] = 0
         if self.history.shape[1]:
             self.history[row] = prompt[0]
@@ -227,25 +225,24 @@ class Sampler:
         self.counts[row] = 0
 
     def select(self, rows: Tensor) -> None:
-        """Keeps only these rows, in this order."""
+        """Keep these rows only, in this order."""
         self.made, self.history, self.lengths, self.counts = (
             part[rows] for part in (self.made, self.history, self.lengths, self.counts)
         )
 
     def choose(self, logits: Tensor, uniform: Tensor | None = None) -> Choice:
-        """One token for each row, which the row then remembers.
+        """Return one token per row, and add it to the history.
 
-        With config.deterministic each row is drawn by itself, so that no bit of it depends on the others.
+        With config.deterministic each row is sampled separately, so that its bits do not depend on other rows.
 
         Args:
-            logits: (B, V); they are changed. A row with a NaN gets a token that means nothing and the log-probability
-                NaN.
-            uniform: (B,) float64 numbers in [0, 1); not needed at temperature 0.
+            logits: (B, V); changed in place. A row with a NaN gets an undefined token with log-probability NaN.
+            uniform: (B,) float64 numbers in [0, 1); None for greedy decoding.
         """
         logits = logits.float()
         model_logprobs = logits.log_softmax(dim=-1)
         if logits.device.type == "cpu":
-            broken = model_logprobs[:, :1].isnan()  # one NaN of a row makes them all NaN, and leaves nothing to draw
+            broken = model_logprobs[:, :1].isnan()  # one NaN in a row makes all NaN
             logits = logits.masked_fill(broken, 0.0) if broken.any() else logits
         logits = self._changed(logits)
         exhausted = self._exhausted(logits)
@@ -261,7 +258,7 @@ class Sampler:
         return Choice(tokens, logprobs, exhausted, model_logprobs.topk(n_top, dim=-1) if n_top else None)
 
     def _changed(self, logits: Tensor) -> Tensor:
-        """Logits after penalties, bias and bans."""
+        """Return the logits after penalties, bias and suppression."""
         config = self.config
         if self.penalising:
             seen, repetition = logits.gather(1, self.history), config.repetition_penalty
@@ -270,20 +267,20 @@ class Sampler:
             if self.counting:
                 counts = self.counts.gather(1, self.history)
                 seen = seen - (config.frequency_penalty * counts + config.presence_penalty * (counts > 0))
-            logits.scatter_(1, self.history, seen)  # a token that occurs twice is written twice, with the same number
+            logits.scatter_(1, self.history, seen)  # repeated tokens get the same value twice
         if self.biased is not None:
             logits.index_add_(1, self.biased, self.bias.expand(len(logits), -1))
         if self.suppressed is not None:
             logits.index_fill_(1, self.suppressed, -torch.inf)
         if self.ending is not None and config.min_new_tokens:
-            early = (self.made < config.min_new_tokens)[:, None]
-            logits[:, self.ending] = logits[:, self.ending].masked_fill_(early, -torch.inf)
+            too_early = (self.made < config.min_new_tokens)[:, None]
+            logits[:, self.ending] = logits[:, self.ending].masked_fill_(too_early, -torch.inf)
         if config.no_repeat_ngram:
             self._ban_repeats(logits, config.no_repeat_ngram)
         return logits
 
     def _ban_repeats(self, logits: Tensor, n: int) -> None:
-        """Forbids each token that followed the row's last n - 1 tokens before."""
+        """Set tokens to -inf that would repeat an n-gram of the row."""
         n_starts = self.history.shape[1] - n + 1
         if n_starts < 1:
             return
@@ -296,7 +293,7 @@ class Sampler:
         logits[rows, self.history[rows, columns + n - 1]] = -torch.inf
 
     def _exhausted(self, logits: Tensor) -> Tensor | None:
-        """Rows in which nothing is left; their first token is let go, so that there is something to draw."""
+        """Return the rows without an allowed token, and allow their first one so that sampling does not fail."""
         config = self.config
         if not (config.suppress or config.no_repeat_ngram or (config.min_new_tokens and config.ending_ids)):
             return None
@@ -305,19 +302,19 @@ class Sampler:
         return exhausted
 
     def _drawn(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """Tokens (B,) by temperature, filters and noise."""
+        """Return tokens (B,) drawn after temperature and filters."""
         temperature = self.config.temperature
         top_p: float | Tensor | None = self.top_p
         listed, ids = self._likeliest(logits) or (logits, None)
         if ids is not None and self.top_k is None and top_p is not None:
-            top_p = top_p / _share(listed, logits, temperature)  # of the whole vocabulary, as one of what is listed
+            top_p = top_p / _share(listed, logits, temperature)  # p of the vocabulary as a share of the listed tokens
         tokens = draw(token_probabilities(listed, temperature, self.top_k, top_p, self.min_p, self.typical_p), uniform)
         return tokens if ids is None else ids.gather(1, tokens[:, None])[:, 0]
 
     def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Logits and ids, in the order of the ids, among which all those are that the filters leave; None means all.
+        """Return logits and ids, ordered by id, of a superset of the tokens that the filters keep; None means all.
 
-        To sort a vocabulary takes longer than a small network's pass, and filters leave little of one.
+        Sorting the whole vocabulary would take longer than the forward pass of a small network.
         """
         n_tokens = logits.shape[1]
         n = n_tokens // 8 if self.top_k is None else 2 * self.top_k
@@ -325,7 +322,7 @@ class Sampler:
         if logits.device.type != "cpu" or not filtered or n_tokens < _SMALL_VOCABULARY or n > n_tokens // 4:
             return None
         values, ids = logits.topk(n, dim=-1)
-        rest = values[:, -1:]  # what is as unlikely as this may be missing
+        rest = values[:, -1:]  # ties of this value may be missing from the list
         values = values.masked_fill(values <= rest, -torch.inf)
         if self.top_k is not None:
             complete = values[:, self.top_k - 1] > -torch.inf
@@ -343,7 +340,7 @@ class Sampler:
     def _remember(self, tokens: Tensor) -> None:
         self.made += 1
         if self.history.shape[1]:
-            # a row that has ended already has no room left, and needs none
+            # rows that have ended may be full
             places = self.lengths.clamp(max=self.history.shape[1] - 1)
             self.history.scatter_(1, places[:, None], tokens[:, None])
             self.lengths += 1
@@ -352,16 +349,16 @@ class Sampler:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """The largest of each row, of equal ones the first."""
+    """Return the index of the largest value of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    return torch.from_numpy(logits.numpy().argmax(axis=-1))  # numpy's search uses the vector units, torch's does not
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))  # numpy is vectorised here, torch is not
 
 
 def _share(listed: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """(B, 1) float64 share of each row's probability that some of its logits (B, N) have."""
+    """Return the share (B, 1) float64 of each row's probability that the listed logits (B, n) have."""
     highest = logits.amax(-1, keepdim=True)
-    # float32 has no smaller temperatures, and at this one the likeliest tokens are alone already
+    # bounded for float32; this one already leaves only the likeliest tokens
     weights = [((part - highest) / max(temperature, 1e-30)).exp_() for part in (listed, logits)]
     some, all_of_them = (part.sum(-1, keepdim=True, dtype=torch.float64) for part in weights)
     return some / all_of_them

@@ -1,7 +1,6 @@
-"""The learning rate of each step: a warm-up and what follows it, a cosine alone or a constant.
+"""Learning rate schedules as pure functions of the step, without a state to save.
 
-Pure functions of the step, so that there is no scheduler state to save or to lose. `learning_rate` is what training
-asks; the others are the published curves, each over a time t that counts as its source counts.
+Training calls `learning_rate`; the other functions are the published curves, over a time t as defined in their source.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from .config import TrainConfig
 
 
 def cosine(t: float, peak: float, floor: float, t_max: float) -> float:
-    """Half a cosine from the peak down to the floor (Loshchilov and Hutter 2017, without restarts).
+    """Return a cosine decay from the peak to the floor (Loshchilov and Hutter 2017, without restarts).
 
     Args:
-        t: from 0, where the rate is the peak; from t_max on it stays at the floor.
+        t: from 0, where the rate is the peak; constant from t_max on.
         peak: highest learning rate.
         floor: lowest learning rate.
         t_max: where the floor is reached; above 0.
@@ -24,13 +23,13 @@ def cosine(t: float, peak: float, floor: float, t_max: float) -> float:
 
 
 def warmup_cosine(t: float, peak: float, floor: float, warmup_steps: int, max_steps: int) -> float:
-    """Linear from 0 at t = 0 to the peak at t = warmup_steps, then a cosine that is at the floor from max_steps on.
+    """Return a linear warm-up to the peak at t = warmup_steps, then a cosine decay to the floor at max_steps.
 
     Args:
-        t: from 0, where the rate is 0 (with any warm-up).
+        t: from 0, where the rate is 0 if there is a warm-up.
         peak: highest learning rate.
-        floor: lowest learning rate behind the warm-up.
-        warmup_steps: length of the rise; 0 leaves it out.
+        floor: lowest learning rate after the warm-up.
+        warmup_steps: length of the warm-up; 0 for none.
         max_steps: where the floor is reached.
     """
     if warmup_steps and t <= warmup_steps:
@@ -39,30 +38,28 @@ def warmup_cosine(t: float, peak: float, floor: float, warmup_steps: int, max_st
 
 
 def inverse_square_root(t: float, peak: float, warmup_steps: int) -> float:
-    """Linear up to the peak at t = warmup_steps, then falling as 1 / sqrt(t).
+    """Return a linear warm-up to the peak at t = warmup_steps, then a decay as 1 / sqrt(t).
 
     Args:
         t: from 1.
         peak: highest learning rate.
-        warmup_steps: length of the rise, at least 1.
+        warmup_steps: length of the warm-up, at least 1.
     """
     return peak * min(t / warmup_steps, math.sqrt(warmup_steps / t))
 
 
 def noam_peak(d_model: int, warmup_steps: int) -> float:
-    """Highest rate of `noam`, (d_model * warmup_steps)^-0.5; as lr it makes schedule="noam" that very curve."""
+    """Return the peak of `noam`, (d_model * warmup_steps)^-0.5: the lr with which schedule="noam" equals `noam`."""
     return float((d_model * warmup_steps) ** -0.5)
 
 
 def noam(t: float, d_model: int, warmup_steps: int) -> float:
-    """d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3).
-
-    The width and the warm-up only set the peak of an inverse square root.
+    """Return d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3).
 
     Args:
         t: from 1.
         d_model: width of the network.
-        warmup_steps: length of the rise, at least 1.
+        warmup_steps: length of the warm-up, at least 1.
     """
     return inverse_square_root(t, noam_peak(d_model, warmup_steps), warmup_steps)
 
@@ -70,18 +67,17 @@ def noam(t: float, d_model: int, warmup_steps: int) -> float:
 def warmup_stable_decay(
     t: float, peak: float, floor: float, warmup_steps: int, decay_steps: int, max_steps: int
 ) -> float:
-    """Linear up to the peak at t = warmup_steps, the peak, and over the last decay_steps linear down to the floor.
+    """Return a linear warm-up to the peak, a plateau, and a linear decay to the floor (Hu et al. 2024).
 
-    All steps before the fall are the same whatever max_steps is, so that a run can be made longer from there (Hu et al.
-    2024).
+    Steps before the decay do not depend on max_steps, so that a run can be extended from there.
 
     Args:
-        t: from 0, where the rate is 0 (with any warm-up).
+        t: from 0, where the rate is 0 if there is a warm-up.
         peak: highest learning rate.
-        floor: rate at t = max_steps, which is kept from there on.
-        warmup_steps: length of the rise; 0 leaves it out.
-        decay_steps: length of the fall, cut to what the warm-up leaves of max_steps; 0 leaves it out.
-        max_steps: where the fall ends.
+        floor: rate from t = max_steps on.
+        warmup_steps: length of the warm-up; 0 for none.
+        decay_steps: length of the decay, at most max_steps - warmup_steps; 0 for none.
+        max_steps: where the decay ends.
     """
     if warmup_steps and t <= warmup_steps:
         return peak * t / warmup_steps
@@ -92,11 +88,11 @@ def warmup_stable_decay(
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of one optimiser step.
+    """Return the learning rate of one optimiser step.
 
-    By default a schedule with a warm-up begins at t = 1, because a step at rate 0 is lost: so the last warm-up step has
-    the peak, and the last step of "warmup_cosine" and of "wsd" the floor. "cosine" begins at t = 0, with the peak.
-    `first_step` chooses otherwise. No schedule changes once it is at its floor.
+    By default a schedule with a warm-up starts at t = 1, because a step at rate 0 has no effect: the last warm-up step
+    has the peak, and the last step of "warmup_cosine" and "wsd" the floor. "cosine" starts at t = 0, with the peak.
+    `first_step` sets another start.
 
     Args:
         step: number of optimiser steps before this one, from 0.

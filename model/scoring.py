@@ -1,8 +1,7 @@
-"""How a network does on every single token: one forward pass, and what evaluation adds up.
+"""Negative log-likelihood of every token of a text, and of continuations.
 
-Windows of a text are read in batches of like length and about as many tokens each, so that hardly any padding is
-computed; of the logits no more than a block is ever held. A token's figures depend on its window alone, not on what it
-was read beside.
+Windows are batched by length with a bounded number of tokens, so that little padding is computed; logits are computed
+in blocks. The scores of a token depend on its window only, not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from .metrics import NllSum
 from .transformer import Transformer, evaluating
 
 TOKENS_AT_ONCE = 8_192  # inputs of a batch
-_BLOCK_ELEMENTS = 2**20  # logits at once on a CPU: 4 MB, and as much again to compare them
+_BLOCK_ELEMENTS = 2**20  # logits per block on a CPU: 4 MB, and 4 MB to compare them
 _BLOCK_ELEMENTS_GPU = 2**27
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a network said of each token of a text.
+    """Scores of each token of a text.
 
     Attributes:
         nll: (N,) float32, negative log-likelihood in nats; 0 where the token was not predicted.
-        rivals: (N,) int32, other tokens that were at least as likely: below 1 the token was the likeliest one, below 5
-            among the five likeliest. Ties count against the network, or one that knows nothing would always be right.
-        context: (N,) int32, tokens that the prediction was made from; 0 where there was none.
+        rivals: (N,) int32, number of other tokens that are at least as likely: 0 for the likeliest token, below 5 for
+            the top five. Ties count, so that constant logits have no accuracy.
+        context: (N,) int32, number of tokens before it in its window; 0 if it was not predicted.
     """
 
     nll: np.ndarray
@@ -41,7 +40,7 @@ class TokenScores:
 
     @property
     def predicted(self) -> np.ndarray:
-        """(N,) bool, which tokens were predicted."""
+        """(N,) bool, True for predicted tokens."""
         return self.context > 0
 
 
@@ -56,19 +55,17 @@ def score_windows(
     device: torch.device | str = "cpu",
     on_batch: Callable[[int, int], None] | None = None,
 ) -> TokenScores:
-    """Score tokens of a flat text, each from the window that it is predicted in.
-
-    Leaves the model in the mode it was in.
+    """Score the tokens of a text in windows.
 
     Args:
-        model: the network, on `device`.
+        model: the network, on `device`; its mode is restored.
         ids: (N,) token ids.
         start: (n,) first token of each window.
-        length: (n,) tokens of each, the one to look ahead among them; at most max_seq_len + 1.
-        first: (n,) place in the window of the first token that is scored, 1 or more; all behind it are, too.
-        tokens_at_once: inputs of a batch; a longer window is a batch by itself.
-        device: where the model is.
-        on_batch: told windows done and windows in all.
+        length: (n,) number of tokens of each window, the last label included; at most max_seq_len + 1.
+        first: (n,) index in the window from which tokens are scored, at least 1.
+        tokens_at_once: inputs of a batch; a longer window is a batch of its own.
+        device: device of the model.
+        on_batch: called with (windows done, all windows).
     """
     found = TokenScores(*(np.zeros(len(ids), dtype=kind) for kind in (np.float32, np.int32, np.int32)))
     used = np.flatnonzero(length > first)
@@ -93,7 +90,7 @@ def score_windows(
 
 
 def batches_by_length(lengths: np.ndarray, tokens_at_once: int) -> list[np.ndarray]:
-    """Numbers of rows, the longest first, in batches that hold so many tokens at most when padded; one row at least."""
+    """Return indices of rows, the longest first, in batches of at most tokens_at_once padded tokens or one row."""
     order = np.argsort(-lengths, kind="stable")
     batches, begin = [], 0
     while begin < len(order):
@@ -104,16 +101,17 @@ def batches_by_length(lengths: np.ndarray, tokens_at_once: int) -> list[np.ndarr
 
 
 def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Nll and rivals (see `TokenScores`) of each label that is not -100, row after row.
+    """Return nll and rivals (see `TokenScores`) of each label that is not -100, in row-major order.
 
     Args:
-        features: (B, T, D) what the head reads.
-        labels: (B, T) token ids; -100 is left out, and no logits are computed for it.
+        model: the network.
+        features: (B, T, D) inputs of the head.
+        labels: (B, T) token ids; no logits are computed for -100.
 
     Returns:
         (n,) float32 and int32.
     """
-    vocab_size = model.config.vocab_size  # the rows behind it are padding
+    vocab_size = model.config.vocab_size  # without the rows of padding
     weight = model.head_weight[:vocab_size]
     bias = None if model.head_bias is None else model.head_bias[:vocab_size]
     valid = (labels.flatten() != IGNORE).nonzero()[:, 0]
@@ -125,7 +123,7 @@ def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[
         rows = slice(begin, begin + n_block)
         logits = linear(chosen[rows], weight, bias).float()
         wanted = logits.gather(1, targets[rows, None])
-        # counted in floats: sums of truth values are ten times as slow
+        # float, because sums of bool are slow
         above = torch.ge(logits, wanted, out=torch.empty_like(logits))
         rivals[rows] = above.sum(dim=1).to(torch.int32) - 1
         highest = logits.amax(dim=1, keepdim=True)
@@ -133,19 +131,17 @@ def token_scores(model: Transformer, features: Tensor, labels: Tensor) -> tuple[
     return nll, rivals
 
 
-@torch.inference_mode()  # in which products are the fast ones; without gradients alone they are not
+@torch.inference_mode()  # not no_grad: model/kernels.py needs it for its fast products
 def evaluate_source(
     model: Transformer, source: SequenceSource, batch_size: int, device: torch.device | str = "cpu"
 ) -> NllSum:
-    """Negative log-likelihood of every label in the source, in order, without dropout.
-
-    Draws no random numbers and leaves the model in the mode it was in.
+    """Return the summed negative log-likelihood of all labels in the source, without dropout.
 
     Args:
-        model: the network, on `device`.
-        source: sequences to predict.
-        batch_size: sequences at once.
-        device: where the model is.
+        model: the network, on `device`; its mode is restored.
+        source: sequences to evaluate.
+        batch_size: sequences per batch.
+        device: device of the model.
     """
     total = NllSum()
     with evaluating(model):
@@ -160,11 +156,11 @@ def evaluate_source(
 
 @dataclass(frozen=True)
 class Continuation:
-    """Ids, the last of which are to be scored.
+    """Token ids whose last ones are scored.
 
     Attributes:
-        ids: what was there before and, behind it, the continuation.
-        n_scored: how many ids the continuation has; at least one id stands before it.
+        ids: the context followed by the continuation.
+        n_scored: number of ids of the continuation; at least one id is before it.
     """
 
     ids: Sequence[int]
@@ -173,11 +169,11 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What a model makes of a continuation.
+    """Log-likelihood of a continuation.
 
     Attributes:
-        logprob: natural logarithm of its probability, the sum over its ids; 0 if it has none.
-        greedy: whether each of its ids is the likeliest one after those before it.
+        logprob: sum of the log-probabilities of its ids, in nats; 0 without ids.
+        greedy: True if each id is the likeliest one after those before it.
     """
 
     logprob: float
@@ -187,21 +183,20 @@ class Likelihood:
 def continuation_likelihoods(
     model: Transformer, continuations: Sequence[Continuation], *, batch_tokens: int = TOKENS_AT_ONCE
 ) -> list[Likelihood]:
-    """Log-likelihood of each continuation under a model, the same in any company but for the rounding of sums.
+    """Return the log-likelihood of each continuation, independent of the others up to rounding.
 
-    A sequence longer than the context is read in windows; each id is scored once, from as many ids before it as its
-    window holds.
+    A sequence longer than the context is read in windows; each id is scored once.
 
     Args:
-        model: the network; it is put into evaluation mode and back.
-        continuations: what is to be scored.
-        batch_tokens: ids that are read at once; it bounds memory.
+        model: the network; its mode is restored.
+        continuations: the continuations to score.
+        batch_tokens: tokens per batch; bounds memory.
 
     Returns:
-        One for each, in their order.
+        One Likelihood per continuation, in their order.
 
     Raises:
-        ValueError: nothing stands before a continuation, or an id is outside the vocabulary.
+        ValueError: no id is before a continuation, or an id is outside the vocabulary.
     """
     context, windows = model.config.max_seq_len, []
     begins = np.cumsum([0, *(len(item.ids) for item in continuations)])

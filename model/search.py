@@ -1,7 +1,7 @@
-"""Searches: continuations of one prompt that are looked for, not drawn.
+"""Beam search and contrastive search, for one prompt at a time.
 
-Beam search finds the likeliest continuations that can be found while a few are followed at once. Contrastive search
-takes, of the likeliest tokens, the one whose state is least like those before it (Su et al. 2022).
+Beam search keeps the likeliest continuations at each step. Contrastive search selects among the likeliest tokens the
+one whose hidden state is least similar to those before it (Su et al. 2022).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .kv_cache import KVCache
 from .sampling import ranked
 from .transformer import Transformer
 
-USUAL_TOP_K = 4  # tokens that contrastive search compares where top_k does not say
+USUAL_TOP_K = 4  # default top_k of contrastive search
 
 
 def search(
@@ -34,9 +34,9 @@ def search(
 
     Args:
         model: the network, in evaluation mode.
-        prompts: token ids, which fit the context together with their continuations.
-        limits: the longest continuation of each prompt.
-        config: of beam search the best config.n_samples continuations are returned.
+        prompts: token ids; each fits the context together with its continuation.
+        limits: maximum length of the continuation of each prompt.
+        config: generation settings; beam search returns the best config.n_samples continuations.
         on_step, on_finished: as for generate.
 
     Raises:
@@ -62,7 +62,7 @@ def search(
 
 @torch.inference_mode()
 def _record(model: Transformer, prompt: Sequence[int], completion: Completion, n_best: int) -> None:
-    """Write the network's own log-probabilities of a continuation, read at once, into it."""
+    """Add the log-probabilities of a continuation to it, from one forward pass."""
     if not completion.ids:
         return
     n, device = len(completion.ids), model.token_embedding.weight.device
@@ -77,17 +77,17 @@ def _record(model: Transformer, prompt: Sequence[int], completion: Completion, n
 def beam_search(
     model: Transformer, prompt: Sequence[int], limit: int, config: GenerationConfig, place: int = 0
 ) -> list[tuple[float, Completion]]:
-    """The best continuations of a prompt, as far as they can be found with so many beams.
+    """Return the best continuations of a prompt by beam search.
 
-    At each step every beam is continued by every token and the best are kept; those that end with eos are set aside.
-    It ends when no open beam can still become better than the worst of n_beams that have ended.
+    At each step the best n_beams of all one-token extensions are kept, and those that end with eos are set aside. The
+    search ends when no open beam can exceed the worst of n_beams finished ones.
 
     Args:
         model: the network, in evaluation mode.
         prompt: token ids, at least one; they and the continuation fit the context.
-        limit: the longest continuation, in tokens.
-        config: its n_beams, length_penalty, eos_id and suppress.
-        place: of the prompt in its list.
+        limit: maximum length of the continuation, in tokens.
+        config: gives n_beams, length_penalty, eos_id and suppress.
+        place: index of the prompt, for the completions.
 
     Returns:
         Up to n_beams continuations, the best first, with their scores: the sum of the log-probabilities of their
@@ -97,24 +97,24 @@ def beam_search(
     ended: list[tuple[float, Completion]] = []
     ids: list[list[int]] = [[]]
     logprobs = torch.zeros(1, dtype=torch.float64)  # (beams,)
-    cache, features = _read(model, prompt, limit)
+    cache, features = _prefill(model, prompt, limit)
     for length in range(1, limit + 1):
         logits = _logits(model, features[:, -1], config, place)
         total = logprobs[:, None] + logits.double().log_softmax(-1).cpu()
-        # every beam may end, so that twice as many leave enough that do not
+        # twice as many, because up to n_beams of them end with eos
         best = total.flatten().topk(min(2 * n_beams, total.numel()))
-        grown: list[tuple[float, int, int]] = []  # log-probability, the beam it grew from, its new token
+        grown: list[tuple[float, int, int]] = []  # (log-probability, parent beam, new token)
         for rank, (logprob, at) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
             parent, token = divmod(at, logits.shape[1])
             if logprob == -math.inf or len(grown) == n_beams:
                 break
             if token != config.eos_id:
                 grown.append((logprob, parent, token))
-            elif rank < n_beams:  # behind the first n_beams an end would not have been followed either
+            elif rank < n_beams:  # a lower rank would not have been kept
                 ended.append((logprob / length**penalty, Completion(place, 0, ids[parent], "stop", stopped_by=token)))
         ended = _best(ended, n_beams)
-        # log-probabilities only fall; the length that divides them best is the longest, or with a penalty below 0 the
-        # next, and that of what is cut is the longest anyway
+        # upper bound of the scores of open beams: log-probabilities only fall, and the best divisor is that of the
+        # maximum length, or of the next length with a penalty below 0
         divisor = (limit if penalty > 0 else min(length + 1, limit)) ** penalty
         if not grown or (len(ended) == n_beams and grown[0][0] / divisor <= ended[-1][0]):
             return ended
@@ -137,26 +137,26 @@ def _best(beams: list[tuple[float, Completion]], n: int) -> list[tuple[float, Co
 def contrastive_search(
     model: Transformer, prompt: Sequence[int], limit: int, config: GenerationConfig, place: int = 0
 ) -> Completion:
-    """Continues a prompt by the token with the highest (1 - alpha) p - alpha s, of the top_k likeliest.
+    """Continue a prompt with the token of the highest (1 - alpha) p - alpha s among the top_k likeliest.
 
-    p is the token's probability, s the largest cosine between the state that it would have (behind the last norm) and
-    the states of all tokens before it.
+    p is the token's probability, s the largest cosine similarity of its final hidden state to those of all tokens
+    before it (Su et al. 2022).
 
     Args:
         model, prompt, limit, place: as for beam_search.
-        config: its top_k, alpha, eos_id and suppress.
+        config: gives top_k, alpha, eos_id and suppress.
     """
     completion = Completion(place, finish_reason="length")
-    cache, features = _read(model, prompt, limit)
+    cache, features = _prefill(model, prompt, limit)
     states = F.normalize(features[0], dim=-1)  # (T, D)
     last = features[0, -1]
     while len(completion.ids) < limit:
         probabilities = _logits(model, last[None], config, place)[0].softmax(-1)
         best = probabilities.topk(min(config.top_k or USUAL_TOP_K, len(probabilities)))
-        cache.select([0] * len(best.indices))  # each candidate is read behind the same text
+        cache.select([0] * len(best.indices))  # one row per candidate
         read = model.features(best.indices[:, None], cache=cache)[:, 0]  # (k, D)
-        likeness = (F.normalize(read, dim=-1) @ states.T).amax(-1)
-        chosen = int(((1 - config.alpha) * best.values - config.alpha * likeness).argmax())
+        similarity = (F.normalize(read, dim=-1) @ states.T).amax(-1)
+        chosen = int(((1 - config.alpha) * best.values - config.alpha * similarity).argmax())
         token = int(best.indices[chosen])
         if token == config.eos_id:
             completion.finish_reason, completion.stopped_by = "stop", token
@@ -168,8 +168,8 @@ def contrastive_search(
     return completion
 
 
-def _read(model: Transformer, prompt: Sequence[int], limit: int) -> tuple[KVCache, Tensor]:
-    """A cache of one row that holds the prompt, with room for what follows, and the prompt's features (1, T, D)."""
+def _prefill(model: Transformer, prompt: Sequence[int], limit: int) -> tuple[KVCache, Tensor]:
+    """Prefill a cache of one row with room for the continuation. Returns it and the features (1, T, D)."""
     weight = model.token_embedding.weight
     cache = KVCache(model.config, 1, len(prompt) + limit, device=weight.device, dtype=weight.dtype)
     return cache, model.features(torch.tensor([list(prompt)], device=weight.device), cache=cache)

@@ -1,8 +1,7 @@
-"""One optimiser step: micro-batches in, loss and gradient norm out, weights changed.
+"""One optimiser step, with gradient accumulation over micro-batches.
 
-The loss is the sum of negative log-likelihoods over all labels of the accumulated step divided by their number, so that
-cutting the same sequences into other micro-batches gives the same gradient. With Execution.compile the network is
-compiled, and tried out, before the first step.
+The loss is the sum of negative log-likelihoods over all labels of the step divided by their number, so that the
+gradient does not depend on the division into micro-batches.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimiser step did.
+    """Result of one optimiser step.
 
     Attributes:
-        loss: mean negative log-likelihood over the step's labels, in nats; 0 if it had none.
-        grad_norm: global norm before clipping; 0 if fp16's loss scaler skipped the update.
+        loss: mean negative log-likelihood over the step's labels, in nats; 0 without labels.
+        grad_norm: global norm before clipping; 0 if the fp16 loss scaler skipped the update.
         tokens: number of labels.
-        flags: for each flag that was passed, True if a rank has set it.
+        flags: for each flag passed to `run`, True if any rank has set it.
     """
 
     loss: float
@@ -52,19 +51,19 @@ class StepResult:
 
 
 class Stepper:
-    """A network with all that changes when it takes a step: optimiser, loss scaler, dropout's random stream.
+    """A network with its optimiser, loss scaler and random stream for dropout.
 
     Args:
-        model: the network, the same on every rank; it is moved to the device, or with Execution.sharding "fsdp" split.
+        model: the network, equal on every rank; it is moved to the device, or sharded by "fsdp".
         config: training settings.
-        device: where to compute.
-        execution: how to compute.
-        ranks: the processes that take the step together.
+        device: device of this rank.
+        execution: settings of compilation, recomputation and sharding.
+        ranks: the ranks of the training.
 
     Attributes:
-        is_compiled: True if it is compiled, which is for micro-batches of max_seq_len columns.
-        is_sharded: True if the parameters are DTensors, of which each rank holds a part.
-        notes: what is done in another way than asked for, a sentence each.
+        is_compiled: True if the network is compiled, for micro-batches of max_seq_len columns only.
+        is_sharded: True if the parameters are DTensors.
+        notes: deviations from the execution settings, a sentence each.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Stepper:
         if self.is_sharded:
             shard(model, device, ranks, torch.bfloat16 if config.precision == "bf16" else None, execution.compile)
         model.to(device)
-        if execution.compile:  # before a replica watches for gradients
+        if execution.compile:  # before DistributedDataParallel adds its hooks
             self._compile()
         self.is_compiled = execution.compile and not self.notes
         self._replica: Any = replicate(model) if ranks.world_size > 1 and not self.is_sharded else None
@@ -96,25 +95,25 @@ class Stepper:
         self._parameters = list(model.parameters())
 
     def _compile(self) -> None:
-        """Compile what computes the training loss and try it, or note why not; weights and random states stay.
+        """Compile the training loss and run it once, or add a note with the error; weights and random states stay.
 
-        Compilation needs a C++ compiler or Triton, takes from seconds to minutes, and fails where torch finds none or
-        meets something it cannot translate. A sharded network has its blocks compiled already; they are only tried.
+        Compilation takes seconds to minutes, and fails without a C++ compiler or Triton or with unsupported operations.
+        The blocks of a sharded network are compiled already, and are only run.
         """
         model = self.model
-        # on a CPU the last layer and its loss are one function already, which a compiler would take apart
+        # on a CPU the head and its loss are a fused function, which the compiler would decompose
         name = "read" if self.device.type == "cpu" else "score"
         rows = self.ranks.share(np.zeros((self.config.grad_accum, self.config.batch_size))).shape[1]
         ids = torch.zeros((rows, model.config.max_seq_len), dtype=torch.int64, device=self.device)
         try:
-            if not self.is_sharded:  # imports the compiler, which is where some installations fail already
+            if not self.is_sharded:  # within try: importing the compiler may fail
                 model.compiled[name] = torch.compile(getattr(model, name), dynamic=False)
             model.train()
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self._casting():
                 model.nll(ids, ids).backward()
         except Exception as error:
             cause: BaseException = error
-            while cause.__cause__ is not None:  # the first line of the innermost cause says most
+            while cause.__cause__ is not None:  # the innermost cause is the most specific
                 cause = cause.__cause__
             reason = traceback.format_exception_only(cause)[0].splitlines()[0]
             if self.is_sharded:
@@ -132,19 +131,22 @@ class Stepper:
         Args:
             batches: this rank's micro-batches.
             lr: learning rate.
-            step: number of this step, from 1, for messages.
+            step: number of the step, from 1, for messages.
             indices: numbers of the step's sequences, for messages.
-            flags: of this rank, to be shared with the others on the way.
+            flags: flags of this rank, which are combined over the ranks.
+
+        Returns:
+            Loss, gradient norm, number of labels and flags, over all ranks.
 
         Raises:
-            NonFiniteLoss: the loss is NaN or infinite, or the gradient is (in fp16: although the loss scale has fallen
-                below 1); the weights are as before.
+            NonFiniteLoss: the loss or the gradient is NaN or infinite (with fp16 at a loss scale below 1); the weights
+                are not changed.
             OutOfMemory: the step does not fit into memory.
         """
         (tokens,) = map(int, self.ranks.sum(sum(int((batch.labels != IGNORE).sum()) for batch in batches)))
         self.model.train()
         with self.explaining_memory(f"step {step}"):
-            loss = self._backward(batches, max(1, tokens))  # without any label, loss and gradient are 0
+            loss = self._backward(batches, max(1, tokens))  # without labels, loss and gradient are 0
             self.scaler.unscale_(self.optimizer)
             norm = clip_gradients(self._parameters, self.config.clip_norm)
         mean, *shared = self.ranks.sum(float(loss), *map(float, flags))
@@ -154,22 +156,21 @@ class Stepper:
             raise self._stopped(f"the gradient's norm is {norm}", step, indices, batches)
         set_learning_rate(self.optimizer, lr)
         with self.explaining_memory(f"the update of step {step}"):
-            self.scaler.step(self.optimizer)  # leaves the weights alone if an fp16 gradient overflowed
+            self.scaler.step(self.optimizer)  # skips the update if an fp16 gradient overflowed
             self.scaler.update()
-        # Each skipped step halves the scale. Below 1 it makes gradients smaller than they are: what overflows then is
-        # not the scaling's doing.
+        # Each skipped step halves the scale. An overflow at a scale below 1 is not caused by the scaling.
         if not math.isfinite(norm) and self.scaler.get_scale() < 1:
             what = f"at every loss scale down to 1, the gradient's norm is {norm}"
             raise self._stopped(what, step, indices, batches)
         return StepResult(mean, norm if math.isfinite(norm) else 0.0, tokens, tuple(count > 0 for count in shared))
 
     def _backward(self, batches: Sequence[Batch], divisor: int) -> Tensor:
-        """Add up the gradients of the step's loss and return it."""
+        """Accumulate the gradients of the step's loss. Returns the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         with self.random.running():
             for number, batch in enumerate(batches, start=1):
-                # with more to come, a replica's gradients stay with their rank; sharded ones have no memory for that
+                # DDP sums gradients at the last micro-batch; FSDP at each, because it has no memory for whole gradients
                 alone = self._replica is not None and number < len(batches)
                 with self._replica.no_sync() if alone else nullcontext():
                     loss = self._nll(batch) / divisor
@@ -178,7 +179,7 @@ class Stepper:
         return torch.stack(losses).sum()
 
     def _nll(self, batch: Batch) -> Tensor:
-        """Summed negative log-likelihood of a micro-batch, with its graph."""
+        """Return the summed negative log-likelihood of a micro-batch, with its autograd graph."""
         ids, labels = (torch.as_tensor(part).to(self.device, non_blocking=True) for part in batch[:2])
         with self._casting():
             nll: Tensor = (self._replica or self.model.nll)(ids, labels, documents=batch.documents)
@@ -189,18 +190,18 @@ class Stepper:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def _stopped(self, what: str, step: int, indices: Sequence[int], batches: Sequence[Batch]) -> NonFiniteLoss:
-        if self.ranks.world_size > 1:  # the others do not wait while one looks at its rows
+        if self.ranks.world_size > 1:  # no search for the sequences, for which the other ranks would wait
             return NonFiniteLoss(what, step, indices)
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.compiled.clear()  # it would be compiled anew for single rows
+        self.model.compiled.clear()  # single rows would be compiled again
         return non_finite_loss(what, step, indices, self.model, batches, self._nll)
 
     def explaining_memory(self, doing: str) -> AbstractContextManager[None]:
-        """Inside, too little memory becomes an `OutOfMemory` about what is being done."""
+        """Convert out-of-memory errors to `OutOfMemory`; see `guards.explaining_memory`."""
         return explaining_memory(doing, self.device, self.model.config, self.config, self.execution)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return weights, optimiser and random states, as a checkpoint has them; all ranks call it."""
+        """Return weights, optimiser and random states for a checkpoint; every rank calls it."""
         states = self.ranks.gather(self.random.tensors())
         random = {  # the first rank's by name, those of rank r as "r/name"
             f"{rank or ''}/{name}".lstrip("/"): one for rank, state in enumerate(states) for name, one in state.items()
@@ -208,7 +209,7 @@ class Stepper:
         return {"weights": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer), "random": random}
 
     def load(self, saved: Checkpoint) -> None:
-        """Put back what `tensors` returned, whatever the number of ranks was."""
+        """Load a checkpoint, of any number of ranks."""
         self.model.load_state_dict(saved.weights)
         load_optimizer_tensors(self.optimizer, saved.optimizer)
         if saved.scaler:
@@ -218,13 +219,13 @@ class Stepper:
         if own:
             self.random.load(own)
         else:
-            self.random = self._random_stream(saved.step)  # a rank that was not there draws what nobody has drawn
+            self.random = self._random_stream(saved.step)  # a new rank gets a new stream
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the whole state of a network to start from, of which a sharded one takes its part.
+        """Load the full state dict of a network as initial weights.
 
         Raises:
-            ValueError: it is the state of another network.
+            ValueError: it does not fit the configuration.
         """
         if self.is_sharded:
             weights = {name: part_of(one, self.model.state_dict().get(name)) for name, one in weights.items()}
@@ -237,7 +238,7 @@ class Stepper:
             ) from error
 
     def empty_like_saved(self, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return memory for a saved tensor, for this rank's part of one that is sharded."""
+        """Allocate a saved tensor, a DTensor if it is sharded; see `checkpoint.read_checkpoint`."""
         group, _, rest = name.rpartition("/")
         if group == "optimizer":
             numbered = [one for part in self.optimizer.param_groups for one in part["params"]]
@@ -249,7 +250,7 @@ class Stepper:
         return torch.empty_like(weight, dtype=dtype)
 
     def plain(self) -> Transformer:
-        """Return the network as one process has it, in evaluation mode; a sharded one whole on the first rank's CPU."""
+        """Return the plain network in evaluation mode; a sharded one is gathered on the first rank's CPU."""
         model = self.model
         if self.is_sharded:
             weights = {}
@@ -258,7 +259,7 @@ class Stepper:
                 if self.ranks.is_first:
                     weights[name] = full.cpu()
             if self.ranks.is_first:
-                with torch.random.fork_rng(devices=[]):  # initial weights that are overwritten draw nothing
+                with torch.random.fork_rng(devices=[]):  # initialisation must not advance the generator
                     model = Transformer(model.config)
                 model.load_state_dict(weights)
         model.compiled.clear()
@@ -273,16 +274,16 @@ class Stepper:
 def new_stepper(
     model_config: ModelConfig, train_config: TrainConfig, device: torch.device, execution: Execution, ranks: Ranks
 ) -> Stepper:
-    """Return a stepper of a new network, whose weights are drawn from the configuration's seed.
+    """Return a stepper of a new network with weights from the configured seed.
 
-    They are drawn on the CPU, so that every device starts from the same ones.
+    They are drawn on the CPU, so that they do not depend on the device.
 
     Raises:
-        OutOfMemory: it does not fit into memory.
+        OutOfMemory: the network does not fit into memory.
     """
     with explaining_memory("the network", device, model_config, train_config, execution):
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # the CPU's alone
+            torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # of the CPU only
             model = Transformer(model_config)
         return Stepper(model, train_config, device, execution, ranks)
 
@@ -296,12 +297,15 @@ def measure_step_seconds(
     execution: Execution = Execution(),
     ranks: Ranks = SINGLE,
 ) -> float:
-    """Return the seconds of an optimiser step: the median over random tokens, after two steps to warm up.
+    """Return the median seconds of an optimiser step on random tokens, after two warm-up steps.
 
     Args:
+        model_config: configuration of the network.
         train_config: gives micro-batch, accumulation and precision.
-        steps: number of steps that are measured.
-        ranks: the processes that take the steps together; all of them call.
+        device: device of this rank.
+        steps: number of measured steps.
+        execution: settings of compilation, recomputation and sharding.
+        ranks: the ranks of the training; every rank calls.
     """
     stepper = new_stepper(model_config, train_config, torch.device(device), execution, ranks)
     generator = np.random.default_rng(0)

@@ -1,10 +1,9 @@
-"""Looking inside: every intermediate value of one sequence, the named operators, and how strongly each part reacts to a
-small change of its input.
+"""All intermediate values of one sequence, the network's operators by name, and the local gain of each component.
 
-The network is seen as a system whose state is the residual stream: h_0 = position(embedding(ids)), then
-h_l = block_l(h_l-1), and logits = out(norm(h_L)). The network itself tells its values while it runs, so that what is
-shown is what happened; attention then goes by the formula, because the fast kernels never hold scores and weights.
-Nothing is changed: mode, gradients, random state and weights are afterwards what they were before.
+The network is described as a system whose state is the residual stream: h_0 = position(embedding(ids)),
+h_l = block_l(h_l-1) and logits = out(norm(h_L)). Values are recorded during a real forward pass, except scores and
+weights of attention, which fused kernels do not hold and which are computed by the formula. Mode, gradients, random
+state and weights of the network are not changed.
 
 Shapes in comments: T tokens, D d_model, H query heads, K key-value heads, E head_dim, V vocabulary, L blocks.
 """
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from .metrics import NllSum
 from .transformer import Block, Transformer, evaluating
 
-# Scores and weights of all heads are quadratic in it, and a person reads no more.
+# Memory of scores and weights is quadratic in the length.
 MAX_TRACED_TOKENS = 256
 
 State = Callable[[Tensor], Tensor]
@@ -32,8 +31,8 @@ class Step:
     """One intermediate value.
 
     Attributes:
-        block: number of the block it belongs to, from 1; None outside of the blocks.
-        kind: such as "embedding" or "weights".
+        block: number of its block, from 1; None outside the blocks.
+        kind: name within the block, such as "weights".
         tensor: the value, without a batch axis.
     """
 
@@ -43,21 +42,21 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Such as "embedding" or "block_1.weights"."""
+        """Full name, such as "embedding" or "block_1.weights"."""
         return self.kind if self.block is None else f"block_{self.block}.{self.kind}"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What happened to one sequence.
+    """Intermediate values and predictions of one sequence.
 
     Attributes:
         ids: (T,) int64.
-        steps: all intermediate values, in the order in which they arise.
-        mask: (T, T) bool, True where a token (row) may look at another (column).
-        hidden: (L + 1, T, D) the states h_0 to h_L of the residual stream.
+        steps: all intermediate values, in the order of computation.
+        mask: (T, T) bool, True where a token (row) attends to another (column).
+        hidden: (L + 1, T, D) states h_0 to h_L of the residual stream.
         log_probs: (T, V) float64 log-probabilities of the next token at every position.
-        conditionals: (T - 1,) float64 log-probability of each id but the first, which nothing predicts.
+        conditionals: (T - 1,) float64 log-probability of each id after the first.
     """
 
     ids: Tensor
@@ -68,7 +67,7 @@ class Trace:
     conditionals: Tensor
 
     def __getitem__(self, name: str) -> Tensor:
-        """The value of a step."""
+        """Return the value of a step by its name."""
         for step in self.steps:
             if step.name == name:
                 return step.tensor
@@ -81,45 +80,45 @@ class Trace:
 
     @property
     def increments(self) -> Tensor:
-        """(L, T, D) what each block adds to the stream: block_l(x) - x, so that h_L = h_0 + their sum."""
+        """(L, T, D) change of the residual stream by each block, h_l - h_l-1."""
         return self.hidden[1:] - self.hidden[:-1]
 
     @property
     def score(self) -> NllSum:
-        """Likelihood of the sequence given its first id, by the chain rule: the sum of the conditionals."""
+        """Negative log-likelihood of the sequence given its first id: the negative sum of the conditionals."""
         return NllSum(-float(self.conditionals.sum()), len(self.conditionals))
 
     def top(self, position: int, n: int) -> tuple[Tensor, Tensor]:
-        """The n likeliest next ids at a position, and their log-probabilities, best first."""
+        """Return the n likeliest next ids at a position and their log-probabilities, best first."""
         found = self.log_probs[position].topk(min(n, self.log_probs.shape[1]))
         return found.indices, found.values
 
 
 def operators(model: Transformer, n_tokens: int) -> dict[str, State]:
-    """The network as a chain of functions by name: embedding, position, block_1 .. block_L, norm, out.
+    """Return the network as a chain of functions by name: embedding, position, block_1 .. block_L, norm, out.
 
-    Applied one after the other to ids (B, n_tokens) they give the model's own logits, bit for bit in evaluation mode;
-    "norm" is the identity where the network has no final norm.
+    Their composition on ids (B, n_tokens) gives the model's logits, bit for bit in evaluation mode. "norm" is the
+    identity in a network without final norm.
 
     Args:
         model: the network.
-        n_tokens: length of the sequences, on which positions and the mask depend.
+        n_tokens: length T of the sequences, which determines positions and mask.
 
     Raises:
         ValueError: n_tokens is above max_seq_len.
     """
     device = model.token_embedding.weight.device
-    now = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
-    blocks = {f"block_{n}": partial(block, layer=n - 1, now=now) for n, block in enumerate(model.blocks, 1)}
-    place = partial(model.place, now=now)
+    ctx = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
+    blocks = {f"block_{n}": partial(block, layer=n - 1, ctx=ctx) for n, block in enumerate(model.blocks, 1)}
+    place = partial(model.place, ctx=ctx)
     return {"embedding": model.token_embedding, "position": place, **blocks, "norm": model.norm, "out": model.head}
 
 
 def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
-    """Run the network over one sequence and keep every intermediate value.
+    """Run the network over one sequence in evaluation mode and keep every intermediate value.
 
     Args:
-        model: the network, in any mode; it is asked in evaluation mode.
+        model: the network, in any mode.
         ids: (T,) token ids.
 
     Raises:
@@ -129,7 +128,7 @@ def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
     steps = [Step(None, "ids", tokens)]
 
     def keep(layer: int | None, kind: str, value: Tensor) -> None:
-        batched = layer is not None or kind not in ("position", "rotation")  # a table of positions is one for all rows
+        batched = layer is not None or kind not in ("position", "rotation")  # position tables have no batch axis
         steps.append(Step(None if layer is None else layer + 1, kind, (value[0] if batched else value).detach()))
 
     with evaluating(model), torch.no_grad():
@@ -149,10 +148,10 @@ def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
 
 
 def traceable_ids(model: Transformer, ids: Sequence[int] | Tensor) -> Tensor:
-    """The ids on the model's device.
+    """Return the ids as a tensor (T,) on the model's device.
 
     Raises:
-        ValueError: they cannot be traced.
+        ValueError: as for `trace`.
     """
     tokens = torch.as_tensor(ids, dtype=torch.int64, device=model.token_embedding.weight.device)
     if tokens.dim() != 1 or not len(tokens):
@@ -173,15 +172,15 @@ def traceable_ids(model: Transformer, ids: Sequence[int] | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of one part of the network: output change over input change, for a small change u of its input x.
+    """Local gain of one component f of the network for a perturbation u of its input x.
 
     Attributes:
-        component: such as "block_1.attention".
-        direction: "state" (u along x itself) or "random" (a fixed random u).
-        gain: |J u| / |u| with the Jacobian J at x: how much longer or shorter the change comes out.
-        deviation: |f(x + u) - f(x) - J u| relative to the larger of |J u| and |f(x + u) - f(x)|, for a u of a tenth of
-            x's length: 0 for a linear part.
-        nonlinear: what makes the part nonlinear; empty if nothing does.
+        component: name, such as "block_1.attention".
+        direction: "state" (u along x) or "random" (a fixed random u).
+        gain: |J u| / |u| with the Jacobian J of f at x.
+        deviation: |f(x + u) - f(x) - J u| relative to the larger of |J u| and |f(x + u) - f(x)|; 0 for a linear
+            component.
+        nonlinear: nonlinear operations in the component.
     """
 
     component: str
@@ -192,37 +191,37 @@ class Gain:
 
 
 def local_gains(model: Transformer, ids: Sequence[int] | Tensor, seed: int = 0, step: float = 0.1) -> list[Gain]:
-    """Gain and linearity of every part at the point that this sequence leads to, by forward-mode differentiation.
+    """Return gain and linearity of every component at this sequence, by forward-mode differentiation.
 
-    Lengths are taken over all tokens together. Each part is pushed along its own input and along a random direction;
-    a norm, for example, hardly answers to the first, because it divides the length out again.
+    Norms are taken over all tokens together. Each component is perturbed along its input and along a random direction.
 
     Args:
         model: the network.
         ids: (T,) token ids, as for trace.
-        seed: of the random directions.
-        step: length of the finite push behind `deviation`, relative to the input's.
+        seed: seed of the random directions.
+        step: |u| / |x| of the perturbation.
 
     Returns:
-        Two gains per part: position, per block its attention branch, feed-forward branch and itself, norm, out, and
-        last all parts from h_0 to the logits as one.
+        Two gains for each of position, the attention branch, feed-forward branch and whole of each block, norm, out,
+        and the map from h_0 to the logits.
     """
     tokens = traceable_ids(model, ids)
     generator = torch.Generator().manual_seed(seed)
     found = []
     with evaluating(model), torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        # the other kernels have no formula for forward-mode derivatives
+        # the other kernels have no forward-mode derivatives
         for name, function, x, nonlinear in _components(model, tokens):
             noise = torch.randn(x.shape, generator=generator).to(x)
             for direction, along in (("state", x), ("random", noise)):
-                gain, deviation = _reaction(function, x, along * (step * x.norm() / along.norm().clamp_min(1e-30)))
+                perturbation = along * (step * x.norm() / along.norm().clamp_min(1e-30))
+                gain, deviation = _gain_and_deviation(function, x, perturbation)
                 found.append(Gain(name, direction, gain, deviation, nonlinear))
     return found
 
 
 def _components(model: Transformer, tokens: Tensor) -> Iterator[tuple[str, State, Tensor, tuple[str, ...]]]:
-    """Each part with its input at this sequence and the names of what is nonlinear in it."""
-    config, now = model.config, model.plan(tokens[None])
+    """Yield name, function, input at this sequence and nonlinear operations of each component."""
+    config, ctx = model.config, model.plan(tokens[None])
     embedding, position, *blocks, norm, out = operators(model, len(tokens)).values()
     norms = ("RMSNorm" if config.norm == "rmsnorm" else "LayerNorm",)
     mixing = (*(("RMSNorm of queries and keys",) if config.qk_norm else ()), "softmax")
@@ -231,7 +230,7 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[tuple[str, State
     inside = (*norms, *mixing, *acting)
 
     def branch(its_norm: nn.Module, part: nn.Module, layer: int) -> State:
-        return lambda x: part(its_norm(x) if before else x, layer, now)
+        return lambda x: part(its_norm(x) if before else x, layer, ctx)
 
     x = embedding(tokens[None])
     yield "position", position, x, ()
@@ -247,7 +246,7 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[tuple[str, State
     if config.final_norm:
         yield "norm", norm, x, norms
 
-    # ids that only fill the table up have the logit -inf, from which nothing can be subtracted
+    # without padding, whose logits are -inf: their differences would be NaN
     def logits(features: Tensor) -> Tensor:
         return out(features)[..., : config.vocab_size]
 
@@ -261,12 +260,12 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[tuple[str, State
     yield "model", whole, first, inside
 
 
-def _reaction(function: Callable[[Tensor], Tensor], x: Tensor, push: Tensor) -> tuple[float, float]:
-    """Gain along the push, and deviation from the linear answer to it."""
-    at, linear = torch.func.jvp(function, (x,), (push,))[:2]
-    change = function(x + push) - at
+def _gain_and_deviation(function: Callable[[Tensor], Tensor], x: Tensor, perturbation: Tensor) -> tuple[float, float]:
+    """Return `Gain.gain` and `Gain.deviation` for a perturbation."""
+    at, linear = torch.func.jvp(function, (x,), (perturbation,))[:2]
+    change = function(x + perturbation) - at
     size = max(float(linear.norm()), float(change.norm()))
-    # what is smaller than the rounding of f(x) itself is no answer at all
+    # changes below the rounding error of f(x) count as 0
     rounding = 16 * torch.finfo(at.dtype).eps * float(at.norm())
-    gain = float(linear.norm()) / max(float(push.norm()), 1e-30)
+    gain = float(linear.norm()) / max(float(perturbation.norm()), 1e-30)
     return gain, 0.0 if size <= rounding else float((change - linear).norm()) / size

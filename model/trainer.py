@@ -1,8 +1,8 @@
-"""The training loop: sequences in, a trained network and its metric history out.
+"""Training loop with bit-exact resuming.
 
-A run that is killed anywhere and started again ends with the same bits as one that was left alone (same device kind,
-torch and thread count): batches are a pure function of the position, the learning rate of the step, dropout draws from
-a stream of its own, and all of the rest is in the checkpoint. Clocks decide when to save, never what is computed.
+A run that is killed and resumed ends with the same bits as an uninterrupted one (on the same kind of device, with the
+same torch and thread count): batches are a pure function of the position, the learning rate is one of the step, dropout
+has its own random stream, and all other state is in the checkpoint. Time affects only when checkpoints are written.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from .step import Stepper, new_stepper
 from .transformer import Transformer
 
 Row = dict[str, Any]
-StepData = tuple[list[int], list[Batch]]  # numbers of all the step's sequences, this rank's micro-batches
+StepData = tuple[list[int], list[Batch]]  # numbers of the step's sequences on all ranks, this rank's micro-batches
 
-AHEAD = 2  # steps whose batches are built while one is computed
+AHEAD = 2  # steps whose batches are prefetched
 SPIKE_SCORE = "spike/score"
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run leaves.
+    """Result of a finished training.
 
     Attributes:
-        model: the trained network, in evaluation mode; of a sharded one whole on the first rank only.
-        history: one row per optimiser step with step, tokens (labels read so far), train/loss, lr, grad_norm, val/loss
-            where an evaluation took place, and spike/score where the loss or the gradient leapt. A row with
-            val/source_changed (1) is the first after a resume with other validation sequences: losses before and from
-            there on do not compare. No clock values: equal runs have equal histories.
-        steps: optimiser steps done over all starts of the run.
-        resumed_from: step of the checkpoint that this start went on from; 0 if it began anew.
-        best_step: with patience, the step whose weights the network has: that with the lowest validation loss.
+        model: the trained network, in evaluation mode; if it was sharded, on the first rank only.
+        history: one row per optimiser step with step, tokens (labels so far), train/loss, lr, grad_norm, val/loss after
+            an evaluation, and spike/score at a spike of the loss or gradient norm. A row with val/source_changed (1) is
+            the first after a resume with other validation sequences, whose losses are not comparable with earlier ones.
+            Rows have no times, so that equal runs have equal histories.
+        steps: optimiser steps of the run, those before a resume included.
+        resumed_from: step of the checkpoint from which the run resumed; 0 without one.
+        best_step: with patience, the step with the lowest validation loss, whose weights the network has.
     """
 
     model: Transformer
@@ -65,29 +65,27 @@ class Trainer:
     """Trains one network on one source of sequences.
 
     Args:
-        model_config: the network's shape.
-        train_config: how to train it.
-        train_source: sequences to learn from.
-        val_source: sequences to evaluate on, in order, all of them; None evaluates nothing.
-        groups: reads per epoch of the sequences of train_source; None reads each once.
-        device: where to compute.
-        checkpoint_dir: holds this run's checkpoints; None saves nothing. Saved are a step every
-            `execution.checkpoint_minutes`, the last one, the one at which the run is stopped, and with patience each
-            with the lowest validation loss so far.
-        identity: what else the run is made of (dataset, tokeniser, ...). A checkpoint continues only under the same
-            identity; the configurations, the number of training sequences, their groups and the initial weights belong
-            to it by themselves. The validation sequences do not: they shape no weights.
-        initial_weights: the state of a network of this shape to start from (model.state_dict()); None draws the weights
-            from the seed.
-        callbacks: receive reports on the first rank.
-        execution: how to compute; no part of the run's identity.
-        ranks: the processes that train together, each with a Trainer of the same arguments; all of them read
-            checkpoint_dir.
-        stop: when set, the training stops after its present step; of several ranks, one stops all.
+        model_config: configuration of the network.
+        train_config: hyperparameters.
+        train_source: training sequences.
+        val_source: validation sequences; None does not evaluate.
+        groups: groups of training sequences with their reads per epoch; None reads each sequence once.
+        device: device of this rank.
+        checkpoint_dir: folder of the run's checkpoints; None saves none. Saved are a step every
+            `execution.checkpoint_minutes`, the last step, the step at which the run is stopped, and with patience each
+            step with the lowest validation loss so far.
+        identity: further identity of the run (dataset, tokeniser, ...), besides the configurations, the number of
+            training sequences, their groups and the initial weights. A run resumes only with the same identity. The
+            validation sequences are not part of it, because they do not affect the weights.
+        initial_weights: state dict to start from; None draws the weights from the seed.
+        callbacks: called on the first rank.
+        execution: settings that are not part of the identity.
+        ranks: the ranks of the training, each with a Trainer of the same arguments; all read checkpoint_dir.
+        stop: when set on any rank, the training stops after the current step.
 
     Raises:
-        ValueError: there are no sequences to train on, a group reaches beyond them, the ranks cannot share a step,
-            or patience is asked for without sequences to evaluate on.
+        ValueError: there are no training sequences, a group exceeds them, the sequences of a step cannot be split over
+            the ranks, or patience is set without validation sequences.
     """
 
     model_config: ModelConfig
@@ -119,20 +117,23 @@ class Trainer:
         check_share(config.batch_size, config.grad_accum, self.ranks.world_size)
         if config.patience and self.val_source is None:
             raise ValueError(
-                f"patience={config.patience} waits for the validation loss, but there are no sequences to evaluate on; "
+                f"patience={config.patience} needs a validation loss, but there are no validation sequences; "
                 f"give val_source, or patience=0"
             )
         if config.patience and self.ranks.world_size > 1 and self.checkpoint_dir is None:
-            raise ValueError("patience ends a run with its best weights, which several processes find in a folder only")
+            raise ValueError("patience with several processes keeps the best weights on disk; give checkpoint_dir")
 
     def fit(self) -> TrainResult:
-        """Train to the last step, from the newest good checkpoint if there is one.
+        """Train to the last step, resuming from the newest good checkpoint if there is one.
+
+        Returns:
+            The trained network and its metric history.
 
         Raises:
             NonFiniteLoss: a loss or gradient is NaN or infinite; good checkpoints stay.
             OSError: a checkpoint cannot be written.
             OutOfMemory: the network, a step or an evaluation does not fit into memory.
-            TrainingStopped: it was asked to stop; the step it stopped after is saved.
+            TrainingStopped: `stop` was set; the last step is saved if there is a checkpoint_dir.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
         stepper = new_stepper(self.model_config, self.train_config, self._device, self.execution, self.ranks)
@@ -157,7 +158,7 @@ class Trainer:
                 if other_validation and step == resumed_from + 1:
                     row["val/source_changed"] = 1.0
                 history.append(row)
-                self._evaluate(stepper, step, row)  # adds val/loss to the row, which the history holds already
+                self._evaluate(stepper, step, row)  # adds val/loss to the last row of the history
                 self._report(history, seconds)
                 is_last = self._is_last(history)
                 is_best = bool(self.train_config.patience) and "val/loss" in row and best_step(history) == step
@@ -191,7 +192,7 @@ class Trainer:
     def _step(
         self, stepper: Stepper, step: int, history: list[Row], data: StepData, flags: tuple[bool, ...]
     ) -> tuple[Row, bool, bool]:
-        """Take a step; returns its row and the flags of all ranks: to stop, and to save."""
+        """Take a step. Returns its row, and whether any rank asked to stop, and to save."""
         indices, batches = data
         lr = learning_rate(step - 1, self.train_config)
         try:
@@ -210,13 +211,13 @@ class Trainer:
         spike = spike_of(history, row, self.train_config.spike_zscore)
         if spike is not None:
             row[SPIKE_SCORE] = spike[0]
-            if SPIKE_SCORE not in (history[-1] if history else {}):  # of several in a row, the first one is reported
+            if SPIKE_SCORE not in (history[-1] if history else {}):  # only the first of consecutive spikes is reported
                 documents = self.callbacks.documents(indices) if self.ranks.is_first else ""
-                self._event(step, "spike", f"step {step} leaps: {spike[1]}. {documents}".removesuffix(". "))
+                self._event(step, "spike", f"spike at step {step}: {spike[1]}. {documents}".removesuffix(". "))
         return row, stopping, due
 
     def _data(self, step: int, stepper: Stepper) -> StepData:
-        """The sequences of a step; called ahead of it, in another thread."""
+        """Return the batches of a step; called in the prefetching thread."""
         n_batches, n_rows = self.train_config.grad_accum, self.train_config.batch_size
         indices = self.order.at(np.arange((step - 1) * n_batches * n_rows, step * n_batches * n_rows))
         batches = []
@@ -230,7 +231,7 @@ class Trainer:
                 )
             if not stepper.is_compiled:
                 batch = trim(batch)
-            if self._device.type == "cuda":  # a copy from pinned memory does not wait for the device
+            if self._device.type == "cuda":  # copies from pinned memory are asynchronous
                 inputs, labels = (torch.from_numpy(ids).pin_memory() for ids in batch[:2])
                 batch = Batch(inputs, labels, batch.documents)
             batches.append(batch)

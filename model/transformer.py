@@ -1,8 +1,7 @@
-"""A decoder-only Transformer: token ids in, logits of the next token out.
+"""A decoder-only Transformer.
 
-One network for every architecture: the switches of ModelConfig choose positions, norms, attention, activation, head and
-initial weights. And one forward pass for every purpose: training, scoring, reading a prompt, decoding and tracing are
-`Transformer.read` with another `Pass`.
+ModelConfig selects positions, norms, attention, activation, head and initial weights. Training, scoring, prefill,
+decoding and tracing all call `Transformer.read` with another `Pass`.
 
 Shapes in comments: B rows, T tokens, D d_model, H query heads, K key-value heads, E head_dim, S key slots, V padded
 vocabulary.
@@ -25,34 +24,34 @@ from torch.utils.checkpoint import checkpoint
 from .architecture import ModelConfig
 from .attention import (
     AttentionMask,
-    additive,
+    additive_mask,
+    apply_rotary,
     attend,
     attention_mask,
     block_mask,
+    rotary_columns,
     rotary_table,
     sinusoidal_table,
-    spread,
-    turn,
 )
 from .data import IGNORE
 from .kernels import Linear, linear, linears
 from .kv_cache import CacheSlots, KVCache
 
 Record = Callable[[int | None, str, Tensor], None]
-See = Callable[[str, Tensor], None]
+RecordValue = Callable[[str, Tensor], None]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What all layers of one forward pass have in common.
+    """Arguments of one forward pass that all layers share.
 
     Attributes:
-        positions: index of the position tables: a slice of them, or (B, T) numbers.
+        positions: index into the position tables: a slice, or (B, T) positions.
         rotation: cosines and signed sines (T, 1, rope_dim) or (B, T, 1, rope_dim); None without rotary positions.
-        mask: what is added to the scores, broadcastable to (B, H, T, S), or a mask of blocks; None is plain causal
-            attention without a cache or for a prompt, else all slots that are read are seen.
-        slots: where the new keys and values go, and which are read; None without a cache.
-        record: told (layer, name, value) of each intermediate value, without which nothing is kept.
+        mask: added to the scores, broadcastable to (B, H, T, S), or a BlockMask. None means causal attention without a
+            cache and in prefill, and attention to all slots that are read otherwise.
+        slots: cache slots that are written and read; None without a cache.
+        record: called with (layer, name, value) of each intermediate value; None records nothing.
     """
 
     positions: Tensor | slice = field(default_factory=lambda: slice(None))
@@ -61,8 +60,8 @@ class Pass:
     slots: CacheSlots | None = None
     record: Record | None = None
 
-    def seer(self, layer: int | None) -> See | None:
-        """What is told the values of a layer by name; None if nobody looks on."""
+    def recorder(self, layer: int | None) -> RecordValue | None:
+        """Return `record` bound to a layer; None if nothing is recorded."""
         return None if self.record is None else partial(self.record, layer)
 
 
@@ -82,7 +81,7 @@ class RMSNorm(nn.Module):
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
-    """The norm over the residual stream that the configuration asks for."""
+    """Return the configured norm of width d_model."""
     if config.norm == "rmsnorm":
         return RMSNorm(config.d_model, config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.norm_bias)
@@ -104,37 +103,37 @@ class Attention(nn.Module):
         self.norm_k = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def project(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None, see: See | None = None
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None, record: RecordValue | None = None
     ) -> tuple[Tensor, ...]:
-        """Queries (B, H, T, E), keys and values (B, K, T, E), normalised and rotated as configured."""
+        """Return queries (B, H, T, E), keys and values (B, K, T, E), normalised and rotated as configured."""
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in linears(x, self.q, self.k, self.v))
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
         if rotation is not None:
-            if see is not None:
-                see("q_unrotated", q.transpose(1, 2))
-                see("k_unrotated", k.transpose(1, 2))
-            q, k = turn(q, rotation, self.rope_layout), turn(k, rotation, self.rope_layout)
+            if record is not None:
+                record("q_unrotated", q.transpose(1, 2))
+                record("k_unrotated", k.transpose(1, 2))
+            q, k = apply_rotary(q, rotation, self.rope_layout), apply_rotary(k, rotation, self.rope_layout)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
-        see = now.seer(layer)
-        q, k, v = self.project(x, now.rotation, see)
-        if see is not None:
-            see("q", q)
-            see("k", k)
-            see("v", v)
-        if now.slots is not None:
-            k, v = now.slots.write(layer, k, v)
-        is_causal = now.slots is None or now.slots.is_prompt
+    def forward(self, x: Tensor, layer: int, ctx: Pass) -> Tensor:
+        record = ctx.recorder(layer)
+        q, k, v = self.project(x, ctx.rotation, record)
+        if record is not None:
+            record("q", q)
+            record("k", k)
+            record("v", v)
+        if ctx.slots is not None:
+            k, v = ctx.slots.write(layer, k, v)
+        is_causal = ctx.slots is None or ctx.slots.is_prompt
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, now.mask, is_causal, dropout, see)
+        mixed = attend(q, k, v, ctx.mask, is_causal, dropout, record)
         output: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return output
 
 
 def activate(x: Tensor, act: str) -> Tensor:
-    """The feed-forward layer's activation (Hendrycks and Gimpel 2016 for GELU, So et al. 2021 for ReLU squared)."""
+    """Apply the activation (Hendrycks and Gimpel 2016 for GELU, So et al. 2021 for squared ReLU)."""
     if act == "relu":
         return F.relu(x)
     if act == "relu2":
@@ -145,7 +144,7 @@ def activate(x: Tensor, act: str) -> Tensor:
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them: (B, T, D) -> (B, T, D).
 
-    With act="swiglu" a third one gates them: down(silu(gate(x)) * up(x)) (Shazeer 2020).
+    With act="swiglu" a third layer gates them: down(silu(gate(x)) * up(x)) (Shazeer 2020).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -157,21 +156,21 @@ class FeedForward(nn.Module):
         self.down = Linear(config.d_ff, config.d_model, bias=config.ffn_bias)
         self.dropout = nn.Dropout(config.drop_ffn)
 
-    def forward(self, x: Tensor, layer: int = 0, now: Pass = WHOLE) -> Tensor:
-        see = now.seer(layer)
+    def forward(self, x: Tensor, layer: int = 0, ctx: Pass = WHOLE) -> Tensor:
+        record = ctx.recorder(layer)
         up, gate = linears(x, self.up, self.gate) if self.gate is not None else (self.up(x), None)
         opened = None if gate is None else F.silu(gate)
         hidden = activate(up, self.act) if opened is None else opened * up
-        if see is not None:
+        if record is not None:
             for name, value in (("up", up), ("gate", gate), ("silu_gate", opened), ("hidden", hidden)):
                 if value is not None:
-                    see(name, value)
+                    record(name, value)
         output: Tensor = self.down(self.dropout(hidden))
         return output
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each beside a residual path.
+    """Attention and feed-forward branch, each with a residual connection.
 
     Pre-norm: x + branch(norm(x)). Post-norm: norm(x + branch(x)).
     """
@@ -186,27 +185,27 @@ class Block(nn.Module):
         self.drop_attention, self.drop_mlp = nn.Dropout(config.drop_resid), nn.Dropout(of_mlp)
         self.post_norm = config.norm_order == "post"
 
-    def forward(self, x: Tensor, layer: int, now: Pass) -> Tensor:
-        see = now.seer(layer)
+    def forward(self, x: Tensor, layer: int, ctx: Pass) -> Tensor:
+        record = ctx.recorder(layer)
         for name, norm, branch, dropout in (
             ("attention", self.norm_attention, self.attention, self.drop_attention),
             ("ffn", self.norm_mlp, self.mlp, self.drop_mlp),
         ):
-            added = branch(x if self.post_norm else _normed(norm, x, f"norm_{name}", see), layer, now)
+            added = branch(x if self.post_norm else _normed(norm, x, f"norm_{name}", record), layer, ctx)
             summed = x + dropout(added)
-            if see is not None:
-                see(name, added)
-                see(f"sum_{name}", summed)
-            x = _normed(norm, summed, f"norm_{name}", see) if self.post_norm else summed
+            if record is not None:
+                record(name, added)
+                record(f"sum_{name}", summed)
+            x = _normed(norm, summed, f"norm_{name}", record) if self.post_norm else summed
         return x
 
 
-def _normed(norm: nn.Module, x: Tensor, name: str, see: See | None) -> Tensor:
-    """norm(x); who looks on is told the mean and the variance of what it reads, too."""
+def _normed(norm: nn.Module, x: Tensor, name: str, record: RecordValue | None) -> Tensor:
+    """Return norm(x); records mean and variance of x too."""
     y: Tensor = norm(x)
-    if see is not None:
-        see(f"{name}_moments", torch.stack([x.mean(-1), x.var(-1, correction=0)], dim=-1))
-        see(name, y)
+    if record is not None:
+        record(f"{name}_moments", torch.stack([x.mean(-1), x.var(-1, correction=0)], dim=-1))
+        record(name, y)
     return y
 
 
@@ -214,11 +213,11 @@ class Transformer(nn.Module):
     """The network.
 
     Args:
-        config: its shape. Initial weights are drawn from torch's global generator; seed that for a given start.
+        config: the configuration. Initial weights are drawn from torch's global generator.
 
     Attributes:
-        recompute: in training, keep what enters each block only, and compute the rest again in the backward pass.
-        compiled: what takes the place of `read` and `score`, by their names (see model/step.py).
+        recompute: activation checkpointing: in training, keep only the inputs of the blocks.
+        compiled: compiled versions of `read` and `score`, by name (see model/step.py).
     """
 
     position_table: Tensor | None
@@ -234,7 +233,7 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.drop_embed)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = build_norm(config) if config.final_norm else nn.Identity()
-        # A tied head is no module of its own, so that the shared matrix is stored once.
+        # A tied head is not a module, so that the state dict has the shared matrix once.
         self.untied_head = None if config.tie_weights else Linear(config.d_model, config.padded_vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(config.padded_vocab_size)) if config.head_bias else None
         self._initialise()
@@ -254,8 +253,8 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def _initialise(self) -> None:
         config = self.config
-        # Each block adds two branches to the residual stream; dividing what writes to it keeps its variance
-        # independent of depth (Radford et al. 2019, section 2.3).
+        # Each block adds two branches to the residual stream; scaling their output projections keeps its variance
+        # independent of the depth (Radford et al. 2019, section 2.3).
         shrink = 1 / math.sqrt(2 * config.n_layer) if config.init_residual_scaling else 1.0
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -263,7 +262,7 @@ class Transformer(nn.Module):
             elif config.init == "xavier" and name not in ("token_embedding.weight", "position_table"):
                 nn.init.xavier_normal_(parameter)
             elif config.init == "inverse_cdf":
-                # u = 0 would be at minus infinity, and float32 has no number between the largest u and 1
+                # float64 for the upper tail, where float32 is coarse; clamped, because u = 0 gives -inf
                 drawn = torch.rand(parameter.shape, dtype=torch.float64).clamp_(min=2**-53)
                 parameter.copy_(config.init_std * torch.special.ndtri(drawn))
             else:
@@ -280,24 +279,23 @@ class Transformer(nn.Module):
         documents: Sequence[Sequence[int]] | None = None,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the next token at every position.
+        """Return the logits of the next token at every position.
 
         Args:
             ids: (B, T) int64 token ids.
-            cache: keys and values read so far; the ids continue each row at that row's own length.
-            lengths: (B,) valid ids of each row where rows are right-padded; only with a cache. Logits at padding mean
-                nothing.
-            documents: the lengths of the documents that lie one after the other in each row, adding up to T at most
-                (what is left over is padding). Each is read as if it were alone, from position 0.
-            attention_mask: broadcastable to (B, H, T, T), added to the scores beside the causal mask: 0 where a token
-                may look, -inf where not, numbers between where it is to look less.
+            cache: keys and values of the tokens so far; ids are appended to each row at its own length.
+            lengths: (B,) valid ids of each right-padded row; only with a cache. Logits at padding are undefined.
+            documents: lengths of the consecutive documents in each row, adding up to at most T; the rest is padding.
+                Positions and attention of each document are as if it were read alone.
+            attention_mask: broadcastable to (B, H, T, T), added to the scores in addition to the causal mask: 0 for
+                allowed pairs, -inf for masked ones, other numbers as a bias.
 
         Returns:
             (B, T, V) logits; those of ids from config.vocab_size on are -inf.
 
         Raises:
-            ValueError: the sequence is longer than max_seq_len or than the cache has room for, the documents do not
-                fit it, or a mask is given with a cache or documents.
+            ValueError: the sequence is longer than max_seq_len or than the room in the cache, the documents do not
+                fit the ids, or a mask is combined with a cache or documents.
         """
         return self.head(
             self.features(ids, cache=cache, lengths=lengths, documents=documents, attention_mask=attention_mask)
@@ -313,46 +311,46 @@ class Transformer(nn.Module):
         attention_mask: Tensor | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        """The normalised hidden states (B, T, D) that the head reads; arguments as for forward and Pass."""
+        """Return the final hidden states (B, T, D), the input of the head; arguments as for forward and Pass."""
         if lengths is not None:
             _check_lengths(lengths, ids, cache)
         if cache is not None:
             if documents is not None or attention_mask is not None:
-                what = "an attention mask has no place" if documents is None else "documents cannot be told apart"
-                raise ValueError(f"{what} behind a cache; read them in one pass without it")
-            now = self.continued(cache.slots(*ids.shape))
+                what = "an attention mask" if documents is None else "documents"
+                raise ValueError(f"{what} cannot be combined with a cache; use one pass without a cache")
+            ctx = self.continued(cache.slots(*ids.shape))
         else:
-            now = self.plan(ids, documents, attention_mask)
-        features = self.read(ids, replace(now, record=record))
+            ctx = self.plan(ids, documents, attention_mask)
+        features = self.read(ids, replace(ctx, record=record))
         if cache is not None:
             cache.lengths += ids.shape[1] if lengths is None else lengths.cpu()
         return features
 
-    def read(self, ids: Tensor, now: Pass) -> Tensor:
-        """The normalised hidden states (B, T, D) of ids (B, T): the one forward pass."""
-        see, x = now.seer(None), self.token_embedding(ids)
-        if see is not None:
-            see("embedding", x)
-        x = self.place(x, now)
-        if see is not None:
-            see("sum", x)
-        again = self.recompute and self.training and torch.is_grad_enabled()
+    def read(self, ids: Tensor, ctx: Pass) -> Tensor:
+        """Return the final hidden states (B, T, D) of ids (B, T)."""
+        record, x = ctx.recorder(None), self.token_embedding(ids)
+        if record is not None:
+            record("embedding", x)
+        x = self.place(x, ctx)
+        if record is not None:
+            record("sum", x)
+        checkpointed = self.recompute and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            x = checkpoint(block, x, layer, now, use_reentrant=False) if again else block(x, layer, now)
-            if now.record is not None:
-                now.record(layer, "output", x)
-        return _normed(self.norm, x, "norm", see)
+            x = checkpoint(block, x, layer, ctx, use_reentrant=False) if checkpointed else block(x, layer, ctx)
+            if ctx.record is not None:
+                ctx.record(layer, "output", x)
+        return _normed(self.norm, x, "norm", record)
 
-    def place(self, x: Tensor, now: Pass) -> Tensor:
-        """Token vectors (B, T, D) with position vectors added, and dropout."""
-        see = now.seer(None)
+    def place(self, x: Tensor, ctx: Pass) -> Tensor:
+        """Return embeddings (B, T, D) with position vectors added, after dropout."""
+        record = ctx.recorder(None)
         if self.position_table is not None:
-            places = self.position_table[now.positions]
+            places = self.position_table[ctx.positions]
             x = x + places
-            if see is not None:
-                see("position", places)
-        if self.rotation_table is not None and see is not None:
-            see("rotation", self.rotation_table[now.positions].flatten(-2))
+            if record is not None:
+                record("position", places)
+        if self.rotation_table is not None and record is not None:
+            record("rotation", self.rotation_table[ctx.positions].flatten(-2))
         placed: Tensor = self.dropout(x)
         return placed
 
@@ -362,7 +360,7 @@ class Transformer(nn.Module):
         documents: Sequence[Sequence[int]] | None = None,
         added: Tensor | None = None,
     ) -> Pass:
-        """The pass over whole sequences; documents and what is added to the scores as for forward."""
+        """Return the Pass over whole sequences; documents as for forward, `added` is its attention_mask."""
         n_rows, n_tokens = ids.shape
         if n_tokens > self.config.max_seq_len:
             raise ValueError(
@@ -373,9 +371,9 @@ class Transformer(nn.Module):
         window, places = self.config.window, torch.arange(n_tokens, device=ids.device)
         if documents is not None:
             if added is not None:
-                raise ValueError("an attention mask and documents are given; say by the mask who may look at whom")
-            numbers, positions = _document_places(documents, n_rows, n_tokens, ids.device)
-            if ids.device.type == "cuda" and not self.config.drop_attn:  # which a mask of blocks does not go with
+                raise ValueError("both an attention mask and documents are given; mask the other documents instead")
+            numbers, positions = _document_positions(documents, n_rows, n_tokens, ids.device)
+            if ids.device.type == "cuda" and not self.config.drop_attn:  # flex_attention has no dropout
                 return self._pass(positions, block_mask(numbers, window))
             return self._pass(positions, self._mask(places, places, (numbers, numbers))[:, None])
         mask = None
@@ -384,9 +382,9 @@ class Transformer(nn.Module):
         return self._pass(positions, mask if added is None or mask is None else mask + added)
 
     def continued(self, slots: CacheSlots) -> Pass:
-        """The pass over tokens that continue the rows of a cache."""
+        """Return the Pass over tokens that are appended to rows of a cache."""
         sees_all = self.config.window is None or self.config.window >= slots.end
-        # a mask of nothing costs the fast kernels; so prompts, and rows of one length, have none
+        # any mask rules out the fused kernels, so prefill and rows of equal length have none
         if sees_all and (slots.is_prompt or slots.is_even):
             return self._pass(slots.positions, None, slots)
         places = torch.arange(slots.end, device=slots.positions.device)
@@ -394,15 +392,15 @@ class Transformer(nn.Module):
 
     def _mask(self, queries: Tensor, keys: Tensor, documents: tuple[Tensor, Tensor] | None = None) -> Tensor:
         seen = attention_mask(queries, keys, self.config.window, documents)
-        return additive(seen, self.token_embedding.weight.dtype)
+        return additive_mask(seen, self.token_embedding.weight.dtype)
 
     def _pass(self, positions: Tensor | slice, mask: AttentionMask | None, slots: CacheSlots | None = None) -> Pass:
         table, layout = self.rotation_table, self.config.rope_layout
-        rotation = None if table is None else spread(table[positions], layout)
+        rotation = None if table is None else rotary_columns(table[positions], layout)
         return Pass(positions, rotation, mask, slots)
 
     def head(self, features: Tensor) -> Tensor:
-        """Logits (..., V) of hidden states (..., D)."""
+        """Return logits (..., V) of hidden states (..., D)."""
         logits = linear(features, self.head_weight, self.head_bias, training=self.training)
         if self.config.padded_vocab_size > self.config.vocab_size:
             logits = F.pad(
@@ -413,12 +411,12 @@ class Transformer(nn.Module):
         return logits
 
     def next_logits(self, tokens: Tensor, slots: CacheSlots) -> Tensor:
-        """Logits (B, vocab_size) behind one more token (B,) of each row; the cache's lengths stay as they are."""
+        """Return logits (B, vocab_size) after one more token (B,) per row; the lengths of the cache are not changed."""
         features = self.read(tokens[:, None], self.continued(slots))
         return self.head(features[:, 0])[:, : self.config.vocab_size]
 
     def products(self) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-        """Weights and biases of all products; those of one input together."""
+        """Yield weights and biases of all linear layers, grouped by common input."""
         for block in self.blocks:
             assert isinstance(block, Block)
             attention, mlp = block.attention, block.mlp
@@ -429,7 +427,7 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The head's matrix (V, D): the token embedding's if they are tied."""
+        """Weight (V, D) of the head; the token embedding if they are tied."""
         return self.token_embedding.weight if self.untied_head is None else self.untied_head.weight
 
     def nll(
@@ -441,46 +439,45 @@ class Transformer(nn.Module):
         reduction: str = "sum",
         ignore_index: int = IGNORE,
     ) -> Tensor:
-        """Negative log-likelihood of the labels, in nats.
+        """Return the negative log-likelihood of the labels, in nats.
 
         Args:
             ids: (B, T) int64.
-            labels: (B, T) int64, the ids one place further on; ignore_index where there is nothing to predict.
+            labels: (B, T) int64, the id after each input, or ignore_index.
             documents: as for forward.
-            reduction: "sum" over all labels, () ; "sequence", the sum of each row, (B,); or "token", (B, T), 0 where
-                there is nothing to predict.
-            ignore_index: the label that is left out.
+            reduction: "sum" over all labels, (); "sequence", the sum of each row, (B,); or "token", (B, T), 0 at
+                ignored labels.
+            ignore_index: label of positions that are left out.
         """
         if reduction not in ("sum", "sequence", "token"):
             raise ValueError(f"reduction={reduction!r}; expected 'sum', 'sequence' or 'token'")
-        now = self.plan(ids, documents)
+        ctx = self.plan(ids, documents)
         if reduction != "sum":
-            found = self._nll_of_logits(self.read(ids, now), labels, "none", ignore_index).view_as(labels)
+            found = self._nll_of_logits(self.read(ids, ctx), labels, "none", ignore_index).view_as(labels)
             return found.sum(1) if reduction == "sequence" else found
         if ids.device.type != "cpu":
-            return self._compiled_or_own("score")(ids, labels, now, ignore_index)
-        features = self._compiled_or_own("read")(ids, now)
+            return self._compiled("score")(ids, labels, ctx, ignore_index)
+        features = self._compiled("read")(ids, ctx)
         if features.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"):
-            return self._nll_of_logits(features, labels, "sum", ignore_index)  # autocast needs its own products
-        n = self.config.vocab_size  # the rows behind it are padding
+            return self._nll_of_logits(features, labels, "sum", ignore_index)  # linear_nll bypasses autocast
+        n = self.config.vocab_size  # without the rows of padding
         bias = None if self.head_bias is None else self.head_bias[:n]
         return linear_nll(features, self.head_weight[:n], labels, bias, ignore_index)
 
-    def score(self, ids: Tensor, labels: Tensor, now: Pass, ignore_index: int = IGNORE) -> Tensor:
-        """Summed negative log-likelihood by all logits at once, for which a GPU has the memory."""
-        return self._nll_of_logits(self.read(ids, now), labels, "sum", ignore_index)
+    def score(self, ids: Tensor, labels: Tensor, ctx: Pass, ignore_index: int = IGNORE) -> Tensor:
+        """Return the summed negative log-likelihood, with all logits in memory at once; used on a GPU."""
+        return self._nll_of_logits(self.read(ids, ctx), labels, "sum", ignore_index)
 
     def _nll_of_logits(self, features: Tensor, labels: Tensor, reduction: str, ignore_index: int) -> Tensor:
         logits = self.head(features).flatten(0, 1).float()
         return F.cross_entropy(logits, labels.flatten(), ignore_index=ignore_index, reduction=reduction)
 
-    def _compiled_or_own(self, name: str) -> Callable[..., Tensor]:
-        """A method, or in training what was compiled of it."""
+    def _compiled(self, name: str) -> Callable[..., Tensor]:
         method: Callable[..., Tensor] = getattr(self, name)
         return self.compiled.get(name, method) if self.training else method
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "compiled": {}}  # compiled code is bound to this network, not to a copy of it
+        return {**self.__dict__, "compiled": {}}  # compiled code is bound to this instance
 
     def loss(
         self,
@@ -490,14 +487,14 @@ class Transformer(nn.Module):
         documents: Sequence[Sequence[int]] | None = None,
         ignore_index: int = IGNORE,
     ) -> Tensor:
-        """Mean of nll over the valid labels; NaN if there are none."""
+        """Return the mean of nll over the valid labels; NaN if there are none."""
         total = self.nll(ids, labels, documents=documents, ignore_index=ignore_index)
         return total / (labels != ignore_index).sum()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module has its own mode again."""
+    """Set evaluation mode, and restore the mode of every module afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -510,10 +507,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def linear_nll(
     features: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, ignore_index: int = IGNORE
 ) -> Tensor:
-    """Summed negative log-likelihood, in nats, of labels (...) under softmax(features (..., D) weight^T + bias).
+    """Return the summed negative log-likelihood in nats of labels (...) under softmax(features weight^T + bias).
 
-    With more ids than features it goes block by block, so that the logits, by far the largest thing of such a network,
-    are never all in memory; gradients are computed at once then, and it is differentiable once.
+    With V > D it is computed in blocks, so that the logits are never all in memory. The gradients are then computed in
+    the forward pass, and second derivatives are not available.
+
+    Args:
+        features: (..., D).
+        weight: (V, D).
+        bias: (V,).
     """
     blocks = nn.LinearCrossEntropyOptions() if len(weight) > weight.shape[1] else None
     return F.linear_cross_entropy(
@@ -524,9 +526,7 @@ def linear_nll(
 
 def _check_lengths(lengths: Tensor, ids: Tensor, cache: KVCache | None) -> None:
     if cache is None:
-        raise ValueError(
-            "lengths say how much of each row a cache keeps, and there is no cache; causal attention needs none"
-        )
+        raise ValueError("lengths are given without a cache, and there is no cache to store them in; leave them out")
     n_rows, n_tokens = ids.shape
     if lengths.shape != (n_rows,) or not 1 <= int(lengths.min()) <= int(lengths.max()) <= n_tokens:
         raise ValueError(
@@ -534,10 +534,10 @@ def _check_lengths(lengths: Tensor, ids: Tensor, cache: KVCache | None) -> None:
         )
 
 
-def _document_places(
+def _document_positions(
     documents: Sequence[Sequence[int]], n_rows: int, n_tokens: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Number of each token's document and its place in it, both (B, T); padding is a document of its own."""
+    """Return each token's document number and position in it, both (B, T); padding counts as one more document."""
     if len(documents) != n_rows:
         raise ValueError(f"documents are given for {len(documents)} rows, but there are {n_rows} rows of ids")
     numbers, places = [], []

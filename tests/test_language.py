@@ -52,7 +52,7 @@ def test_avoided_phrases_of_the_glossary_occur_nowhere() -> None:
 def test_no_docstring_opens_with_an_indirect_question() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
-        for path, tree in modules("flows", "tasks", "storage", "benchmarks", "tests")
+        for path, tree in modules("flows", "tasks", "model", "storage", "benchmarks", "tests")
         for node in ast.walk(tree)
         if isinstance(node, DOCUMENTED) and OPENINGS.match(text := ast.get_docstring(node) or "")
     ]

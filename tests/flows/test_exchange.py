@@ -71,7 +71,7 @@ def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> 
     [
         (["export", "nobody", "{tmp}/hf"], "no model 'nobody'"),
         (["export", "{tmp}/bundle", "{tmp}/bundle"], "not an empty folder"),
-        (["export", "{tmp}/bundle", "{tmp}/hf", "--layout", "llama-original"], "pos='learned' has no place in llama-o"),
+        (["export", "{tmp}/bundle", "{tmp}/hf", "--layout", "llama-original"], "pos='learned' is not supported"),
         (["import", "{tmp}/nowhere", "{tmp}/again"], "no folder"),
         (["import", "{tmp}/bundle", "{tmp}/again"], "tokenizer.json"),
     ],

@@ -27,13 +27,13 @@ from golden.registry import Entry, Found, Function, Shape, check_inputs
 from golden.shared import built, noise, numbers, small_config, solved, watched
 from model import ModelConfig, Transformer, preset
 from model.attention import (
+    apply_rotary,
     attention_mask,
     attention_weights,
+    rotary_columns,
     rotary_table,
     scaled_scores,
     sinusoidal_table,
-    spread,
-    turn,
     wavelength_frequencies,
 )
 from model.sampling import running_sum
@@ -287,7 +287,9 @@ def rope_both(x: Any, position: int, base: float) -> dict[str, Tensor]:
     config = ModelConfig(8, n_head=1, d_model=len(x), pos="rope", pos_base=float(base))
     table = rotary_table(config, position + 1)[position]
     layouts = {"interleaved": "interleaved", "half_split": "half"}
-    return {name: turn(numbers([x]), spread(table, layout), layout)[0] for name, layout in layouts.items()}
+    return {
+        name: apply_rotary(numbers([x]), rotary_columns(table, layout), layout)[0] for name, layout in layouts.items()
+    }
 
 
 # whole networks
@@ -422,7 +424,9 @@ FORMULAS: dict[str, Function] = {
     "angular_freq": lambda i, d, base: wavelength_frequencies(d, base)[i],
     "freq_power": lambda i, d, base: 1 / wavelength_frequencies(d, base)[i],
     "rope_freqs": lambda base, dim: wavelength_frequencies(dim, base),
-    "rope_pair": lambda x, cos, sin: turn(numbers(x), spread(numbers([[cos, sin]]), "interleaved"), "interleaved"),
+    "rope_pair": lambda x, cos, sin: apply_rotary(
+        numbers(x), rotary_columns(numbers([[cos, sin]]), "interleaved"), "interleaved"
+    ),
     "matmul_T": lambda A, B: linear(numbers(A), numbers(B).T),
     "dot": lambda x, w: linear(numbers(x), numbers(w)[:, None]),
     "add": lambda a, b: residual(numbers(a), lambda _: numbers(b)),

@@ -177,7 +177,9 @@ def test_a_stop_that_one_rank_is_asked_for_stops_all_behind_the_same_step(shardi
     settings = {"sharding": sharding, "folder": str(tmp_path / "run"), "model": {}, "train": {}}
     first, second = run_ranks(rank_cases.stopped_training, tmp_path, step=3, **settings)
     assert first == second
-    assert first["error"].startswith("TrainingStopped: training stopped as asked after step 3; its checkpoint is saved")
+    assert first["error"].startswith(
+        "TrainingStopped: training stopped on request after step 3; its checkpoint is saved"
+    )
     assert load_checkpoint(tmp_path / "run").step == 3
 
 

@@ -110,7 +110,7 @@ def test_ends_that_are_noticed_a_step_late_change_nothing(
     expected = generate(model, PROMPTS, config)
     rows = [Row(prompt, key, Completion(key), 24) for key, prompt in enumerate(PROMPTS)]
     engine = Engine(model, rows, config, 4)
-    engine.late = True  # as on a GPU
+    engine.overlap = True  # as on a GPU
     told = [row.completion.prompt for finished in engine.run() for row in finished]
     assert sorted(told) == list(range(13))
     made = [(row.completion.ids, row.completion.finish_reason, row.completion.stopped_by) for row in rows]
@@ -229,7 +229,7 @@ def test_a_step_that_cannot_be_captured_is_computed_and_told(
     def fails(*_: Any) -> Any:
         raise RuntimeError("no memory for graphs\nsecond line")
 
-    monkeypatch.setattr(GraphedStep, "_captured", fails)
+    monkeypatch.setattr(GraphedStep, "_capture", fails)
     model = build_model().eval()
     ids, plain = torch.tensor([3, 4]), KVCache(model.config, 2)
     with torch.inference_mode():
@@ -243,7 +243,7 @@ def test_a_step_that_cannot_be_captured_is_computed_and_told(
 
 
 def test_stop_strings_need_a_decoder(build_model: Callable[..., Transformer]) -> None:
-    with pytest.raises(ValueError, match=r"stop=\('x',\) is text, and there is no decode"):
+    with pytest.raises(ValueError, match=r"stop=\('x',\) needs decode"):
         generate(build_model(), [[1]], dataclasses.replace(GREEDY, stop=("x",)))
 
 
@@ -277,7 +277,7 @@ def test_a_row_in_which_every_token_is_forbidden_ends(build_model: Callable[...,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"suppress": tuple(range(31))}, "suppress forbids all 31 tokens"),
+        ({"suppress": tuple(range(31))}, "suppress has all 31 tokens"),
         ({"suppress": (31,)}, "suppress names token 31; the model's tokens are 0 to 30"),
         ({"logit_bias": {40: 1.0}}, "logit_bias names token 40"),
         ({"stop_ids": (31,), "min_new_tokens": 2}, "stop_ids names token 31"),
@@ -323,5 +323,5 @@ def test_a_network_that_gives_no_numbers_is_told(
     assert model.position_table is not None
     with torch.no_grad():
         model.position_table[2] = torch.nan
-    with pytest.raises(ValueError, match="the network's logits are NaN behind prompt 1"):
+    with pytest.raises(ValueError, match="the network's logits are NaN after prompt 1"):
         generate(model, [[1], [2, 3, 4]], GenerationConfig(max_new_tokens=4, **settings))

@@ -1,4 +1,4 @@
-"""Runs in which something goes wrong: leaps, broken weights, no more progress."""
+"""Runs in which something goes wrong: spikes, non-finite weights, early stopping."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
     assert [{k: v for k, v in row.items() if k != "spike/score"} for row in found.history] == unwatched.history
     ((step, kind, message),) = events.found
     assert (step, kind) == (LEAP, "spike")
-    assert message.startswith(f"step {LEAP} leaps: the ") and message.endswith("Read: 4 of them.")
+    assert message.startswith(f"spike at step {LEAP}: the ") and message.endswith("Read: 4 of them.")
 
 
 def test_without_a_listener_a_leap_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match=f"step {LEAP} leaps"):
+    with pytest.warns(UserWarning, match=f"spike at step {LEAP}"):
         run(callbacks=Callbacks())
 
 
 def test_patience_without_sequences_to_evaluate_on_is_refused(build_source: Callable[..., SpanSource]) -> None:
-    with pytest.raises(ValueError, match="patience=3 waits for the validation loss"):
+    with pytest.raises(ValueError, match="patience=3 needs a validation loss"):
         run(config={"patience": 3})
 
 
@@ -133,9 +133,7 @@ def test_poisoned_weights_are_named_and_nothing_is_saved(
         checkpoint_dir=tmp_path,
         initial_weights=model.state_dict(),
     )
-    with pytest.raises(
-        NonFiniteLoss, match=r"loss is nan at step 1, .* weights themselves are not finite: .* and 1 more"
-    ):
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 1, .* weights are not finite: .* and 1 more"):
         trainer.fit()
     assert not list(tmp_path.iterdir())
 
@@ -163,7 +161,7 @@ def test_of_a_step_the_guilty_sequences_and_their_documents_are_named(
     with pytest.raises(NonFiniteLoss) as caught:
         run(tmp_path, source=source, callbacks=Events(documents_of))
     assert (caught.value.step, caught.value.suspects) == (7, [guilty])
-    assert f"Alone, only [{guilty}] are so: look at them. Document of [{guilty}]." in str(caught.value)
+    assert f"Computed alone, only [{guilty}] are not finite: check them. Document of [{guilty}]." in str(caught.value)
     saved = load_checkpoint(tmp_path)
     assert saved.step == 6
     assert all(tensor.isfinite().all() for tensor in saved.weights.values())

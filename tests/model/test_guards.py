@@ -1,4 +1,4 @@
-"""Verdicts on a run's rows: leaps, the end of progress, errors that mean too little memory, micro-batches in parts."""
+"""Checks of the metric rows of a run: spikes, early stopping, out-of-memory errors, micro-batches in parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from model import ModelConfig, SpanSource, TrainConfig, Trainer
 from model.config import Execution
 from model.guards import (
-    FEWEST,
+    MIN_STEPS,
     WINDOW,
     OutOfMemory,
     advice,
@@ -59,8 +59,8 @@ def test_a_fall_is_no_leap() -> None:
 
 
 def test_nothing_is_judged_before_there_is_something_to_compare_with() -> None:
-    assert not score(rows(noisy(FEWEST - 1)), 300.0, 300.0)
-    assert score(rows(noisy(FEWEST)), 300.0, 300.0)
+    assert not score(rows(noisy(MIN_STEPS - 1)), 300.0, 300.0)
+    assert score(rows(noisy(MIN_STEPS)), 300.0, 300.0)
     assert not score([], 3.0)
 
 

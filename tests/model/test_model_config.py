@@ -75,7 +75,7 @@ def test_missing_setting_is_named() -> None:
         ({"drop_ffn": True}, "drop_ffn=True"),
         ({"drop_resid": 2}, "drop_resid=2"),
         ({"window": 0}, "window=0"),
-        ({"window": 257}, "window=257 reaches beyond max_seq_len=256 and would hide nothing; leave it out"),
+        ({"window": 257}, "window=257 is longer than max_seq_len=256 and would mask nothing; leave it out"),
         ({"pos": "none", "pos_base": 500.0}, "pos_base=500.0 has no effect: pos='none' has no wavelengths"),
         ({"pos": "rope", "pos_base": 1.0}, "pos_base=1.0"),
         ({"rope_layout": "half"}, "rope_layout='half' has no effect: nothing is rotated with pos='learned'; leave it"),

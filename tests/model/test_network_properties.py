@@ -12,15 +12,15 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from model import ModelConfig, Transformer
 from model.attention import (
-    additive,
+    additive_mask,
+    apply_rotary,
     attend,
     attention_mask,
     attention_weights,
     block_mask,
+    rotary_columns,
     rotary_frequencies,
     rotary_table,
-    spread,
-    turn,
 )
 from model.kv_cache import KVCache
 
@@ -90,8 +90,8 @@ def rotated_pair(settings: dict, n_positions: int) -> tuple[torch.Tensor, torch.
     generator = torch.Generator().manual_seed(3)
     q, k = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     table = rotary_table(config, n_positions)
-    rotation = spread(table, config.rope_layout)
-    turned = [turn(x.expand(1, n_positions, 1, 8), rotation, config.rope_layout)[0, :, 0] for x in (q, k)]
+    rotation = rotary_columns(table, config.rope_layout)
+    turned = [apply_rotary(x.expand(1, n_positions, 1, 8), rotation, config.rope_layout)[0, :, 0] for x in (q, k)]
     return q, k, turned[0], turned[1]
 
 
@@ -166,9 +166,9 @@ def test_what_is_added_to_the_scores_hides_tokens_too(build_model: Build, window
     assert torch.equal(found[0], plain[0])
     assert torch.equal(found[1, 4:], unseen[1, 4:])
     assert not torch.allclose(found[1, 4:], plain[1, 4:])
-    with pytest.raises(ValueError, match="an attention mask and documents are given"):
+    with pytest.raises(ValueError, match="both an attention mask and documents are given"):
         model(ids, attention_mask=padding, documents=[[9], [9]])
-    with pytest.raises(ValueError, match="an attention mask has no place behind a cache"):
+    with pytest.raises(ValueError, match="an attention mask cannot be combined with a cache"):
         model(ids, attention_mask=padding, cache=KVCache(model.config, 2))
 
 
@@ -178,7 +178,7 @@ def test_a_mask_of_blocks_hides_what_the_mask_of_documents_hides(window: int | N
     q, k, v = (torch.randn(2, n_head, 160, 16, generator=generator) for n_head in (4, 2, 2))
     numbers, places = torch.tensor([[0] * 100 + [1] * 60, [0] * 3 + [1] * 157]), torch.arange(160)
     seen = attention_mask(places, places, window, (numbers, numbers))[:, None]
-    dense = attend(q, k, v, additive(seen, torch.float32))
+    dense = attend(q, k, v, additive_mask(seen, torch.float32))
     with torch.no_grad():
         blocks = flex_attention(q, k, v, block_mask=block_mask(numbers, window), enable_gqa=True)
     torch.testing.assert_close(blocks, dense, atol=1e-5, rtol=1e-5)
@@ -269,7 +269,7 @@ def test_documents_that_do_not_fit_are_refused(build_model: Build, documents: li
 
 def test_documents_behind_a_cache_are_refused(build_model: Build) -> None:
     model = build_model()
-    with pytest.raises(ValueError, match="documents cannot be told apart behind a cache; read them in one pass"):
+    with pytest.raises(ValueError, match="documents cannot be combined with a cache; use one pass"):
         model(ids_of(1, 8), cache=KVCache(model.config, 1), documents=[[4, 4]])
 
 

@@ -121,10 +121,10 @@ def test_offsets_that_do_not_divide_the_pieces_are_refused(offsets: list[int]) -
     [
         ([(0, 0, 4), (0, 4, 3)], [0, 0], False, "sequence 1 has 7 inputs; expected at most seq_len = 6"),
         ([(0, 0, 7)], [0], False, "sequence 1 has 7 inputs"),
-        ([(0, 0, 4), (0, 4, 2)], [1, 0], False, "sequence 1 looks ahead although another piece or padding follows"),
-        ([(0, 0, 4), (0, 4, 3)], [1, 0], False, "sequence 1 looks ahead"),
-        ([(0, 0, 4)], [1], False, "sequence 1 looks ahead"),
-        ([(0, 0, 6), (1, 0, 1)], [0, 1], True, "piece 2 has no input"),
+        ([(0, 0, 4), (0, 4, 2)], [1, 0], False, "sequence 1 has a lookahead id before another piece or padding"),
+        ([(0, 0, 4), (0, 4, 3)], [1, 0], False, "sequence 1 has a lookahead id"),
+        ([(0, 0, 4)], [1], False, "sequence 1 has a lookahead id"),
+        ([(0, 0, 6), (1, 0, 1)], [0, 1], True, "isolated piece 2 has a lookahead id and no input"),
         ([(0, 5, 2), (0, 9, 2)], [0, 0], False, r"piece 2 spans \[9, 11\) of shard 0, which has 10 ids"),
     ],
 )

@@ -268,7 +268,9 @@ def test_a_run_that_was_computed_in_another_way_goes_on_and_says_so(
     state = load_checkpoint(tmp_path)
     state.execution.update(change)
     save_checkpoint(tmp_path, state)
-    with pytest.warns(UserWarning, match=f"goes on from step 3, .*{message}.*may differ in the last bits"):
+    with pytest.warns(
+        UserWarning, match=f"resumes from step 3 with another execution: .*{message}.*may differ in the last bits"
+    ):
         assert Trainer(model_config, train_config, build_source(), **settings).fit().resumed_from == 3
 
 
@@ -409,7 +411,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path, model_config: Mode
 
 def test_file_that_holds_no_weights_is_refused(tmp_path: Path, model_config: ModelConfig) -> None:
     (tmp_path / "weights").write_bytes(b"not weights at all")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         load_weights(tmp_path / "weights", model_config)
 
 
@@ -434,7 +436,7 @@ def test_a_damaged_best_checkpoint_is_reported(tmp_path: Path, model_config: Mod
     for step in (1, 2):
         save_checkpoint(tmp_path, dataclasses.replace(state_at(step, Transformer(model_config)), best_step=1), keep=1)
     (tmp_path / "step-00000001" / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"step-00000001 is damaged: .*; the weights of step-00000002 are whole"):
+    with pytest.raises(ValueError, match=r"step-00000001 is damaged: .*; use the intact weights of step-00000002"):
         best_checkpoint(tmp_path, 1)
 
 

@@ -152,5 +152,5 @@ def test_a_network_of_nan_is_told_and_not_continued(build_model: Callable[..., T
     assert model.position_table is not None
     with torch.no_grad():
         model.position_table[2] = torch.nan
-    with pytest.raises(ValueError, match="the network's logits are NaN behind prompt 1"):
+    with pytest.raises(ValueError, match="the network's logits are NaN after prompt 1"):
         generate(model, [[1], [2, 3, 4]], GenerationConfig(2, strategy=strategy))

@@ -110,7 +110,7 @@ def test_a_signal_that_raises_in_the_main_thread_stops_the_training_after_its_st
 def test_a_second_signal_does_not_wait_at_whatever_moment_it_comes(
     raising_handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("model.callbacks.LOOK_SECONDS", 0.05)  # a signal just before the wait is seen at the next look
+    monkeypatch.setattr("model.callbacks.POLL_SECONDS", 0.05)  # a signal just before the wait is seen at the next look
     for _ in range(300):
         stop, release = threading.Event(), threading.Event()
 

@@ -109,14 +109,14 @@ def test_a_file_of_prompts_is_searched_once_and_a_long_one_costs_itself_alone(
         ([*BEAM, "--n-samples", "5"], "n_samples=5 of n_beams=4"),
         (
             [*BEAM, "--n-beams", "400", "--max-new-tokens", "8"],
-            "n_beams=400; expected less than the 125 tokens that may be chosen",
+            "n_beams=400; expected less than the 125 tokens that are not suppressed",
         ),
         ([*BEAM, "--overflow", "stop"], "overflow='stop' does not go with strategy='beam'"),
         ([*BEAM, "--max-new-tokens", str(CONTEXT)], f"and the context holds {CONTEXT}"),
         ([*CONTRASTIVE, "--n-samples", "2"], "n_samples=2 has no effect"),
         ([*CONTRASTIVE, "--length-penalty", "2"], "length_penalty=2.0 has no effect"),
         (["--max-length", "20", "--max-new-tokens", "10"], "max_new_tokens=10 has no effect: max_length=20"),
-        (["--max-length", "8"], "has 9 tokens, and max_length=8 leaves none to continue it"),
+        (["--max-length", "8"], "has 9 tokens, and max_length=8 leaves none for a continuation"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -39,7 +39,7 @@ def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkey
             train_model(run, settings, prepared)
         message = str(caught.value)
         assert message.startswith("the training stopped: the loss is nan at step 3, in the sequences [")
-        assert f"Alone, only [{guilty}] are so" in message
+        assert f"Computed alone, only [{guilty}] are not finite" in message
         assert f"Documents in these sequences: {culprit.path} (document {culprit.doc_id[:12]})." in message
         tracking = run.tracking
         (failed,) = tracking.client.search_runs([tracking.experiment_id])

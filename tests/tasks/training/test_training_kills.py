@@ -169,7 +169,7 @@ def test_the_command_is_stopped_and_killed_and_goes_on_in_one_run_to_the_same_bi
             continue
         assert code == 143, said
         stopped_at = _checkpoints(home)[-1]
-        assert re.search(rf"training stopped as asked after step {stopped_at}; its checkpoint is saved", said), said
+        assert re.search(rf"training stopped on request after step {stopped_at}; its checkpoint is saved", said), said
         assert "Traceback" not in said
         assert (status, _last_step(points)) == ("KILLED", stopped_at)
     result = _command(home, tiny_source).finish()
