@@ -1,41 +1,41 @@
-# make demo            everything on a sample corpus (or SOURCE=folder), from an empty machine with Python and make
-# make test            all checks that have to pass; make test-full and make test-faults take longer
-# make audit           known faults of the versions that are pinned
+# make demo            a run on a sample corpus (or SOURCE=folder); needs only Python and make
+# make test            the checks of every change; make test-full and make test-faults take longer
+# make audit           known vulnerabilities of the pinned versions
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 3
 
-.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs pictures clean
+.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference figures pictures clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
 	$(BIN)/sheepfold run "$(if $(SOURCE),$(SOURCE),sample-corpus)" --minutes $(MINUTES)
 	@echo
-	@echo "Where to look:"
-	@echo "  $(BIN)/sheepfold generate 'The import statement'      ask the model"
+	@echo "Next steps:"
+	@echo "  $(BIN)/sheepfold generate 'The import statement'      a completion by the model"
 	@echo "  $(BIN)/sheepfold sql 'select status, count(*) from files group by 1'"
-	@echo "  $(BIN)/sheepfold why models:/sheepfold@champion       where it comes from"
+	@echo "  $(BIN)/sheepfold why models:/sheepfold@champion       its lineage"
 	@echo "  $(BIN)/mlflow ui --backend-store-uri sqlite:///$$PWD/.sheepfold/mlflow.db    curves, versions, aliases"
 	@echo "  .sheepfold/reports/default/report.md                        the report of the run"
 
-# two test processes side by side, a file of tests in one of them, each with one thread for arithmetic
+# two parallel test processes, one thread each; a file's tests run in one process
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-SIDE_BY_SIDE := -n 2 --dist loadfile
-# in the order of the folders, so that the long tests of tests/flows begin first
-DEAREST_FIRST := $(SIDE_BY_SIDE) --no-loadscope-reorder
+PARALLEL := -n 2 --dist loadfile
+# in the order of the folders, so that the long tests of tests/flows start first
+LONGEST_FIRST := $(PARALLEL) --no-loadscope-reorder
 
 test: setup ocr check
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not full and not faults"
+	$(PYTEST) $(PARALLEL) -m "not full and not faults"
 
 test-full: test
-	$(PYTEST) $(DEAREST_FIRST) -m "full and not faults"
+	$(PYTEST) $(LONGEST_FIRST) -m "full and not faults"
 
-# processes are killed at random moments, disks are filled (as root), clocks jump (with libfaketime), servers go away
+# fault injection: processes killed at random moments, full disks (as root), clock jumps (libfaketime), server outages
 test-faults: setup ocr
-	$(PYTEST) $(DEAREST_FIRST) -m faults
+	$(PYTEST) $(LONGEST_FIRST) -m faults
 
-# which of the pinned versions have known faults; asks the Python package index, and needs nothing else of the network
+# asks the Python package index for known vulnerabilities of the pinned versions
 audit: .venv/audit/installed
 	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
@@ -49,28 +49,38 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# after a change that alters no stage's output: acknowledge the new code
+# acknowledge changed code that does not change the output of any stage
 fingerprints: setup
 	$(BIN)/python -m tests.fingerprints
 
-# the site in build/site; dead links, missing anchors and pages that stand nowhere fail
+# the site in build/site; fails on dead links, missing anchors and pages outside of the navigation
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# a small training on the sample corpus, for docs/images
+# the pages of docs/reference and the drawings of docs/images, which are made from the code
+reference: setup
+	$(BIN)/python -m docs.reference
+	$(BIN)/python -m docs.drawings
+
+# the tables of docs/developers/figures.md: short benchmarks beside peers, an hour on two cores
+figures: setup ocr
+	$(BIN)/python -m benchmarks.figures
+
+# docs/images: a run on the sample corpus and its pages (needs Chromium)
 pictures: setup ocr
+	$(BIN)/python -m docs.drawings
 	$(BIN)/python -m benchmarks.pictures
 
 setup: .venv/installed
 
-# torch comes first and pinned: an unpinned torch pulls gigabytes of GPU libraries where a CPU build would do
+# torch is installed first and pinned: an unpinned one may pull gigabytes of GPU libraries in place of a CPU build
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-# OCR needs the Tesseract engine; without it images are quarantined with that reason and everything else goes on
+# the Tesseract engine for OCR; without it images are quarantined with that reason
 ocr:
 	@if command -v tesseract >/dev/null; then exit 0; fi; \
 	if command -v apt-get >/dev/null; then \

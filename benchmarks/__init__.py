@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers; nothing in here is imported by the product."""
+"""Measurements in comparison with other projects; the product does not import this package."""

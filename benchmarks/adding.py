@@ -1,9 +1,9 @@
-"""Cost of preparation, from refined texts to the dataset: of a whole corpus, and of one document more.
+"""CPU time of preparation, from refined texts to the dataset: of a whole corpus, and of one added document.
 
-    python -m benchmarks.adding HOME SOURCE...      ingests, prepares, and prints what preparing cost as JSON
+    python -m benchmarks.adding HOME SOURCE...      ingests, prepares, and prints the CPU time of preparing as JSON
 
-Each preparation is a fresh process, as the command is. It imports the libraries and starts a process or two, however
-small the corpus: so the same is done with a hundred documents in turns, and that is the start-up.
+Each preparation is a new process, like the command. Its start-up (imports, subprocesses) does not depend on the size of
+the corpus, so it is measured alternately with a corpus of a hundred documents.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FEW_DOCUMENTS = 100
 
 @dataclass(frozen=True)
 class Adding:
-    """CPU seconds, start-up included.
+    """CPU seconds, including start-up.
 
     Attributes:
-        cold, added: of the whole corpus, and of one document added to it (median).
-        few_cold, few_added: the same of a hundred documents, which is start-up.
+        cold, added: preparation of the whole corpus, and after one added document (median).
+        few_cold, few_added: the same for a hundred documents, as the start-up.
     """
 
     cold: float
@@ -48,8 +48,8 @@ class Corpus:
     """A corpus that grows by one document at a time.
 
     Args:
-        folder: for its files and its home.
-        n_documents: it begins with.
+        folder: folder of its files and its home.
+        n_documents: initial number of documents.
     """
 
     def __init__(self, folder: Path, n_documents: int) -> None:
@@ -62,7 +62,7 @@ class Corpus:
         self._sources = [f"documents:{path}"]
 
     def add(self) -> None:
-        """One document, in a folder of its own."""
+        """Add one document, in a new folder."""
         number = len(self._sources)
         place = self._folder / f"more{number}"
         place.mkdir()
@@ -70,14 +70,14 @@ class Corpus:
         self._sources.append(str(place))
 
     def prepare(self) -> float:
-        """CPU seconds of preparing it as it is."""
+        """Return the CPU seconds of preparing the present corpus."""
         command = [sys.executable, "-m", "benchmarks.adding", str(self._folder / "home"), *self._sources]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         return float(json.loads(done.stdout)["cpu_seconds"])
 
 
 def add_documents(n_documents: int, rounds: int) -> Adding:
-    """Prepare a corpus, and then so many times with one document more."""
+    """Prepare a corpus, and again after each added document."""
     with tempfile.TemporaryDirectory(prefix="sheepfold-adding-") as place:
         corpora = {n: Corpus(Path(place) / str(n), n) for n in (FEW_DOCUMENTS, n_documents)}
         cold = {n: corpus.prepare() for n, corpus in corpora.items()}
@@ -90,7 +90,7 @@ def add_documents(n_documents: int, rounds: int) -> Adding:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that still live, with all that those waited for."""
+    """Return the CPU time of this process and its running children, with their ended children."""
     own = os.times()
     total = own.user + own.system + own.children_user + own.children_system
     ticks = os.sysconf("SC_CLK_TCK")

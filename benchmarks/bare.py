@@ -1,7 +1,7 @@
-"""The other side of `benchmarks.ingest`: engines called as plainly as they can be, with nothing around them.
+"""The baseline of `benchmarks.ingest`: direct calls of the engines.
 
     python -m benchmarks.bare pdf FILE...          one loop of pypdfium2 over the pages
-    python -m benchmarks.bare nasty ENGINE FILE    whether an engine finds a text layer
+    python -m benchmarks.bare nasty ENGINE FILE    true if an engine finds a text layer
 
 Each prints one JSON document.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def read_pdfs(paths: Sequence[str]) -> dict[str, int]:
-    """Pages and characters of the text layers."""
+    """Return the numbers of pages and of characters of the text layers."""
     import pypdfium2
 
     pages = chars = 0
@@ -35,12 +35,12 @@ def read_pdfs(paths: Sequence[str]) -> dict[str, int]:
 
 
 def prints(text: str) -> bool:
-    """Return True if a character is visible: of some fonts an engine gives nothing but control codes."""
+    """Return True if a character is visible: for some fonts an engine returns control codes only."""
     return any(character.isprintable() and not character.isspace() for character in text)
 
 
 def has_text(engine: str, path: str) -> dict[str, bool]:
-    """Return True if an engine by itself finds a text layer in a PDF, as `prints` understands it."""
+    """Return True if an engine alone finds a text layer with visible characters (see `prints`) in a PDF."""
     if engine == "pypdf":
         import pypdf
 
@@ -55,10 +55,10 @@ def has_text(engine: str, path: str) -> dict[str, bool]:
 
 
 def in_parallel(shares: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> tuple[float, list[str]]:
-    """Run one command per share at once; returns seconds from the first start to the last end, and what they printed.
+    """Run commands in parallel; returns the seconds from the first start to the last end, and their output.
 
     Args:
-        shares: whole command lines.
+        shares: command lines.
     """
     started = time.perf_counter()
     running = [
@@ -74,7 +74,7 @@ def in_parallel(shares: Sequence[Sequence[str]], environment: dict[str, str] | N
 
 
 def dealt(paths: Sequence[Path], sizes: Sequence[float], hands: int) -> list[list[str]]:
-    """Files shared out so that the hands have about equal work: the largest first, each to whoever has least."""
+    """Return files in groups of similar size: the largest first, each to the smallest group."""
     shares: list[list[str]] = [[] for _ in range(hands)]
     loads = [0.0] * hands
     for size, path in sorted(zip(sizes, map(str, paths), strict=True), reverse=True):

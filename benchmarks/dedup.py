@@ -2,11 +2,11 @@
 
     python -m benchmarks.dedup [--documents 100000] [--size 2000] [--processes 2]
 
-Documents are made from a word list with word frequencies as in natural language; a tenth of them are copies of others
-with a share of their words replaced. Signatures are made by spawned processes (whose start counts), a segment at a
-time, and written; pairs and clusters by one process that reads them back. Recall and false pairs are counted against
-all pairs of a sample, compared as plain Python sets. Prints a Markdown table, and ends with exit code 1 when a goal is
-missed. On a machine that others use, the documents per second of CPU time tell more than those per second.
+Documents are generated from a word list with the word frequencies of natural language; a tenth of them are copies of
+others with a share of their words replaced. Spawned processes (start-up included) compute the signatures, a segment at
+a time, and write them; one process reads them back to find pairs and clusters. Recall and false pairs are counted
+against all pairs of a sample, compared as Python sets. Prints a Markdown table; the exit code is 1 if a goal is missed.
+On a shared machine, documents per CPU second are more reliable than documents per second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SAMPLE = 2_000
 COPIES = 0.1  # share of documents that are edited copies of others
 EDITS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2)  # share of words replaced in a copy
 VOCABULARY = 50_000
-CHARS_PER_WORD = 5.15  # of the words made here, with what stands between them
+CHARS_PER_WORD = 5.15  # of the generated words, with separators
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Result:
     """Figures of one run.
 
     Attributes:
-        seconds: of each step.
-        cpu_seconds: of all processes in all steps.
-        peak_bytes: most memory resident in the process that finds pairs, and in any that makes signatures.
-        recall: share found of the pairs of the sample at the threshold or above.
-        false_pairs: pairs of the sample that were reported, but are below the threshold or have another similarity.
+        seconds: seconds of each step.
+        cpu_seconds: CPU seconds of all processes in all steps.
+        peak_bytes: peak resident memory of the process that finds pairs, and of the largest that computes signatures.
+        recall: share of the pairs of the sample at or above the threshold that were found.
+        false_pairs: reported pairs of the sample that are below the threshold or have another similarity.
     """
 
     n: int
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def documents_per_second(self) -> float:
-        """Documents through the whole chain in a second."""
+        """Documents per second through all steps."""
         return self.n / sum(self.seconds.values())
 
 
@@ -82,7 +82,7 @@ def _vocabulary() -> list[str]:
     letters = random.Random(1)
     syllables = [c + v + e for c in "bcdfghklmnprstvw" for v in "aeiou" for e in ("", "n", "r", "s")]
     words = dict.fromkeys("".join(letters.choices(syllables, k=letters.randint(1, 4))) for _ in range(4 * VOCABULARY))
-    return sorted(list(words)[:VOCABULARY], key=len)  # what is frequent is short
+    return sorted(list(words)[:VOCABULARY], key=len)  # frequent words are short
 
 
 def _prose(words: list[str], draw: random.Random) -> str:
@@ -100,7 +100,7 @@ def _prose(words: list[str], draw: random.Random) -> str:
 
 
 def make_documents(first: int, count: int, n: int, size: int) -> list[str]:
-    """Documents `first` to `first + count` of n; each is a function of its number alone."""
+    """Return documents `first` to `first + count` of n; each depends on its number alone."""
     return [_document(number, n, size) for number in range(first, first + count)]
 
 
@@ -125,12 +125,12 @@ def _original(number: int, size: int) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _cumulated(size: int) -> Any:
-    """Zipf's weights with Mandelbrot's offset, summed up."""
+    """Return cumulated Zipf weights with Mandelbrot's offset."""
     return np.cumsum(1 / (np.arange(size) + 2.7))
 
 
 def write_segment(number: int, folder: Path, n: int, size: int) -> None:
-    """A segment's texts as a Parquet file."""
+    """Write a segment's texts as a Parquet file."""
     first = number * SEGMENT_DOCUMENTS
     texts = make_documents(first, min(SEGMENT_DOCUMENTS, n - first), n, size)
     (folder / f"{number}").mkdir()
@@ -139,7 +139,7 @@ def write_segment(number: int, folder: Path, n: int, size: int) -> None:
 
 
 def sign_segment(number: int, folder: Path) -> int:
-    """Signatures of a segment, from its texts; the most memory its process ever held."""
+    """Compute the signatures of a segment; returns the peak memory of the process."""
     own = folder / f"{number}"
     signatures(_read(own)).save(own)
     return _peak()
@@ -151,14 +151,14 @@ def _read(segment: Path) -> list[str]:
 
 
 def minhashes_of(documents: I64, folder: Path) -> tuple[U32, I64, U64]:
-    """MinHash values, numbers of shingles and ties of documents by ascending numbers, read from their segments."""
+    """Return MinHash values, numbers of shingles and ties of documents, read from their segments in order."""
     folders = [folder / f"{number}" for number in range(int(documents[-1]) // SEGMENT_DOCUMENTS + 1)]
     minima, n_shingles = read_minima(folders, *np.divmod(documents, SEGMENT_DOCUMENTS))
     return minima, n_shingles, documents.astype(np.uint64)
 
 
 def texts_of(documents: Sequence[int], folder: Path) -> list[str]:
-    """Texts of documents by ascending numbers, read segment by segment."""
+    """Return the texts of documents by ascending numbers, read segment by segment."""
     found = []
     start = 0
     while start < len(documents):
@@ -174,7 +174,7 @@ def texts_of(documents: Sequence[int], folder: Path) -> list[str]:
 
 
 def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
-    """Make documents, find their near-duplicates, and check a sample against brute force."""
+    """Generate documents, find their near-duplicates, and check a sample by brute force."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         segments = range(-(-n // SEGMENT_DOCUMENTS))
@@ -188,7 +188,7 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
             peak_signing = max(pool.map(partial(sign_segment, folder=folder), segments))
         seconds["signatures"] = time.perf_counter() - started
 
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of what came before
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         started = time.perf_counter()
         found = near_pairs(n, partial(minhashes_of, folder=folder), partial(texts_of, folder=folder), THRESHOLD)
         seconds["pairs"] = time.perf_counter() - started
@@ -196,7 +196,7 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
         labels = clusters(n, found.pairs)
         kept, _ = keep_best(n, found.pairs, -minhashes_of(np.arange(n), folder)[1])
         seconds["clusters"] = time.perf_counter() - started
-        busy = sum(os.times()[:4]) - busy  # ours, and that of processes that have ended
+        busy = sum(os.times()[:4]) - busy  # of this process and of ended children
         peaks = {"signatures": peak_signing, "pairs": _peak()}
 
         reported = dict(zip(zip(found.pairs.first.tolist(), found.pairs.second.tolist(), strict=True),
@@ -208,14 +208,14 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
 
 
 def _sample(n: int) -> list[int]:
-    """Half of the sample are copies, the rest what they were copied from."""
+    """Return a sample of copies and their originals, in equal numbers."""
     originals = n - int(n * COPIES)
     copies = range(originals, min(n, originals + SAMPLE // 2))
     return sorted({*copies, *(random.Random(-copy).randrange(originals) for copy in copies)})
 
 
 def _check(sample: list[int], texts: list[str], reported: dict[tuple[int, int], float]) -> tuple[int, int, int]:
-    """True pairs of the sample, pairs wrongly reported, and true pairs reported."""
+    """Return the numbers of true pairs of the sample, of false pairs, and of true pairs that were found."""
     true = {pair: value for pair, value in brute_force(texts) if value >= THRESHOLD}
     true = {(sample[a], sample[b]): value for (a, b), value in true.items()}
     inside = set(sample)
@@ -225,7 +225,7 @@ def _check(sample: list[int], texts: list[str], reported: dict[tuple[int, int], 
 
 
 def brute_force(texts: list[str]) -> Iterator[tuple[tuple[int, int], float]]:
-    """Exact similarity of all pairs with anything in common, with nothing but Python's sets."""
+    """Yield the exact similarity of all pairs with a common shingle, computed with Python sets."""
     sets = []
     for text in texts:
         words = re.findall(r"\w+", text.lower())

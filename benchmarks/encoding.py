@@ -1,8 +1,8 @@
-"""Sides of the encoding benchmark: tables of documents to token shards, each side in a process of its own.
+"""Sides of the encoding benchmark: tables of documents to token shards, each side in its own process.
 
-    python -m benchmarks.encoding SIDE TOKENIZER OUT TABLE...     prints seconds and the memory it took
+    python -m benchmarks.encoding SIDE TOKENIZER OUT TABLE...     prints seconds and peak memory
 
-Every side reads the same tables and leaves arrays of ids on disk. Ours is what the stage `tokenise` does, on two cores.
+All sides read the same tables and write arrays of ids. Our side is the function of the stage `tokenise`, on two cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKERS = 2
 
 
 def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
-    """The stage's own function, in two processes that are started for it."""
+    """Encode by the stage's function, in two new processes."""
     from storage.digest import sha256_file
     from storage.tables import unpacked_size
     from tasks.core.subprocesses import Subprocesses
@@ -54,7 +54,7 @@ def ours(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
 
 def alone(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
-    """The stage's function in this process: what one process needs."""
+    """Encode by the stage's function in this process, for the memory of one process."""
     from tasks.tokens.tokenise import TokeniseSettings, tokenise_segment
     from tasks.tokens.tokenizer_kinds import load_tokenizer
 
@@ -66,7 +66,7 @@ def alone(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
 
 def hugging_face(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
-    """`encode_batch`, which uses both cores by itself."""
+    """Encode by `encode_batch`, which uses both cores."""
     from tokenizers import Tokenizer
 
     engine = Tokenizer.from_str(json.dumps(json.loads(tokenizer.read_text())["spec"]))
@@ -79,12 +79,12 @@ def hugging_face(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
     _plainly(encode, out, tables)
 
 
-# GPT-2's rule for cutting text into words, in the form that does not run back
+# GPT-2's pre-tokenisation pattern, in a form without backtracking
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
 def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
-    """The same merges in tiktoken's batch call, two threads."""
+    """Encode with the same merges by tiktoken's batch call, in two threads."""
     import tiktoken as library
 
     from tasks.tokens.hf_spec import spelled_bytes
@@ -105,7 +105,7 @@ def tiktoken(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
 
 
 def numpy_table(tokenizer: Path, out: Path, tables: Sequence[Path]) -> None:
-    """Characters by one look-up table over all code points, as people write it."""
+    """Encode characters by one look-up table over all code points."""
     alphabet = json.loads(tokenizer.read_text())["alphabet"]
     table = np.ones(0x110000, dtype=np.uint16)
     table[np.frombuffer(alphabet.encode("utf-32-le"), np.uint32)] = np.arange(4, 4 + len(alphabet))
@@ -131,7 +131,7 @@ SIDES: dict[str, Callable[[Path, Path, Sequence[Path]], None]] = {
 
 
 def run(side: str, tokenizer: Path, out: Path, tables: Sequence[Path]) -> dict[str, Any]:
-    """Run a side in a process of its own; its seconds, and the most memory that one process of it had, in bytes.
+    """Run a side in a new process; returns its seconds, and the peak memory of one of its processes in bytes.
 
     Raises:
         RuntimeError: if it fails.

@@ -1,9 +1,9 @@
-"""Speed of evaluation beside training the same network on the same machine.
+"""Speed of evaluation compared with training of the same network on the same machine.
 
     python -m benchmarks.evaluate [--rounds 10]
 
-One side takes training steps, the other scores the same number of tokens one by one (nll, rivals, confidence); both are
-processes of their own that take turns. Evaluation has no backward pass, whose cost is twice that of the forward one.
+One side takes training steps, the other scores the same number of tokens (nll, rivals, confidence); they are separate
+processes that take turns. Evaluation has no backward pass, which costs twice as much as the forward pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GOAL_RATIO = 2.5
 
 
 def serve_side(name: str) -> None:
-    """One side: a step reads ROWS windows of CONTEXT tokens."""
+    """Serve one side: a step reads ROWS windows of CONTEXT tokens."""
     import numpy as np
     import torch
 
@@ -52,7 +52,7 @@ def serve_side(name: str) -> None:
 
 
 def report(rounds: int) -> bool:
-    """Measure and print; True if the goal is reached."""
+    """Measure and print; returns True if the goal is reached."""
     sides = take_turns({name: ["benchmarks.evaluate", "--side", name] for name in ("evaluation", "training")}, rounds)
     faster = ratio(sides["evaluation"], sides["training"])
     print("| side | tokens/s (median) | ms per step | peak MB beyond idle |")
@@ -60,7 +60,7 @@ def report(rounds: int) -> bool:
     for side in sides.values():
         print(_row(side))
     reached = faster >= GOAL_RATIO
-    print("\n| what | found | goal | reached |")
+    print("\n| row | found | goal | reached |")
     print("|---|---|---|---|")
     print(f"| evaluation over training, median of {rounds} rounds | {faster:.2f} | >= {GOAL_RATIO} | ", end="")
     print("yes |" if reached else "NO |")

@@ -1,13 +1,13 @@
-"""Generation beside `transformers.generate`: batches of equal and of different lengths, samplers, repeatability.
+"""Generation compared with `transformers.generate`: batches of equal and of different lengths, samplers, determinism.
 
     python -m benchmarks.generate [--only equal,ragged,sampling,deterministic,evaluation] [--rounds 5]
     python -m benchmarks.generate --device cuda [--bandwidth 3.35e12]
 
-On a CPU both sides hold the same weights (a LLaMA shape of 13.8M parameters, float32), take turns in processes of their
-own, use all cores and answer with the same tokens, which is compared; a ratio is the median over neighbouring turns.
-All rows take some six minutes on two idle cores. With `--device cuda` the GPT-2 shape of 124M parameters decodes in
-bfloat16, and its speed is held against the time that the device needs to read weights and cache once per step; torch,
-numpy and safetensors are all that is needed. Prints a Markdown table, and ends with exit code 1 when a goal is missed.
+On a CPU both sides have the same weights (a LLaMA shape of 13.8M parameters, float32), take turns in separate processes
+and use all cores; their tokens are checked to be equal. A ratio is the median over adjacent turns. All rows take about
+six minutes on two idle cores. With `--device cuda` the GPT-2 shape of 124M parameters decodes in bfloat16, and its
+speed is compared with the time that the device needs to read weights and cache once per step; this needs only torch,
+numpy and safetensors. Prints a Markdown table; the exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROWS = {"cpu": ["equal", "ragged", "sampling", "deterministic", "evaluation"], "
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts and how many tokens each is continued by."""
+    """Prompts, and the number of new tokens of each."""
 
     prompts: list[list[int]]
     limits: list[int]
@@ -54,18 +54,18 @@ class Task:
 
     @property
     def n_new(self) -> int:
-        """New tokens in all."""
+        """Total number of new tokens."""
         return sum(self.limits)
 
 
 def equal_task(batch_size: int) -> Task:
-    """A batch of equal prompts and continuations."""
+    """Return a batch of prompts and completions of equal lengths."""
     ids = np.random.default_rng(1).integers(VOCAB_SIZE, size=(batch_size, PROMPT_TOKENS))
     return Task(ids.tolist(), [NEW_TOKENS] * batch_size, batch_size)
 
 
 def ragged_task(n_prompts: int = RAGGED_PROMPTS) -> Task:
-    """Prompts of 4 to 400 tokens, continuations of 1 to 256."""
+    """Return prompts of 4 to 400 tokens, with completions of 1 to 256."""
     generator = np.random.default_rng(2)
     lengths = generator.integers(4, 401, n_prompts).tolist()
     prompts = [generator.integers(VOCAB_SIZE, size=length).tolist() for length in lengths]
@@ -73,12 +73,12 @@ def ragged_task(n_prompts: int = RAGGED_PROMPTS) -> Task:
 
 
 def task_of(name: str) -> Task:
-    """A task by its name."""
+    """Return a task by its name."""
     return ragged_task() if name == "ragged" else equal_task(int(name))
 
 
 def peer_config() -> Any:
-    """The shape as a configuration of `transformers`."""
+    """Return the shape as a configuration of `transformers`."""
     import transformers
 
     return transformers.LlamaConfig(
@@ -88,7 +88,7 @@ def peer_config() -> Any:
 
 
 def write_weights(folder: Path) -> None:
-    """Random weights that both sides load; large enough that the two best tokens are seldom close."""
+    """Write random weights for both sides, large enough that ties of the two best tokens are rare."""
     import torch
     import transformers
 
@@ -102,12 +102,12 @@ def write_weights(folder: Path) -> None:
 
 
 def fingerprint(rows: list[list[int]]) -> float:
-    """A number that differs where one token differs."""
+    """Return a checksum of tokens."""
     return float(zlib.crc32(repr(rows).encode()))
 
 
 def our_turn(folder: Path, task: Task, settings: dict[str, Any]) -> Callable[[], float]:
-    """Our side of a task."""
+    """Run our side of a task."""
     from model import GenerationConfig, from_hf, generate
 
     network = from_hf(folder).eval()
@@ -121,7 +121,7 @@ def our_turn(folder: Path, task: Task, settings: dict[str, Any]) -> Callable[[],
 
 
 def their_turn(folder: Path, task: Task) -> Callable[[], float]:
-    """The side of `transformers`: prompts in the order of their lengths, left padding, each row up to its limit."""
+    """Run the side of `transformers`: prompts sorted by length, left padding, each row up to its limit."""
     import torch
     import transformers
 
@@ -159,7 +159,7 @@ def their_turn(folder: Path, task: Task) -> Callable[[], float]:
 
 
 def serve_side(side: str, task: str, folder: Path) -> None:
-    """One side's process."""
+    """Serve one side."""
     if side in ("training", "evaluation"):
         serve(training_turn(side, folder))
     elif side == "transformers":
@@ -170,37 +170,37 @@ def serve_side(side: str, task: str, folder: Path) -> None:
 
 
 def speeds(task: str, sides: list[str], rounds: int, warmup: int = 1) -> dict[str, Side]:
-    """Sides of one task, in turns."""
+    """Measure the sides of one task, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         write_weights(Path(folder))
         base = ["benchmarks.generate", "--task", task, "--folder", folder, "--side"]
         return take_turns({side: [*base, side] for side in sides}, rounds, warmup)
 
 
-def told(side: Side, n_tokens: int) -> str:
-    """Speed as text."""
+def speed_text(side: Side, n_tokens: int) -> str:
+    """Return a speed as text."""
     return f"{n_tokens / side.median:,.0f} tokens/s"
 
 
 def peer_row(what: str, task: str, rounds: int, goal: float, warmup: int = 1) -> Iterator[Row]:
-    """Our engine beside `transformers`, and whether both made the same tokens."""
+    """Yield the row of our engine compared with `transformers`, with a check of equal tokens."""
     found = speeds(task, ["greedy", "transformers"], rounds, warmup)
     ours, theirs = found["greedy"], found["transformers"]
     n_new = task_of(task).n_new
-    yield Row(what, told(ours, n_new), told(theirs, n_new), ratio(ours, theirs), goal)
+    yield Row(what, speed_text(ours, n_new), speed_text(theirs, n_new), ratio(ours, theirs), goal)
     yield Row(f"{what}: same tokens", "", "", float(ours.value == theirs.value), 1.0)
 
 
 def own_row(what: str, side: str, task: str, rounds: int, goal: float | None) -> Iterator[Row]:
-    """Return the cost of a setting, as a share of the greedy run's time."""
+    """Yield the cost of a setting, as a share of the greedy run's time."""
     found = speeds(task, [side, "greedy"], rounds)
     cost = ratio(found["greedy"], found[side]) - 1
     n_new = task_of(task).n_new
-    yield Row(what, told(found[side], n_new), told(found["greedy"], n_new), cost, goal, at_most=True)
+    yield Row(what, speed_text(found[side], n_new), speed_text(found["greedy"], n_new), cost, goal, at_most=True)
 
 
 def training_turn(side: str, folder: Path) -> Callable[[], float]:
-    """A step of training, or an evaluation of as many tokens as some steps read, of the same network."""
+    """Return a training step, or an evaluation of the tokens of several steps, of the same network."""
     from benchmarks.train import SHAPES, build, random_tokens
 
     shape = SHAPES["large"]
@@ -212,7 +212,7 @@ def training_turn(side: str, folder: Path) -> Callable[[], float]:
 
 
 def evaluation_row(rounds: int) -> Iterator[Row]:
-    """Evaluation beside training, in tokens a second."""
+    """Yield the row of evaluation compared with training, in tokens per second."""
     from benchmarks.train import SHAPES
 
     found = speeds("1", ["evaluation", "training"], rounds)
@@ -221,15 +221,15 @@ def evaluation_row(rounds: int) -> Iterator[Row]:
     each = ratio(found["evaluation"], found["training"]) * n_evaluated / n_trained
     yield Row(
         "evaluation over training",
-        told(found["evaluation"], n_evaluated),
-        told(found["training"], n_trained),
+        speed_text(found["evaluation"], n_evaluated),
+        speed_text(found["training"], n_trained),
         each,
         EVALUATION_GOAL,
     )
 
 
 def cuda_network() -> Any:
-    """The GPT-2 shape with random weights."""
+    """Return the GPT-2 shape with random weights."""
     import torch
 
     from model import Transformer, preset
@@ -239,7 +239,7 @@ def cuda_network() -> Any:
 
 
 def bytes_per_step(network: Any, n_rows: int, context: float) -> float:
-    """Return the bytes that a step has to read: every weight once, and the keys and values of every row."""
+    """Return the bytes that a step reads: every weight once, and the keys and values of every row."""
     config = network.config
     n_weights = sum(parameter.numel() for parameter in network.parameters())
     per_token = 2 * config.n_layer * config.n_kv_head * config.head_dim
@@ -247,11 +247,10 @@ def bytes_per_step(network: Any, n_rows: int, context: float) -> float:
 
 
 def cuda_step_seconds(network: Any, n_rows: int, context: int, repeats: int = 50) -> float:
-    """Seconds of a decoding step in which every row has this context."""
+    """Return the seconds of a decoding step in which every row has this context."""
     import torch
 
-    from model.cuda_graphs import GraphedStep
-    from model.kv_cache import KVCache
+    from model.kv_cache import GraphedStep, KVCache
 
     with torch.inference_mode():
         cache = KVCache(network.config, n_rows, device="cuda", dtype=torch.bfloat16)
@@ -268,7 +267,7 @@ def cuda_step_seconds(network: Any, n_rows: int, context: int, repeats: int = 50
 
 
 def cuda_whole_seconds(network: Any, n_rows: int, n_prompt: int, n_new: int, repeats: int = 3) -> float:
-    """Seconds of a whole call, prompts included; the best of some."""
+    """Return the seconds of a whole call, prompts included; the best of several."""
     import torch
 
     from model import GenerationConfig, generate
@@ -287,7 +286,7 @@ def cuda_whole_seconds(network: Any, n_rows: int, n_prompt: int, n_new: int, rep
 
 
 def cuda_rows(only: set[str], bandwidth: float) -> Iterator[Row]:
-    """Speed on a GPU beside what its memory allows."""
+    """Yield rows of the speed on a GPU compared with its bandwidth limit."""
     network = cuda_network()
     if "batch" in only:
         context = CUDA_PROMPT + CUDA_NEW // 2
@@ -305,14 +304,14 @@ def cuda_rows(only: set[str], bandwidth: float) -> Iterator[Row]:
 
 
 def cpu_rows(only: set[str], rounds: int) -> Iterator[Row]:
-    """The rows asked for."""
+    """Yield the requested rows."""
     if "equal" in only:
         for batch_size, goal in EQUAL_GOALS.items():
             what = f"batch {batch_size}, {PROMPT_TOKENS} + {NEW_TOKENS} tokens"
             yield from peer_row(what, str(batch_size), rounds, goal)
     if "ragged" in only:
         what = f"{RAGGED_PROMPTS} prompts of 4 to 400 + 1 to 256 tokens"
-        # a turn takes a minute, in which what is done but once does not count
+        # a turn takes a minute, in which one-time work is negligible
         yield from peer_row(what, "ragged", max(2, rounds // 2), RAGGED_GOAL, warmup=0)
     if "sampling" in only:
         what = "top-k, top-p and penalties over greedy, share of time"
@@ -331,7 +330,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows, separated by commas")
     parser.add_argument("--device", choices=tuple(ROWS), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bandwidth", type=float, default=3.35e12, help="of the GPU's memory, in bytes a second")
+    parser.add_argument("--bandwidth", type=float, default=3.35e12, help="of the GPU's memory, in bytes per second")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--task", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

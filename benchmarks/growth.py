@@ -1,4 +1,4 @@
-"""The cost of ingestion as a corpus of small files grows: CPU time, memory and task runs of the whole command."""
+"""Cost of ingestion for growing numbers of small files: CPU time, memory and task runs of the whole command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statistics import median
 
 FILES_PER_FOLDER = 500
 COMMAND = [sys.executable, "-m", "flows.cli", "ingest"]
-SAMPLE_SECONDS = 0.2  # between two looks at the memory of the processes
+SAMPLE_SECONDS = 0.2  # interval of sampling the memory of the processes
 
 _BEGINNINGS = ("ba", "co", "di", "fe", "gu", "la", "mo", "ne", "ri", "su", "ta", "vo")
 _ENDS = ("n", "ld", "rk", "st", "ver", "min", "tal", "gon", "lis", "pen", "rat", "tem", "ding", "sh")
@@ -28,7 +28,7 @@ _WORDS = [beginning + end for beginning in _BEGINNINGS for end in _ENDS]
 
 @dataclass(frozen=True)
 class Growth:
-    """Cost of the first ingestion of a corpus, start-up left out."""
+    """Cost of the first ingestion of a corpus, without start-up."""
 
     n_files: int
     cpu_seconds_per_file: float
@@ -38,7 +38,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Seconds of the whole command: on a corpus that has not changed, with one file more, and on one cached file."""
+    """Seconds of the whole command: on an unchanged corpus, with one added file, and on one cached file."""
 
     start_up: float
     unchanged: float
@@ -46,8 +46,8 @@ class Unchanged:
 
 
 def write_files(folder: Path, n_files: int, first: int = 0) -> None:
-    """Small files of words, each different, the same in every run."""
-    long_ago = time.time() - 3600  # what was written a moment ago may still change, and is hashed again
+    """Write different small files of words, the same in every run."""
+    long_ago = time.time() - 3600  # recently written files are hashed again, because they may still change
     for number in range(first, first + n_files):
         drawn = random.Random(number)
         place = folder / f"{number // FILES_PER_FOLDER:04d}"
@@ -60,7 +60,7 @@ def write_files(folder: Path, n_files: int, first: int = 0) -> None:
 
 @dataclass
 class Cost:
-    """Cost of a command, with all its processes."""
+    """Cost of a command with all its processes."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -68,7 +68,7 @@ class Cost:
 
 
 def run_ingest(source: Path, home: Path) -> Cost:
-    """Run the command as a person would.
+    """Run the command line.
 
     Raises:
         RuntimeError: if it fails.
@@ -92,7 +92,7 @@ def run_ingest(source: Path, home: Path) -> Cost:
 
 @contextmanager
 def _watching(root: int, cost: Cost) -> Iterator[None]:
-    """Note the most memory that any process below `root` has."""
+    """Record the peak memory of any process below `root`."""
     done = threading.Event()
 
     def watch() -> None:
@@ -109,7 +109,7 @@ def _watching(root: int, cost: Cost) -> Iterator[None]:
 
 
 def _family(root: int) -> set[int]:
-    """A process and all its descendants."""
+    """Return a process and its descendants."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -134,20 +134,20 @@ def _peak(pid: int) -> int:
 
 
 def _task_runs(home: Path) -> int:
-    """Task runs that the embedded Prefect server remembers."""
+    """Return the number of task runs in the database of the embedded Prefect server."""
     with sqlite3.connect(home / "prefect" / "prefect.db") as connection:
         return int(connection.execute("select count(*) from task_run").fetchone()[0])
 
 
 @contextmanager
 def _scratch() -> Iterator[tuple[Path, Path]]:
-    """Two new folders: for files and for a home."""
+    """Yield two new folders, for files and for a home."""
     with tempfile.TemporaryDirectory(prefix="sheepfold-growth-") as place:
         yield Path(place) / "files", Path(place) / "home"
 
 
 def start_up(cached: bool) -> Cost:
-    """The command on one file, that is there already or not."""
+    """Run the command on one file, cached or not."""
     with _scratch() as (files, home):
         write_files(files, 1)
         first = run_ingest(files, home)
@@ -155,9 +155,9 @@ def start_up(cached: bool) -> Cost:
 
 
 def grow(n_files: int, rounds: int = 1) -> Growth:
-    """Ingest so many small files into an empty home; medians.
+    """Ingest small files into an empty home; returns medians.
 
-    The start-up costs as much as thousands of files, so it is measured in the same rounds, and few files need many.
+    The start-up costs as much as thousands of files, so it is measured in the same rounds; few files need many rounds.
     """
     idle, per_file, peaks, task_runs = [], [], [], 0
     for _ in range(rounds):
@@ -173,7 +173,7 @@ def grow(n_files: int, rounds: int = 1) -> Growth:
 
 
 def unchanged(n_files: int, rounds: int = 3) -> Unchanged:
-    """Ingest a corpus again, and with one file more; medians."""
+    """Ingest a corpus again, and with one added file; returns medians."""
     again, added, idle = [], [], []
     with _scratch() as (files, home):
         write_files(files, n_files)

@@ -1,12 +1,12 @@
-"""Ingestion beside the bare engines, and its cost as a corpus grows.
+"""Ingestion compared with direct calls of the engines, and its cost as a corpus grows.
 
     python -m benchmarks.ingest [--only pdf,ocr,nasty,measures,dedup,unchanged,growth] [--rounds 3] [--full]
                                 [--corpus FOLDER]
 
 Both sides of a row take turns in one run, on two cores, and the medians are compared. `--full` grows the corpus to
 200,000 files, which takes most of an hour. PDFs (`documents`), scans with their texts (`scans`) and hostile PDFs
-(`nasty`) come from the folders of a corpus, by default the development corpus beside the repository. Prints a Markdown
-table, and ends with exit code 1 when a goal is missed.
+(`nasty`) are in folders of a corpus, by default the development corpus next to the repository. Prints a Markdown table;
+the exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        reached: whether the goal is; None for a line that has none.
+        reached: True if the goal is reached; None without a goal.
     """
 
     what: str
@@ -68,7 +68,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
-    """Files to `documents` in the store, beside two loops of pypdfium2."""
+    """Measure files to `documents` in the store, compared with two loops of pypdfium2."""
     from flows.ingest import read_documents
     from tasks.core.machine import Machine
     from tasks.core.run import Run
@@ -97,7 +97,7 @@ def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
 
 
 def _have_bytecode(path: Path) -> None:
-    """Start a process of the pool once, so that its modules are compiled: an installation is, and so is pypdfium2."""
+    """Start a process of the pool once, so that its modules are compiled like those of an installation."""
     from tasks.ingest.pool import ExtractionPool, ExtractJob
 
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -106,7 +106,7 @@ def _have_bytecode(path: Path) -> None:
 
 
 def scans(corpus: Path, rounds: int) -> Iterator[Row]:
-    """Recognition speed and errors on scans, beside two bare Tesseract processes."""
+    """Measure speed and errors on scans, compared with two Tesseract processes."""
     from tasks.ingest.pool import ExtractionPool, ExtractJob
 
     paths = _files(corpus / "scans", "*.jpg")
@@ -120,7 +120,7 @@ def scans(corpus: Path, rounds: int) -> Iterator[Row]:
         theirs.append(seconds)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as place, closing(ExtractionPool(WORKERS)) as pool:
-            # as a segment does it: the largest first
+            # the largest first, as in a segment
             order = sorted(paths, key=lambda path: -path.stat().st_size)
             jobs = [ExtractJob(path, digests[path], path.suffix, Path(place, path.stem)) for path in order]
             futures = [pool.submit(job) for job in jobs]
@@ -152,7 +152,7 @@ def _pages(job: ExtractJob) -> list[PageText]:
 
 
 def _bare_tesseract(paths: list[Path], folder: Path) -> tuple[float, dict[str, str]]:
-    """Two processes over a list of files each; seconds, and the text by file."""
+    """Run two processes over a list of files each; returns the seconds, and the text by file."""
     shares = bare.dealt(paths, [path.stat().st_size for path in paths], WORKERS)
     commands = []
     for number, share in enumerate(shares):
@@ -168,7 +168,7 @@ def _bare_tesseract(paths: list[Path], folder: Path) -> tuple[float, dict[str, s
 
 
 def _error_rate(text: str, scan: Path) -> float:
-    """Edit distance to the reference as a share of its length, after NFKC and folding of white space."""
+    """Return the edit distance to the reference divided by its length, after NFKC and folding of white space."""
     found, wanted = (_folded(part) for part in (text, scan.with_suffix(".txt").read_text(encoding="utf-8")))
     return _edit_distance(found, wanted) / max(1, len(wanted))
 
@@ -178,7 +178,7 @@ def _folded(text: str) -> str:
 
 
 def _edit_distance(one: str, other: str) -> int:
-    """Levenshtein distance, a row of the table at a time."""
+    """Return the Levenshtein distance, with one row of the table in memory."""
     import numpy as np
 
     letters = np.frombuffer(other.encode("utf-32-le"), np.uint32)
@@ -191,7 +191,7 @@ def _edit_distance(one: str, other: str) -> int:
 
 
 def nasty(corpus: Path) -> Iterator[Row]:
-    """Hostile PDFs: no lost row, and a text layer in as many files as the better engine finds by itself."""
+    """Measure hostile PDFs: no lost row, and a text layer in as many files as the better engine alone."""
     from tasks.ingest.pool import ExtractionPool, ExtractJob
     from tasks.readers.records import ExtractOptions
 
@@ -233,7 +233,7 @@ def _bare_has_text(engine: str, path: Path) -> bool:
 
 
 def measures() -> Iterator[Row]:
-    """Measures and policy on one core."""
+    """Measure the speed of measures and policy on one core."""
     from benchmarks.measures import documents_per_second
 
     found = documents_per_second()
@@ -241,7 +241,7 @@ def measures() -> Iterator[Row]:
 
 
 def dedup() -> Iterator[Row]:
-    """Near-duplicate clustering on two cores."""
+    """Measure near-duplicate clustering on two cores."""
     from benchmarks.dedup import run
 
     result = run()
@@ -259,7 +259,7 @@ def dedup() -> Iterator[Row]:
 
 
 def unchanged_corpus() -> Iterator[Row]:
-    """The same corpus again, and with one file more; the command with one cached file is the start-up."""
+    """Measure an unchanged corpus, and one added file; the command on one cached file is the start-up."""
     found = unchanged(20_000)
     for what, seconds in (("unchanged", found.unchanged), ("one file added to the same", found.one_added)):
         beyond = seconds - found.start_up
@@ -271,7 +271,7 @@ def unchanged_corpus() -> Iterator[Row]:
 
 
 def growth(full: bool) -> Iterator[Row]:
-    """Cost per file, memory and task runs as the number of small files grows."""
+    """Measure the cost per file, memory and task runs for growing numbers of small files."""
     rounds = {2_000: 5, 20_000: 3} | ({200_000: 1} if full else {})
     found = [grow(size, turns) for size, turns in rounds.items()]
     first = found[0].cpu_seconds_per_file
@@ -305,7 +305,7 @@ def main() -> int:
         "unchanged": unchanged_corpus,
         "growth": lambda: growth(chosen.full),
     }
-    print("| what | Sheepfold | beside it | ratio | goal | reached |\n|---|---|---|---|---|---|", flush=True)
+    print("| row | Sheepfold | baseline | ratio | goal | reached |\n|---|---|---|---|---|---|", flush=True)
     missed = 0
     for name in chosen.only.split(","):
         for row in parts[name]():

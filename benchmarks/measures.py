@@ -1,7 +1,7 @@
-"""Measures and policy on English text of 5 kB: documents a second on one core.
+"""Measures and policy on English text of 5 kB: documents per second on one core.
 
-The text is that of the manuals in the development corpus where they are at hand, else one drawn from a fixed stock of
-words with the frequencies of English; both are the same in every run.
+The text is that of the manuals in the development corpus if they are available, else drawn from a fixed list of words
+with the frequencies of English; both are the same in every run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DOCUMENT_CHARS = 5_000
 BATCH = 256
 ROUNDS = 5
 
-# consonants and vowels for words of the fixed stock
+# consonants and vowels of the fixed list of words
 _ONSETS = ["b", "br", "c", "ch", "d", "f", "g", "h", "l", "m", "n", "p", "pr", "r", "s", "st", "t", "tr", "w", "th"]
 _RHYMES = ["a", "ain", "and", "ar", "e", "ed", "en", "er", "ing", "ion", "it", "o", "on", "ore", "ound", "y"]
 _COMMON = [
@@ -50,19 +50,19 @@ _COMMON = [
 
 
 def documents_per_second(n: int = 512) -> float:
-    """Documents that one core measures and judges in a second, the median of five rounds.
+    """Return documents per second on one core, the median of five rounds.
 
     Args:
-        n: documents in a round.
+        n: documents per round.
     """
     rows = english_documents(n)
     settings = PolicySettings(preset="web")
-    _judge(rows[:8], settings)  # tables and the model of languages are loaded once
+    _judge(rows[:8], settings)  # load tables and the language model before the measurement
     return statistics.median(n / _judge(rows, settings) for _ in range(ROUNDS))
 
 
 def _judge(rows: list[dict[str, Any]], settings: PolicySettings) -> float:
-    """Seconds to measure documents and to apply a policy."""
+    """Return the seconds to measure documents and to apply a policy."""
     started = time.process_time()
     measured = [row for first in range(0, len(rows), BATCH) for row in measure_documents(rows[first : first + BATCH])]
     table = pa.Table.from_pylist(measured, schema=pa.schema(field for field in MEASURES if field.name != "digest"))
@@ -72,7 +72,7 @@ def _judge(rows: list[dict[str, Any]], settings: PolicySettings) -> float:
 
 
 def english_documents(n: int) -> list[dict[str, Any]]:
-    """`n` different documents of 5,000 characters."""
+    """Return `n` different documents of 5,000 characters."""
     text = _manuals() or _drawn_text(60 * DOCUMENT_CHARS)
     last = len(text) - DOCUMENT_CHARS
     starts = [(number * DOCUMENT_CHARS) % last + number * DOCUMENT_CHARS // last for number in range(n)]
@@ -89,7 +89,7 @@ def english_documents(n: int) -> list[dict[str, Any]]:
 
 
 def _manuals() -> str:
-    """The text of the manuals, in one piece; empty where they are not at hand."""
+    """Return the text of the manuals; empty if they are not available."""
     import pypdfium2
 
     parts = []

@@ -1,9 +1,9 @@
-"""Forward and backward of the network beside `transformers` with scaled dot-product attention.
+"""Forward and backward pass of the network compared with `transformers` with scaled dot-product attention.
 
     python -m benchmarks.model [--rounds 12]
 
-Both sides hold the same weights, read the same tokens and compute the same loss (which is compared), in float32, on all
-cores of the machine. Prints a Markdown table, and ends with exit code 1 when a goal is missed.
+Both sides have the same weights and read the same tokens, in float32, on all cores; their losses are checked to be
+equal. Prints a Markdown table; the exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCHES = {"light_llm": (2, 1024), "llama": (16, 256)}  # rows, tokens
 
 
 def peer_config(shape: str) -> Any:
-    """The shape as a configuration of `transformers`."""
+    """Return the shape as a configuration of `transformers`."""
     import transformers
 
     if shape == "light_llm":
@@ -40,7 +40,7 @@ def peer_config(shape: str) -> Any:
 
 
 def write_weights(shape: str, folder: Path) -> None:
-    """Initial weights that both sides load."""
+    """Write initial weights for both sides."""
     import torch
     import transformers
 
@@ -49,7 +49,7 @@ def write_weights(shape: str, folder: Path) -> None:
 
 
 def serve_side(side: str, shape: str, folder: Path) -> None:
-    """One side's process: a step is forward, loss and backward."""
+    """Serve one side: a step is forward, loss and backward."""
     import torch
 
     rows, tokens = BATCHES[shape]
@@ -77,7 +77,7 @@ def serve_side(side: str, shape: str, folder: Path) -> None:
 
 
 def compare(shape: str, rounds: int) -> tuple[Side, Side]:
-    """Our side and theirs on one shape."""
+    """Measure both sides on one shape."""
     with tempfile.TemporaryDirectory() as folder:
         write_weights(shape, Path(folder))
         base = ["benchmarks.model", "--shape", shape, "--folder", folder, "--side"]
@@ -86,7 +86,7 @@ def compare(shape: str, rounds: int) -> tuple[Side, Side]:
 
 
 def import_seconds(repeats: int = 5) -> float:
-    """Median seconds of importing all of `model` beyond torch."""
+    """Return the median seconds of importing `model`, without those of torch."""
     script = (
         "import time, torch; start = time.perf_counter()\n"
         "import model\n"
@@ -101,7 +101,7 @@ def import_seconds(repeats: int = 5) -> float:
 
 
 def report(rounds: int) -> bool:
-    """Measure and print; True if every goal is reached."""
+    """Measure and print; returns True if every goal is reached."""
     print("| shape | side | tokens/s (median) | ms per step | peak MB beyond idle | loss |")
     print("|---|---|---|---|---|---|")
     verdicts = []
@@ -125,7 +125,7 @@ def report(rounds: int) -> bool:
     verdicts.append(
         ("import model beyond torch, s", seconds, f"<= {GOAL_IMPORT_SECONDS}", seconds <= GOAL_IMPORT_SECONDS)
     )
-    print("\n| what | found | goal | reached |")
+    print("\n| row | found | goal | reached |")
     print("|---|---|---|---|")
     for what, found, goal, reached in verdicts:
         print(f"| {what} | {found:.3g} | {goal} | {'yes' if reached else 'NO'} |")

@@ -1,11 +1,11 @@
-"""Cost of one per cent of new documents: CPU time of `prepare` (which ingests first) beside that of the cold corpus.
+"""Cost of one per cent of new documents: CPU time of `prepare` (with ingestion) compared with the cold corpus.
 
     python -m benchmarks.one_percent [--full]
 
-Both are the whole command as a person types it, with all its processes. A run with nothing new is measured between the
-others: it is what every run costs, however small the change, and it is told beside the share. The documents are pieces
-of the installed packages' text, each once, a file each: all of them as plain text, which costs next to nothing to read,
-and as an office has them, of ten documents seven as text, two as a PDF and one as a scan.
+Both are the whole command line with all its processes. A run without a change is measured between the others, as the
+fixed cost of every run, and is reported with the share. The documents are distinct pieces of the installed packages'
+text, one per file: all of them as plain text, which is cheap to read, and as a mix of seven text files, two PDFs and
+one scan of every ten.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = 3
 
 
 def pieces(n_documents: int) -> Iterator[str]:
-    """Texts of one length, from packages; no two are the same."""
+    """Yield distinct texts of one length, from the installed packages."""
     long = texts.documents(int(1.5 * n_documents * DOCUMENT_CHARS))  # ends of files are left out
     cut = (text[at : at + DOCUMENT_CHARS] for text in long for at in range(0, len(text), DOCUMENT_CHARS))
     whole = dict.fromkeys(piece for piece in cut if len(piece) == DOCUMENT_CHARS)
@@ -46,12 +46,12 @@ def pieces(n_documents: int) -> Iterator[str]:
 
 
 def as_text(number: int, text: str) -> tuple[str, bytes]:
-    """A plain text file: its ending and its bytes."""
+    """Return suffix and bytes of a plain text file."""
     return ".txt", text.encode()
 
 
 def as_office(number: int, text: str) -> tuple[str, bytes]:
-    """Of ten, the last is a scan, the two before are PDFs with a text layer, the others are plain text."""
+    """Return suffix and bytes: of ten files one scan, two PDFs with a text layer, seven plain texts."""
     place = number % 10
     if place < 7:
         return as_text(number, text)
@@ -64,7 +64,7 @@ def as_office(number: int, text: str) -> tuple[str, bytes]:
 
 
 def write_files(folder: Path, documents: Iterable[str], made: Callable[[int, str], tuple[str, bytes]]) -> None:
-    """A file of each text, as if it had been there for a while: what was just written is read again."""
+    """Write one file per text, with an old modification time: recently written files are hashed again."""
     long_ago = time.time() - 3600
     for number, text in enumerate(documents):
         ending, content = made(number, text)
@@ -75,7 +75,7 @@ def write_files(folder: Path, documents: Iterable[str], made: Callable[[int, str
 
 
 def cpu_of_prepare(source: Path, home: Path) -> float:
-    """CPU seconds of the command and of all processes that it waited for.
+    """Return the CPU seconds of the command and its descendants.
 
     Raises:
         RuntimeError: if it fails.
@@ -90,7 +90,7 @@ def cpu_of_prepare(source: Path, home: Path) -> float:
 
 
 def one_percent_rows(full: bool = False) -> Iterator[Row]:
-    """The rows: of either kind of corpus the share of the cold CPU time, and what of it every run costs."""
+    """Yield rows for both kinds of corpus: the share of the cold CPU time, and the fixed cost of a run."""
     yield from _rows("texts of 2 kB", FULL_TEXTS if full else TEXTS, as_text)
     yield from _rows("texts, PDFs and scans (7:2:1) of 2 kB", FULL_OFFICE if full else OFFICE, as_office)
 

@@ -1,10 +1,10 @@
-"""Overhead of the train task: the stage through Prefect and MLflow beside the bare `Trainer`.
+"""Overhead of the train task: the stage with Prefect and MLflow compared with the bare `Trainer`.
 
     python -m benchmarks.orchestration bare STORE KEY STEPS      seconds of the bare trainer
 
-The command runs as a person would run it, on the same data with the same settings; counted is what its report says of
-the train stage, from its call to its artefact. The bare trainer runs before and after it, because machines drift, and
-is counted alike: from nothing loaded to a file of weights.
+The command line runs on the same data with the same settings; its time is that of the train stage in its report, from
+the call to the artefact. The bare trainer runs before and after it, because the speed of machines drifts; its time is
+from loading torch to saved weights.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from benchmarks.table import Row
 
 GOAL = 0.03
 PROBE_STEPS = 60
-PRESET = "modern-1m"  # the same network for the probe and the comparison: the shorter its steps, the more is added
+PRESET = "modern-1m"  # the same network for the probe and the comparison; short steps, so that overhead is visible
 TEXT_BYTES = 4 * 2**20
 TEN_MINUTES = 600.0
 
 
 def train(source: Path, home: Path, steps: int) -> dict[str, Any]:
-    """The whole command; returns its report's entry for the train stage.
+    """Run the whole command; returns its report's entry for the train stage.
 
     Raises:
         RuntimeError: if it fails.
@@ -44,13 +44,13 @@ def train(source: Path, home: Path, steps: int) -> dict[str, Any]:
 
 
 def bare_seconds(store: Path, key: str, steps: int) -> float:
-    """The trainer alone, for so many steps, on what a trained artefact was trained on; in a process of its own."""
+    """Return the seconds of the bare trainer in a new process, on the data of a trained artefact."""
     command = [sys.executable, "-m", "benchmarks.orchestration", "bare", str(store), key, str(steps)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
 def run_bare(store_folder: str, key: str, steps: int) -> float:
-    """Seconds of the trainer alone, from loading torch to saved weights, with the task's validation and checkpoints."""
+    """Return the seconds of the bare trainer, from loading torch to saved weights, with validation and checkpoints."""
     started = time.perf_counter()
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import save_weights
@@ -81,7 +81,7 @@ def run_bare(store_folder: str, key: str, steps: int) -> float:
 
 
 def orchestration_rows(seconds: float) -> Iterator[Row]:
-    """The share that the train task adds to a bare training of about so many seconds."""
+    """Yield the overhead of the train task over a bare training of about `seconds`, as a share."""
     with tempfile.TemporaryDirectory() as folder:
         source, home = Path(folder) / "source", Path(folder) / "home"
         source.mkdir()
@@ -89,7 +89,7 @@ def orchestration_rows(seconds: float) -> Iterator[Row]:
             (source / f"{number:05d}.txt").write_text(text)
         key = train(source, home, PROBE_STEPS)["key"]
         short, longer = (bare_seconds(home / "store", key, times * PROBE_STEPS) for times in (1, 3))
-        per_step = (longer - short) / (2 * PROBE_STEPS)  # without what every run costs
+        per_step = (longer - short) / (2 * PROBE_STEPS)  # without the fixed cost of a run
         steps = PROBE_STEPS + max(0, round((seconds - short) / per_step))
         before = bare_seconds(home / "store", key, steps)
         through = train(source, home, steps + 1)["seconds"] * steps / (steps + 1)  # not the artefact of the probe
@@ -105,7 +105,7 @@ def orchestration_rows(seconds: float) -> Iterator[Row]:
 
 
 def ten_minute_rows(full: bool) -> Iterator[Row]:
-    """The same of ten minutes; three trainings of that length are for `--full` alone."""
+    """Yield the same for ten minutes, with `--full` only, because it needs three such trainings."""
     if full:
         yield from orchestration_rows(TEN_MINUTES)
     else:

@@ -1,7 +1,7 @@
-"""Two sides of a comparison, each in a process of its own, taking turns.
+"""Two sides of a comparison in separate processes that take turns.
 
-Machines drift by tens of per cent within minutes, so a figure is worth something only beside its peer's: the sides step
-alternately, and the ratio is the median of the ratios of neighbouring steps.
+The speed of machines drifts by tens of per cent within minutes, so the sides step alternately, and the ratio is the
+median of the ratios of adjacent steps.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Side:
     """Result of one side.
 
     Attributes:
-        name: who.
-        seconds: of each measured step.
-        value: what the last step returned, to see that both sides did the same work.
-        peak_bytes: most memory resident in the steps, beyond what was resident before the first.
+        name: name of the side.
+        seconds: seconds of each measured step.
+        value: result of the last step, to check that both sides did the same work.
+        peak_bytes: peak resident memory of the steps, less that before the first.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Side:
 
 
 def take_turns(commands: dict[str, Sequence[str]], rounds: int, warmup: int = 2) -> dict[str, Side]:
-    """Run one process per side and let them step in turn, the order swapped in each round.
+    """Run one process per side; they step alternately, with the order swapped in each round.
 
     Args:
-        commands: arguments of the module that calls `serve` for each side.
+        commands: arguments of the module that calls `serve`, for each side.
         rounds: measured steps of each side.
-        warmup: steps before them.
+        warmup: steps before the measured ones.
     """
     sides = {name: Side(name) for name in commands}
     workers = {
@@ -75,7 +75,7 @@ def take_turns(commands: dict[str, Sequence[str]], rounds: int, warmup: int = 2)
 
 
 def ratio(one: Side, other: Side) -> float:
-    """Return how many times faster `one` is: the median over rounds."""
+    """Return the speed-up of `one`, the median over rounds."""
     return statistics.median(theirs / ours for ours, theirs in zip(one.seconds, other.seconds, strict=True))
 
 
@@ -91,9 +91,9 @@ def _ask(worker: subprocess.Popen[str], request: str) -> dict[str, Any]:
 
 
 def serve(step: Step) -> None:
-    """The other end: step whenever asked, and say how long it took."""
+    """Serve a side in its process: take a step per request, and report its seconds."""
     idle = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of imports and set-up
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak after imports and set-up
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()

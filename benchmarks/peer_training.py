@@ -1,6 +1,6 @@
-"""The training loops that ours is measured beside: a plain GPT as nanoGPT trains it, and a LLaMA of `transformers`.
+"""The training loops for comparison: a plain GPT as nanoGPT trains it, and a LLaMA of `transformers`.
 
-Both are restated from what those projects do, with torch and numpy (and, for the second, `transformers`) alone:
+Both are written from the behaviour of those projects, with torch and numpy (the second also with `transformers`):
 pre-norm blocks with LayerNorm, learned positions, exact GELU and a tied head; batches cut at random places of one file
 of tokens; AdamW with decay for matrices, clipping at 1.0, a warm-up and a cosine; on a GPU bfloat16 autocast and
 torch.compile.
@@ -25,8 +25,8 @@ class Shape:
     """A network and its batch.
 
     Attributes:
-        n_layer, n_head, d_model, vocab_size, context: of the network; the head has vocab_size rows.
-        rows: sequences in a batch.
+        n_layer, n_head, d_model, vocab_size, context: shape of the network; the head has vocab_size rows.
+        rows: sequences per batch.
     """
 
     n_layer: int
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Tokens in a batch."""
+        """Tokens per batch."""
         return self.rows * self.context
 
 
@@ -47,7 +47,7 @@ class Recipe:
     """Settings of the loop; the defaults are nanoGPT's for a small network on characters.
 
     Attributes:
-        fused: whether AdamW is computed in one kernel; nanoGPT has that on a GPU only.
+        fused: use the fused AdamW kernel; nanoGPT does so on a GPU only.
     """
 
     steps: int = 2000
@@ -60,7 +60,7 @@ class Recipe:
 
 
 class PlainBlock(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual path."""
+    """Attention and feed-forward, each with pre-norm and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Token ids and the next ones in, mean loss out."""
+    """A GPT that maps token ids and next ids to the mean loss."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -125,13 +125,13 @@ class LlamaLoss(nn.Module):
 
 
 class PlainLoop:
-    """The loop: one call is one optimiser step.
+    """The training loop.
 
     Args:
-        network: (ids, targets) to mean loss.
+        network: maps (ids, targets) to the mean loss.
         tokens: file of uint16 token ids.
-        shape: gives rows and context.
-        recipe: how to learn.
+        shape: rows and context of a batch.
+        recipe: settings of the loop.
         device: "cpu" or "cuda".
     """
 
@@ -151,7 +151,7 @@ class PlainLoop:
         self.done = 0
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Rows from random places of the file, which is mapped anew each time as nanoGPT does."""
+        """Return rows from random places of the file, which is mapped at each call as in nanoGPT."""
         data = np.memmap(self.tokens, dtype=np.uint16, mode="r")
         context = self.shape.context
         starts = torch.randint(len(data) - context, (self.shape.rows,), generator=self.random).tolist()
@@ -164,7 +164,7 @@ class PlainLoop:
         return ids, targets
 
     def learning_rate(self) -> float:
-        """Of the step to come."""
+        """Return the learning rate of the next step."""
         recipe = self.recipe
         if self.done < recipe.warmup:
             return recipe.lr * (self.done + 1) / (recipe.warmup + 1)
@@ -172,7 +172,7 @@ class PlainLoop:
         return recipe.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (recipe.lr - recipe.min_lr)
 
     def step(self, batch: tuple[Tensor, Tensor] | None = None, lr: float | None = None) -> float:
-        """Takes one step; returns its loss."""
+        """Take one step; returns its loss."""
         ids, targets = self.batch() if batch is None else batch
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate() if lr is None else lr
@@ -187,7 +187,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def evaluate(self, ids: np.ndarray) -> float:
-        """Mean loss over windows (n, context + 1)."""
+        """Return the mean loss over windows (n, context + 1)."""
         losses = []
         for first in range(0, len(ids), self.shape.rows):
             rows = torch.from_numpy(ids[first : first + self.shape.rows].astype(np.int64)).to(self.device)

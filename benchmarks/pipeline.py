@@ -1,8 +1,7 @@
-"""Cost of a system that keeps running: `python -m benchmarks.pipeline [--full] [ROW ...]`.
+"""Cost of regular operation: `python -m benchmarks.pipeline [--full] [ROW ...]`.
 
-Each part of the table is measured by a function of a module of its own, which is told whether to measure in full. All
-runs are those of a person or a team, commands or `sheepfold up` and deployments, in folders that are gone in the end.
-Exits with 1 when a goal is missed.
+Each part of the table is measured by a function of another module. All runs are commands, or deployments under
+`sheepfold up`, in temporary folders. The exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from benchmarks.table import Row, report
 from flows.embedded import ends_in_order
 
-# name of a part: the module and its function that measure it
+# name of a part: module and function that measure it
 ROWS = {
     "nothing-new": ("benchmarks.pipeline_nothing_new", "rows"),
     "one-percent": ("benchmarks.one_percent", "one_percent_rows"),
@@ -27,7 +26,7 @@ ROWS = {
 
 
 def measured(names: list[str], full: bool) -> Iterator[Row]:
-    """The rows asked for, each as soon as it is known."""
+    """Yield the requested rows, each when it was measured."""
     for name in names:
         module, function = ROWS[name]
         yield from getattr(importlib.import_module(module), function)(full)
@@ -37,12 +36,12 @@ def main() -> int:
     """Print the table; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
-    parser.add_argument("--full", action="store_true", help="as much as the goals name, instead of a tenth")
+    parser.add_argument("--full", action="store_true", help="measure at the size of the goals, not a tenth of it")
     asked = parser.parse_args()
     unknown = sorted(set(asked.rows) - set(ROWS))
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    with ends_in_order():  # a benchmark that is ended takes its servers with it
+    with ends_in_order():  # so that the servers are stopped if the benchmark is terminated
         return 0 if report(measured(asked.rows or list(ROWS), asked.full)) else 1
 
 

@@ -1,8 +1,8 @@
-"""A day of a team, as fast as the box gets on with it: 300 flow runs, eight generations at once, on either database.
+"""The flow runs of a team's day without pauses: 300 runs, eight generations at once, on SQLite and on PostgreSQL.
 
-A day has 96 quarters of an hour. In each a watch looks at the folder; now and then an evaluation and a retraining run,
-and in the office hours eight people continue prompts at the same time. A quarter begins when the runs of the one before
-have ended: what is measured is whether all of them complete, and whether the pages still open at the end.
+A day has 96 quarters of an hour. Each runs `ingest/watch`, some an evaluation and a retraining, those in office hours
+eight generations at once. A quarter starts when the runs of the last one have ended. Measured are the runs that do not
+complete, and the time to open the pages at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.table import Row
 from benchmarks.team_box import TeamBox, free_port, team_box
 
 AT_ONCE = 8
-PAGE_SECONDS = 5.0  # to what a page is about; more is not usable
+PAGE_SECONDS = 5.0  # limit of the time until a page shows its content
 SERVERS = Path("/usr/lib/postgresql")
 CHAMPION = {"preset": "tiny", "max_steps": 20}
 
@@ -33,10 +33,10 @@ class Day:
     """Result of a day.
 
     Attributes:
-        states: runs by the name of their last state.
-        seconds: from the first start to the last end.
-        pages: seconds until each page showed what it is about.
-        unanswered: questions about runs that Prefect's server left without an answer.
+        states: number of runs by name of their last state.
+        seconds: seconds from the first start to the last end.
+        pages: seconds until each page showed its content.
+        unanswered: requests about runs to which Prefect's server did not respond.
     """
 
     states: Counter[str] = field(default_factory=Counter)
@@ -46,12 +46,12 @@ class Day:
 
     @property
     def failed(self) -> int:
-        """Runs that did not complete."""
+        """Number of runs that did not complete."""
         return self.states.total() - self.states["Completed"]
 
 
 def pattern(full: bool) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Deployments to start in each quarter; 300 runs in all, or about a tenth of it."""
+    """Yield the deployments to start in each quarter: 300 runs in total, or about a tenth of it."""
     for quarter in range(96) if full else range(12):
         now: list[tuple[str, dict[str, Any]]] = [("ingest/watch", {"announce_share": 0})]
         if quarter % (4 if full else 6) == 1:
@@ -66,11 +66,11 @@ def pattern(full: bool) -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def live_through(box: TeamBox, full: bool) -> Day:
-    """Run a day on a box, then open its pages."""
+    """Run a day on a team's servers, then open their pages."""
     day = Day()
     (box.folder / "prompts.txt").write_text("the\nimport\n")
     started = time.perf_counter()
-    first = box.wait([box.start("retrain/weekly", **CHAMPION)])  # a champion to ask
+    first = box.wait([box.start("retrain/weekly", **CHAMPION)])  # a champion for the generations
     day.states.update(run["state_name"] for run in first)
     for now in pattern(full):
         ended = box.wait([box.start(name, **parameters) for name, parameters in now])
@@ -81,11 +81,11 @@ def live_through(box: TeamBox, full: bool) -> Day:
 
 
 def open_pages(box: TeamBox, run: dict[str, Any], newest: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Seconds from asking for a page to seeing what it is about, in a headless browser that has nothing stored.
+    """Yield the seconds from the request of each page to its content, in a headless browser with an empty cache.
 
     Args:
-        run: whose page is opened.
-        newest: the run that stands first in the list.
+        run: the run whose page is opened.
+        newest: the first run of the list.
     """
     from playwright.sync_api import sync_playwright
 
@@ -109,13 +109,13 @@ def open_pages(box: TeamBox, run: dict[str, Any], newest: dict[str, Any]) -> Ite
 
 
 def sqlite_rows(full: bool) -> Iterator[Row]:
-    """Failed runs and page loads on SQLite."""
+    """Yield rows of failed runs and page loads on SQLite."""
     with team_box() as box:
         yield from _rows("SQLite", live_through(box, full))
 
 
 def postgres_rows(full: bool) -> Iterator[Row]:
-    """Failed runs and page loads on PostgreSQL."""
+    """Yield rows of failed runs and page loads on PostgreSQL."""
     with postgres_server() as address:
         if not address:
             yield Row("a day on PostgreSQL", "not measured: no PostgreSQL here", "", float("nan"))
@@ -136,7 +136,7 @@ def _rows(database: str, day: Day) -> Iterator[Row]:
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Address of a fresh database; empty where there is no PostgreSQL."""
+    """Yield the address of a new database; empty if PostgreSQL is not installed."""
     programs = {name: _program(name) for name in ("initdb", "postgres", "pg_isready")}
     if not all(programs.values()):
         yield ""

@@ -1,4 +1,4 @@
-"""A scheduled retraining that finds nothing new: how long its flow run lasts, and that it computes nothing."""
+"""Duration of a scheduled retraining without changes, and a check that it computes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALWAYS = {"promote", "track"}  # tasks that make no artefact
 
 
 def rows(full: bool) -> Iterator[Row]:
-    """Seconds from the start of the flow run to its end, the median of three, and the tasks that computed."""
+    """Yield the median seconds of three flow runs, and the number of tasks that computed."""
     with team_box() as box:
         asked = {"preset": "tiny", "max_steps": 20}
         (first,) = box.wait([box.start("retrain/weekly", **asked)])

@@ -1,10 +1,10 @@
-"""Tokenising, packing and reading beside the engines that people use, and what one more document costs.
+"""Tokenising, packing and reading compared with common engines, and the cost of one added document.
 
     python -m benchmarks.prepare [--only bpe,char,packing,reads,memory,added] [--rounds 3] [--megabytes 100] [--full]
 
-Both sides of a row take turns in one run, on two cores, each in a fresh process, and the medians are compared. The text
-is the installed packages' own source and documentation, each document once. `--full` also tokenises 2 GB, to see that
-memory does not follow. Prints a Markdown table, and ends with exit code 1 when a goal is missed.
+Both sides of a row take turns in one run, on two cores, each in a new process, and the medians are compared. The text
+is the source and documentation of the installed packages, each document once. `--full` also tokenises 2 GB, to check
+that memory does not grow. Prints a Markdown table; the exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ N_DOCUMENTS = 100_000
 
 
 def write_tables(folder: Path, n_bytes: int) -> list[Path]:
-    """Documents in the tables that the stage reads, dealt to four segments."""
+    """Write documents in the tables that the stage reads, distributed over four segments."""
     folder.mkdir()
     paths = [folder / f"{number}.parquet" for number in range(TABLES)]
     documents = texts.documents(n_bytes)
@@ -58,7 +58,7 @@ def _row(name: str, text: str) -> dict[str, object]:
 
 
 def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
-    """A tokeniser fitted on the first texts of the tables."""
+    """Fit a tokeniser on the first texts of the tables."""
     from tasks.tokens.tokenizer_kinds import CharTokenizer
 
     chosen: list[str] = []
@@ -75,7 +75,7 @@ def fit(folder: Path, kind: str, tables: Sequence[Path]) -> Path:
 
 
 class Speeds:
-    """Megabytes of text a second of several sides, in turns."""
+    """Megabytes of text per second of several sides, in turns."""
 
     def __init__(self, sides: Sequence[str], tokenizer: Path, tables: Sequence[Path], rounds: int) -> None:
         megabytes = sum(pq.read_table(path, columns=["n_bytes"])["n_bytes"].to_numpy().sum() for path in tables) / 1e6
@@ -87,17 +87,17 @@ class Speeds:
                 self.found[side].append(megabytes / seconds)
 
     def ratio(self, peer: str) -> float:
-        """Ours to theirs, median over the rounds."""
+        """Return our speed divided by theirs, the median over the rounds."""
         pairs = zip(self.found["ours"], self.found[peer], strict=True)
         return statistics.median(mine / other for mine, other in pairs)
 
     def shown(self, side: str) -> str:
-        """The median."""
+        """Return the median as text."""
         return f"{statistics.median(self.found[side]):.1f} MB/s"
 
 
 def bpe(folder: Path, tables: Sequence[Path], rounds: int) -> Iterator[Row]:
-    """Byte-pair encoding, from Parquet to shards, cold."""
+    """Measure byte-pair encoding, from Parquet to shards, cold."""
     speeds = Speeds(["ours", "hugging_face", "tiktoken"], fit(folder, "bpe", tables), tables, rounds)
     for peer, name, least in (
         ("hugging_face", "Hugging Face encode_batch", 25),
@@ -111,7 +111,7 @@ def bpe(folder: Path, tables: Sequence[Path], rounds: int) -> Iterator[Row]:
 
 
 def char(folder: Path, tables: Sequence[Path], rounds: int) -> Iterator[Row]:
-    """Characters, from Parquet to shards."""
+    """Measure encoding of characters, from Parquet to shards."""
     speeds = Speeds(["ours", "numpy_table"], fit(folder, "char", tables), tables, rounds)
     reached = statistics.median(speeds.found["ours"])
     yield Row(
@@ -121,7 +121,7 @@ def char(folder: Path, tables: Sequence[Path], rounds: int) -> Iterator[Row]:
 
 
 def packing(rounds: int) -> Iterator[Row]:
-    """Best-fit packing of the lengths that real documents have, about."""
+    """Measure best-fit packing of realistic lengths."""
     from tasks.tokens.packing import account, packed_pieces
 
     lengths = np.random.default_rng(0).lognormal(6.5, 1.3, 100_000).astype(np.int64) + 2
@@ -141,7 +141,7 @@ def packing(rounds: int) -> Iterator[Row]:
 
 
 def reads() -> Iterator[Row]:
-    """Random sequences across shards."""
+    """Measure reads of random sequences across shards."""
     from benchmarks.reads import random_reads
 
     found = random_reads()
@@ -153,7 +153,7 @@ def reads() -> Iterator[Row]:
 
 
 def memory(folder: Path, tables: Sequence[Path], full: bool) -> Iterator[Row]:
-    """Return the memory of one encoding process, with the encoder's own cache, which is bounded."""
+    """Measure the memory of one encoding process, with the encoder's bounded cache."""
     tokenizer = fit(folder, "bpe", tables)
     sizes = [("of the text", list(tables))]
     if full:
@@ -169,7 +169,7 @@ def memory(folder: Path, tables: Sequence[Path], full: bool) -> Iterator[Row]:
 
 
 def _large_tables(folder: Path, tables: Sequence[Path]) -> Iterator[Path]:
-    """Twenty tables of the same texts, the words of each in another order: only memory is looked at."""
+    """Write twenty tables of the same texts, each with another order of words, to measure memory."""
     folder.mkdir()
     for number in range(5 * len(tables)):
         rows = pq.read_table(tables[number % len(tables)])
@@ -184,7 +184,7 @@ def _large_tables(folder: Path, tables: Sequence[Path]) -> Iterator[Path]:
 
 
 def added(rounds: int) -> Iterator[Row]:
-    """CPU time of preparation, from refined texts to the dataset: of 100,000 documents, and then of one more."""
+    """Measure the CPU time of preparation, from refined texts to the dataset: 100,000 documents, then one more."""
 
     found = add_documents(N_DOCUMENTS, rounds)
     more, cold = found.added - found.few_added, found.cold - found.few_cold
@@ -217,7 +217,7 @@ def main() -> int:
             "memory": lambda: memory(folder, tables, chosen.full),
             "added": lambda: added(chosen.rounds),
         }
-        print("| what | Sheepfold | beside it | ratio | goal | reached |\n|---|---|---|---|---|---|", flush=True)
+        print("| row | Sheepfold | baseline | ratio | goal | reached |\n|---|---|---|---|---|---|", flush=True)
         for name in names:
             for row in parts[name]():
                 print(row, flush=True)

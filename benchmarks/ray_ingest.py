@@ -1,10 +1,10 @@
-"""Extraction on a Ray cluster of four workers beside one of one worker, both started here.
+"""Extraction on a local Ray cluster of four workers compared with one of one worker.
 
     python -m benchmarks.ray_ingest
 
-The work of a document is fixed: a stub in the place of the engines waits instead of computing, so that the processors
-of this machine are no limit. What is timed is everything that a flow does with segments (Prefect's task runs, Ray, the
-commits to a store that the workers share), after a first round in which Ray starts its processes.
+A stub in place of the engines waits a fixed time per document, so that the processors of this machine are not the
+limit. Measured is the work of a flow with segments (Prefect's task runs, Ray, commits to a shared store), after a first
+round in which Ray starts its processes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tasks.readers.records import Extraction, ExtractOptions, PageText
 WORKERS = 4
 SEGMENTS = 16
 DOCUMENTS = 8  # of a segment
-SECONDS = 0.75  # of a document: a segment takes 6 s, while a task is meant to have 10 s of work or more
+SECONDS = 0.75  # of a document: a segment takes 6 s, less than the recommended 10 s per task
 GOAL = 3.6
 RUNNER = "SHEEPFOLD_TASK_RUNNER"
 
 
 class StubPool:
-    """Takes the place of the extraction processes: each document takes the same time and no processor."""
+    """A pool in place of the extraction processes: each document takes the same time and no processor."""
 
     def __init__(self, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers)
 
     def submit(self, job: ExtractJob) -> Future[Extraction]:
-        """The document, after the time that it takes."""
+        """Return the document after the fixed time."""
         return self._threads.submit(_wait, job)
 
     def close(self) -> None:
@@ -56,10 +56,10 @@ def _wait(job: ExtractJob) -> Extraction:
 
 
 class StubMachine(Machine):
-    """A machine whose documents are read by the stub."""
+    """A machine with the stub as its pool."""
 
     def pool(self) -> Any:
-        """The stub."""
+        """Return the stub."""
         if self._pool is None:
             self._pool = StubPool(self.workers)  # type: ignore[assignment]
         return self._pool
@@ -67,7 +67,7 @@ class StubMachine(Machine):
 
 @contextmanager
 def cluster(workers: int) -> Iterator[None]:
-    """A Ray cluster of nodes with a processor each; the flow itself holds none."""
+    """Start a Ray cluster of nodes with one processor each; the flow itself reserves none."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -84,7 +84,7 @@ def cluster(workers: int) -> Iterator[None]:
 
 @contextmanager
 def on_ray() -> Iterator[None]:
-    """Flows of this process send their tasks to Ray; what is measured after them does not."""
+    """Run flows of this process on Ray while the context is open."""
     before = os.environ.get(RUNNER)
     os.environ[RUNNER] = "ray"
     try:
@@ -97,7 +97,7 @@ def on_ray() -> Iterator[None]:
 
 
 def seconds_of(home: Home, segments: int) -> float:
-    """Wall time of extracting so many segments in a flow on the cluster."""
+    """Return the wall time of extracting segments in a flow on the cluster."""
     from prefect import flow
 
     from tasks.core.executor import task_runner
@@ -123,7 +123,7 @@ def seconds_of(home: Home, segments: int) -> float:
 
 
 def ray_rows(full: bool = False) -> Iterator[Row]:
-    """The row of the table, of one size; to be called where a Prefect API is configured or may be started."""
+    """Yield the row of the table; needs a Prefect API, configured or started on demand."""
     from flows.embedded import prefect_api
 
     found = {}

@@ -1,10 +1,9 @@
-"""Random reads of sequences across token shards, as training does them, beside a bare loop over NumPy's memory maps.
+"""Random reads of sequences across token shards, as in training, compared with a loop over NumPy's memory maps.
 
     python -m benchmarks.reads
 
-Both sides read the same sequences in turn, in this process, from files that are in the page cache. The bare loop copies
-ids out of `numpy.memmap` into an array of their own type, and does no more. Ours makes what the network takes: inputs
-and labels, int64.
+Both sides read the same sequences in turn, in this process, from files in the page cache. The loop only copies ids from
+`numpy.memmap` into an array of the same type. Our side returns the network's inputs and labels, int64.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class Reads:
     """Result of the two sides.
 
     Attributes:
-        tokens_per_second: ours, median over the rounds.
-        memmap_tokens_per_second: of the loop over memory maps.
-        array_tokens_per_second: of the same loop over plain arrays that view them, the most that NumPy can do.
-        ratio: ours to the loop over memory maps, median over the rounds.
-        array_ratio: ours to the loop over plain arrays.
+        tokens_per_second: our speed, median over the rounds.
+        memmap_tokens_per_second: speed of the loop over memory maps.
+        array_tokens_per_second: speed of the same loop over plain array views, the maximum for NumPy.
+        ratio: our speed divided by the loop over memory maps, median over the rounds.
+        array_ratio: our speed divided by the loop over plain arrays.
     """
 
     tokens_per_second: float
@@ -53,15 +52,15 @@ def random_reads(
     n_sequences: int = 32_000,
     rounds: int = 9,
 ) -> Reads:
-    """Measure both sides on shards of random ids in a folder of their own.
+    """Measure both sides on shards of random ids in a temporary folder.
 
     Args:
         n_shards: token shards.
-        shard_ids: ids in each; 16-bit.
-        seq_len: inputs of a sequence; one id more is read as the last label.
-        batch_size: sequences of a batch.
-        n_sequences: sequences that each side reads in a round, a multiple of batch_size.
-        rounds: turns of each side; new sequences in each.
+        shard_ids: 16-bit ids per shard.
+        seq_len: inputs of a sequence; one more id is read as the last label.
+        batch_size: sequences per batch.
+        n_sequences: sequences per side and round, a multiple of batch_size.
+        rounds: turns of each side, each with new sequences.
     """
     generator = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +90,7 @@ def random_reads(
 
 
 def bare_batch(shards: Sequence[np.ndarray], spans: Span, batch: np.ndarray, seq_len: int) -> np.ndarray:
-    """The peer: the ids of the sequences of one batch, copied row by row."""
+    """Return the ids of the sequences of one batch, copied row by row."""
     ids = np.empty((len(batch), seq_len + 1), dtype=shards[0].dtype)
     for row, number in enumerate(batch):
         start = spans[1][number]
@@ -109,7 +108,7 @@ def _check_equal(sides: Sequence[Side], batch: np.ndarray) -> None:
     (inputs, labels, _), *others = (side(batch) for side in sides)
     for ids in others:
         if not np.array_equal(inputs, ids[:, :-1]) or not np.array_equal(labels, ids[:, 1:]):
-            raise AssertionError("both sides read the same spans, and found other ids")
+            raise AssertionError("the two sides read different ids from the same spans")
 
 
 def _seconds(side: Side, batches: np.ndarray) -> float:
@@ -122,7 +121,7 @@ def _seconds(side: Side, batches: np.ndarray) -> float:
 def main() -> None:
     """Entry point."""
     found = random_reads()
-    print("| side | tokens/s | ours to it | goal |")
+    print("| side | tokens/s | ratio | goal |")
     print("|---|---|---|---|")
     print(f"| ours | {found.tokens_per_second:,.0f} | | |")
     print(f"| loop over numpy.memmap | {found.memmap_tokens_per_second:,.0f} | {found.ratio:.2f} | >= {GOAL_RATIO} |")

@@ -1,8 +1,8 @@
-"""Whole-corpus stages at a scale: `dedup` and `curate` over millions of documents in a bounded memory.
+"""Whole-corpus stages at scale: `dedup` and `curate` over millions of documents in bounded memory.
 
-The tables are made, not ingested: per-segment tables and signatures as `normalise` and `measure` write them, without
-texts. A fifth of the documents are copies, half of them exact; all similarities are known from an earlier run, so that
-no text is asked for. The stages' own functions run in a subprocess, as in a run.
+The tables are synthetic: per-segment tables and signatures as `normalise` and `measure` write them, without texts. A
+fifth of the documents are copies, half of them exact; all similarities are given as results of an earlier run, so that
+no text is read. The functions of the stages run in a subprocess, as in a run.
 
     python -m benchmarks.scale --rows 10000000      the goal: 4 GB of memory and 30 minutes on two cores
 """
@@ -39,17 +39,17 @@ from tasks.text.minhash import N_PERMUTATIONS, Signatures
 
 GOAL_BYTES = 4 * 10**9
 GOAL_SECONDS_PER_DOCUMENT = 30 * 60 / 10_000_000
-START_UP_SECONDS = 60  # of processes, and of what does not grow with the corpus
-GRAMS = 24  # runs of thirteen words of a document
+START_UP_SECONDS = 60  # of processes, and of data that does not grow with the corpus
+GRAMS = 24  # 13-grams of a document
 SAMPLE_SECONDS = 0.1
-LARGE = 1 << 30  # bytes; a call that reads so much gets a process of its own
+LARGE = 1 << 30  # bytes; enough for a subprocess
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 
 def mixed(values: npt.NDArray[Any]) -> U64:
-    """Hashes of numbers (splitmix64), the same in every run."""
+    """Return hashes of numbers (splitmix64), the same in every run."""
     values = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -57,13 +57,13 @@ def mixed(values: npt.NDArray[Any]) -> U64:
 
 
 def sources(numbers: I64) -> I64:
-    """The document that each is a copy of: itself, or of every tenth two, a near copy and an exact one."""
+    """Return the original of each document: itself, except that every tenth has a near and an exact copy."""
     return np.where(numbers % 5 == 4, numbers // 10 * 5, numbers)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Folders of a made corpus, as the stages take them."""
+    """Folders of a synthetic corpus, as inputs of the stages."""
 
     folder: Path
     tables: list[SegmentTable]
@@ -71,7 +71,7 @@ class Corpus:
 
 
 def make_corpus(folder: Path, rows: int) -> Corpus:
-    """Write the tables of so many documents, a segment in memory at a time."""
+    """Write the tables of the documents, with one segment in memory."""
     for name in ("snapshot", "evaluation", "before"):
         (folder / name).mkdir()
     np.save(folder / "evaluation" / schemas.GRAMS_FILE, np.zeros(0, np.uint64))
@@ -96,7 +96,7 @@ def _write_segments(corpus: Corpus, rows: int) -> Iterator[pa.RecordBatch]:
         measures.mkdir()
         corpus.tables.append(SegmentTable(f"segment-{number}", str(documents)))
         corpus.measured.append(str(measures))
-        # an exact copy has the text of its source, a near one a text of its own
+        # an exact copy has the text of its original, a near one another text
         texts = np.where(numbers % 10 == 9, sources(numbers), numbers)
         named = duckdb.sql(
             "select sha256('document ' || number) as doc_id, sha256('text ' || text) as text_sha256 "
@@ -131,7 +131,7 @@ def _write_segment(documents: Path, measures: Path, numbers: I64, named: pa.Tabl
 
 
 def _signatures(numbers: I64, source: I64) -> Signatures:
-    """Signatures of the sources; of each near copy some values are its own."""
+    """Return the signatures of the originals; near copies differ in some values."""
     at = source.astype(np.uint64)[:, None] * np.uint64(N_PERMUTATIONS) + np.arange(N_PERMUTATIONS, dtype=np.uint64)
     minima = mixed(at).astype(np.uint32)
     near = np.flatnonzero(numbers % 10 == 4)
@@ -156,7 +156,7 @@ def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
 
 
 def _batch(schema: pa.Schema, n: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Rows with some columns given, one value or many; others are empty, zero or null."""
+    """Return rows with some columns given, as one value or many; others are empty, zero or null."""
     made = []
     for field in schema:
         value = columns.get(field.name)
@@ -177,7 +177,7 @@ def _write(path: Path, schema: pa.Schema, n: int, columns: Mapping[str, Any]) ->
 
 @dataclass
 class Cost:
-    """Cost of a stage; memory is that of all processes without pages of mapped files."""
+    """Cost of a stage; memory of all processes, without pages of mapped files."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -187,7 +187,7 @@ class Cost:
 
 @contextmanager
 def watching(spill: Path) -> Iterator[Cost]:
-    """Measure all processes that this one starts, and the temporary files of a folder."""
+    """Measure all child processes, and the temporary files of a folder."""
     cost, done = Cost(), threading.Event()
 
     def watch() -> None:
@@ -209,7 +209,7 @@ def watching(spill: Path) -> Iterator[Cost]:
 
 
 def _used() -> tuple[float, int]:
-    """CPU seconds and memory of the processes that this one started."""
+    """Return CPU seconds and memory of the child processes."""
     cpu_seconds, held = 0.0, 0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -257,7 +257,7 @@ def run_stages(corpus: Corpus, memory_bytes: int) -> Iterator[tuple[str, Cost, d
 
 
 def measure(folder: Path, rows: int, memory_bytes: int) -> Iterator[Row]:
-    """Make a corpus, run the stages, and hold them against the goal."""
+    """Write a corpus, run the stages, and compare their cost with the goal."""
     started = time.perf_counter()
     corpus = make_corpus(folder, rows)
     yield Row("making the tables, s", "", "", time.perf_counter() - started)
@@ -274,7 +274,7 @@ def measure(folder: Path, rows: int, memory_bytes: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Run and report; the exit code is 1 where a goal is missed."""
+    """Run and report; the exit code is 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--memory", type=int, default=2 * 1024**3, help="limits.query_memory_bytes")

@@ -1,4 +1,4 @@
-"""The table that a benchmark prints: what was measured on both sides, and whether the goal is reached."""
+"""The table that a benchmark prints: figures of both sides, and the goal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Row:
     """One line of the table.
 
     Attributes:
-        goal: the number that `found` is held against; None if it is only told.
-        at_most: whether the goal is an upper bound.
+        goal: the number that `found` is compared with; None without a goal.
+        at_most: True if the goal is an upper bound.
     """
 
     what: str
@@ -24,7 +24,7 @@ class Row:
 
     @property
     def reached(self) -> bool:
-        """True if the goal is met, or there is none."""
+        """True if the goal is reached, or there is none."""
         return self.goal is None or (self.found <= self.goal if self.at_most else self.found >= self.goal)
 
     def __str__(self) -> str:
@@ -34,8 +34,8 @@ class Row:
 
 
 def report(found: Iterable[Row]) -> bool:
-    """Print the table as it grows; True if every goal is reached."""
-    print("| what | ours | theirs | found | goal | reached |")
+    """Print the rows as they are measured; returns True if every goal is reached."""
+    print("| row | ours | theirs | found | goal | reached |")
     print("|---|---|---|---|---|---|", flush=True)
     verdicts = []
     for row in found:

@@ -1,4 +1,4 @@
-"""A team's box for a benchmark: up for as long as a context lasts, and runs of its deployments over HTTP."""
+"""A team's servers for a benchmark, running while a context is open, with runs of its deployments over HTTP."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 @dataclass(frozen=True)
 class TeamBox:
-    """A box that is up.
+    """Running servers of a team.
 
     Attributes:
-        documents: folder that its deployments read.
-        unanswered: questions about runs that the server left without an answer; they were asked again.
+        documents: folder that the deployments read.
+        unanswered: requests about runs without a response of the server; they were repeated.
     """
 
     folder: Path
@@ -42,12 +42,12 @@ class TeamBox:
     unanswered: list[str] = field(default_factory=list)
 
     def start(self, deployment: str, **parameters: Any) -> str:
-        """Start a run of a deployment; its id."""
+        """Start a run of a deployment; returns its id."""
         found = self.prefect(f"deployments/name/{deployment}")
         return str(self.prefect(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 
     def wait(self, runs: Iterable[str]) -> list[dict[str, Any]]:
-        """The runs, once all of them have ended."""
+        """Return the runs after all of them have ended."""
         ended = []
         for run in runs:
             while (found := self._run(run)).get("state_type") not in ENDS:
@@ -64,14 +64,14 @@ class TeamBox:
         return found
 
     def task_states(self, run: str) -> dict[str, str]:
-        """States of a run's tasks by their names without the digits at the end."""
+        """Return the states of a run's tasks by name, without trailing digits."""
         query = {"flow_runs": {"id": {"any_": [run]}}, "limit": 200}
         found = self.prefect("task_runs/filter", query)
         return {task["name"].rpartition("-")[0]: task["state_name"] for task in found}
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the kernel gives to whoever asks for any."""
+    """Return a free port below the kernel's ephemeral range."""
     while True:
         port = random.SystemRandom().randrange(10_000, 30_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -80,13 +80,13 @@ def free_port() -> int:
 
 @contextmanager
 def team_box(postgres: str = "") -> Iterator[TeamBox]:
-    """A box over the sample corpus's texts.
+    """Start a team's servers for the texts of the sample corpus.
 
     Args:
         postgres: address of its database; empty for SQLite.
 
     Raises:
-        RuntimeError: if it does not come up.
+        RuntimeError: if they do not start.
     """
     with tempfile.TemporaryDirectory(prefix="sheepfold-box-") as name:
         folder = Path(name)

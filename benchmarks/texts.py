@@ -1,7 +1,7 @@
-"""Text to measure on: source code and documentation of the installed packages, each document once.
+"""Text for benchmarks: source code and documentation of the installed packages, each document once.
 
-Nothing is repeated, because encoders remember words, and nothing is invented, because invented words are like no
-others. The packages are those that every installation has; the figures depend on their versions a little.
+Text is not repeated, because encoders cache words, and not synthetic, because random words are not realistic. Every
+installation has these packages; figures depend slightly on their versions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_CHARS = 20_000  # of one document; longer files give several
 
 
 def documents(n_bytes: int) -> Iterator[str]:
-    """Distinct documents of at most 20,000 characters, about `n_bytes` of UTF-8 in all.
+    """Yield distinct documents of at most 20,000 characters, about `n_bytes` of UTF-8 in total.
 
     Raises:
-        RuntimeError: if the installed packages hold less.
+        RuntimeError: if the installed packages have less text.
     """
     seen: set[bytes] = set()
     left = n_bytes
@@ -42,7 +42,7 @@ def documents(n_bytes: int) -> Iterator[str]:
 
 
 def _files() -> Iterator[Path]:
-    """Files of the standard library and the installed packages, mixed by the digest of their names."""
+    """Yield files of the standard library and the installed packages, ordered by the digest of their names."""
     roots = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
     found = {path for root in roots for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file()}
     yield from sorted(found, key=lambda path: hashlib.sha256(str(path).encode()).digest())

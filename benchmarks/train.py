@@ -1,15 +1,14 @@
-"""Training beside nanoGPT's loop and a plain LLaMA loop: speed at equal work, time to the same loss, what saving costs.
+"""Training compared with nanoGPT's loop and a plain LLaMA loop: speed, time to the same loss, cost of checkpoints.
 
     python -m benchmarks.train [--only small,large,llama,curve,checkpoint,loss,orchestration] [--full]
     python -m benchmarks.train --device cuda [--only 124m,30m,loss] [--tokens FILE]
 
-Both sides of a row are processes of their own that take turns in one run; a ratio is the median over neighbouring
-turns. On a CPU all is float32 and uses all cores. nanoGPT's AdamW is fused on a GPU only; a second row gives it the
-fused one on a CPU too. `--full` takes the lengths of the stated goals (2,000 steps of the small shape, ten minutes of
-the large one, five minutes through the orchestration); without it they are a tenth of that. With `--device cuda` torch,
-numpy and safetensors are all that is needed. `--tokens` names a file of uint16 ids below 50,257 to compare losses on;
-without it they are the bytes of the installed packages' text. Prints a Markdown table, and ends with exit code 1 when a
-goal is missed.
+Both sides of a row are separate processes that take turns; a ratio is the median over adjacent turns. On a CPU both
+sides use float32 and all cores. nanoGPT's AdamW is fused on a GPU only; a second row uses the fused one on a CPU too.
+`--full` measures at the lengths of the goals (2,000 steps of the small shape, ten minutes of the large one, five
+minutes with orchestration), otherwise at a tenth. `--device cuda` needs only torch, numpy and safetensors. `--tokens`
+names a file of uint16 ids below 50,257 for the comparison of losses; the default is the bytes of the installed
+packages' text. Prints a Markdown table; the exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ CURVE_STEPS = 200
 CURVE_TOLERANCE = 0.005
 SAVES_PER_SECOND = 1 / 300
 LOSS_SHARE = {"small": 0.6, "large": 0.6, "124m": 0.4}
-BUDGETED = 0.7  # of that share: steps are counted out beforehand, and a side may be slower than its probe was
+BUDGETED = 0.7  # of that share: the number of steps is fixed in advance, and a side may be slower than its probe
 VALIDATION_TOKENS = 65_536
 
 
 def write_tokens(folder: Path, name: str, n_bytes: int) -> tuple[Path, np.ndarray]:
-    """Token ids of text as a file to train on, and windows (n, context + 1) to evaluate on.
+    """Write token ids of text for training; returns windows (n, context + 1) for evaluation.
 
-    Characters for the small shape (the 64 commonest, and one for all others), a vocabulary fitted on the text for the
-    large one, bytes for the others.
+    Ids are characters for the small shape (the 64 most frequent, and one for all others), a vocabulary fitted on the
+    text for the large one, bytes for the others.
     """
     documents = list(texts.documents(n_bytes))
     if name == "small":
@@ -82,7 +81,7 @@ def _fitted(documents: list[str], vocab_size: int) -> np.ndarray:
 
 
 def split_tokens(folder: Path, ids: np.ndarray, context: int) -> tuple[Path, np.ndarray]:
-    """The end of the ids as windows to evaluate on, the rest in a file."""
+    """Return the end of the ids as windows for evaluation, and write the rest to a file."""
     held = VALIDATION_TOKENS // context * context + 1
     ids[:-held].tofile(folder / "train.bin")
     windows = np.lib.stride_tricks.sliding_window_view(ids[-held:], context + 1)[::context]
@@ -91,7 +90,7 @@ def split_tokens(folder: Path, ids: np.ndarray, context: int) -> tuple[Path, np.
 
 
 def random_tokens(folder: Path, name: str) -> Path:
-    """Random ids, which are as good as any to measure speed with."""
+    """Write random ids, for measurements of speed."""
     generator = np.random.default_rng(0)
     ids = generator.integers(SHAPES[name].vocab_size, size=2_000_000).astype(np.uint16)
     path = folder / f"{name}.bin"
@@ -100,7 +99,7 @@ def random_tokens(folder: Path, name: str) -> Path:
 
 
 class OurLoop:
-    """Our step and our source of sequences, as the trainer joins them.
+    """Our step and our source of sequences, combined as in the trainer.
 
     Args:
         network: fields of ModelConfig.
@@ -132,7 +131,7 @@ class OurLoop:
         self.done, self.loading = 0, 0.0
 
     def step(self) -> float:
-        """Takes one step; returns its loss."""
+        """Take one step; returns its loss."""
         from model.schedule import learning_rate
 
         started = time.perf_counter()
@@ -146,7 +145,7 @@ class OurLoop:
         return self.stepper.run(batches, lr, self.done, indices.tolist()).loss
 
     def evaluate(self, windows: np.ndarray) -> float:
-        """Mean loss over windows (n, context + 1)."""
+        """Return the mean loss over windows (n, context + 1)."""
         from model.data import SpanSource
         from model.scoring import evaluate_source
 
@@ -157,7 +156,7 @@ class OurLoop:
 
 
 def same_network(shape: Shape) -> dict[str, Any]:
-    """The peer's network as ours."""
+    """Return our settings of the peer's network."""
     return {
         **{"vocab_size": shape.vocab_size, "max_seq_len": shape.context, "n_layer": shape.n_layer},
         **{"n_head": shape.n_head, "d_model": shape.d_model},
@@ -166,7 +165,7 @@ def same_network(shape: Shape) -> dict[str, Any]:
 
 
 def same_training(name: str, device: str) -> dict[str, Any]:
-    """The peer's settings as ours."""
+    """Return our settings of the peer's training."""
     recipe = RECIPES[name]
     return {
         **{"max_steps": recipe.steps, "batch_size": SHAPES[name].rows, "lr": recipe.lr, "eval_every": recipe.steps},
@@ -176,7 +175,7 @@ def same_training(name: str, device: str) -> dict[str, Any]:
 
 
 def llama_network(shape: Shape) -> dict[str, Any]:
-    """A LLaMA of the shape's width as ours."""
+    """Return our settings of a LLaMA with the shape's width."""
     from model.presets import preset
 
     found = preset("llama", shape.vocab_size, d_ff=LLAMA_WIDTH, max_seq_len=shape.context).to_dict()
@@ -184,7 +183,7 @@ def llama_network(shape: Shape) -> dict[str, Any]:
 
 
 def default_network(name: str) -> dict[str, Any]:
-    """The network that the default preset of about this size has."""
+    """Return the network of the default preset of about this size."""
     from model.presets import preset
 
     presets = {"small": "modern-1m", "large": "modern-15m", "124m": "modern-125m"}
@@ -192,8 +191,8 @@ def default_network(name: str) -> dict[str, Any]:
 
 
 def default_training(name: str, steps: int, device: str) -> dict[str, Any]:
-    """Training settings where nothing else is asked for."""
-    if device == "cuda":  # where the rest of the project may be missing
+    """Return the default training settings."""
+    if device == "cuda":  # the rest of the project may be missing
         rows = SHAPES[name].rows
         return {"max_steps": steps, "batch_size": rows, "lr": 1e-3, "optimizer": "muon", "precision": "bf16"}
     from tasks.core.settings import TrainSettings
@@ -205,7 +204,7 @@ def default_training(name: str, steps: int, device: str) -> dict[str, Any]:
 
 
 def build(side: str, name: str, tokens: Path, device: str, steps: int) -> Any:
-    """One side's loop."""
+    """Return one side's loop."""
     import torch
 
     torch.manual_seed(0)
@@ -228,7 +227,7 @@ def build(side: str, name: str, tokens: Path, device: str, steps: int) -> Any:
 
 
 def serve_side(side: str, name: str, tokens: Path, device: str, steps: int, per_turn: int) -> None:
-    """One side's process. A turn is so many steps; after the last of `steps`, it evaluates and answers that loss."""
+    """Serve one side: a turn is several steps; after the last of `steps`, it returns the evaluation loss."""
     loop = build(side, name, tokens, device, steps)
     windows = tokens.with_name("validation.npy")
 
@@ -251,19 +250,19 @@ def _command(side: str, name: str, tokens: Path, device: str, steps: int = 0, pe
 
 
 def speeds(name: str, sides: list[str], rounds: int, device: str) -> dict[str, Side]:
-    """Sides at equal work, in turns."""
+    """Measure the sides at equal work, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = random_tokens(Path(folder), name)
         return take_turns({side: _command(side, name, tokens, device) for side in sides}, rounds)
 
 
 def tokens_per_second(side: Side, name: str) -> str:
-    """As text."""
+    """Return tokens per second as text."""
     return f"{SHAPES[name].tokens * STEPS_PER_TURN[name] / side.median:,.0f} tokens/s"
 
 
 def speed_rows(name: str, rounds: int, goal: float, device: str = "cpu") -> Iterator[Row]:
-    """Our step beside nanoGPT's loop; on a CPU also with a fused optimiser on its side."""
+    """Yield rows of our step compared with nanoGPT's loop; on a CPU also with its optimiser fused."""
     peers = ["nanogpt"] if device == "cuda" else ["nanogpt", "nanogpt-fused"]
     found = speeds(name, ["ours", *peers], rounds, device)
     for peer in peers:
@@ -280,7 +279,7 @@ def speed_rows(name: str, rounds: int, goal: float, device: str = "cpu") -> Iter
 
 
 def llama_rows(rounds: int) -> Iterator[Row]:
-    """The same LLaMA on both sides."""
+    """Yield the row of the same LLaMA on both sides."""
     found = speeds("large", ["our-llama", "llama"], rounds, "cpu")
     ours, theirs = found["our-llama"], found["llama"]
     both = [tokens_per_second(side, "large") for side in (ours, theirs)]
@@ -288,7 +287,7 @@ def llama_rows(rounds: int) -> Iterator[Row]:
 
 
 def curve_rows() -> Iterator[Row]:
-    """Equal weights, batches and learning rates on both sides: the largest difference between the two loss curves."""
+    """Yield the largest difference between the loss curves for equal weights, batches and learning rates."""
     import torch
 
     from model.data import Batch
@@ -330,7 +329,7 @@ def _as_peer(state: dict[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def checkpoint_rows(full: bool) -> Iterator[Row]:
-    """Share of the large shape's time that a checkpoint a minute and the source of sequences take."""
+    """Yield the shares of time of a checkpoint per minute and of the source of sequences, for the large shape."""
     rounds, steps = (10, 10) if full else (3, 4)
     with tempfile.TemporaryDirectory() as folder:
         tokens = random_tokens(Path(folder), "large")
@@ -360,7 +359,7 @@ def checkpoint_rows(full: bool) -> Iterator[Row]:
 
 
 def _saving(loop: OurLoop, folder: Path) -> Callable[[int], None]:
-    """A function that saves a step."""
+    """Return a function that saves a step."""
     from model.checkpoint import Checkpoint, save_checkpoint
 
     def save(step: int) -> None:
@@ -370,7 +369,7 @@ def _saving(loop: OurLoop, folder: Path) -> Callable[[int], None]:
 
 
 def loss_rows(name: str, full: bool, device: str, own_tokens: Path | None) -> Iterator[Row]:
-    """The default preset in a share of the time that nanoGPT's loop takes for its own settings, on the same text."""
+    """Yield the loss of the default preset in a share of the time of nanoGPT's loop with its own settings."""
     share = LOSS_SHARE[name]
     with tempfile.TemporaryDirectory() as folder:
         if own_tokens is None:
@@ -386,14 +385,14 @@ def loss_rows(name: str, full: bool, device: str, own_tokens: Path | None) -> It
         else:
             peer_steps = max(20, round((600 if full else 60) / each["nanogpt"]))
         our_steps = max(1, int(BUDGETED * share * peer_steps * each["nanogpt"] / each["our-default"]))
-        # about fifty turns each, so that both meet the same weather
+        # about fifty turns each, so that drift affects both sides equally
         commands = {
             side: _command(side, name, tokens, device, steps, max(1, -(-steps // 50)))
             for side, steps in (("nanogpt", peer_steps), ("our-default", our_steps))
         }
         turns = max(-(-steps // max(1, -(-steps // 50))) for steps in (peer_steps, our_steps))
         found = take_turns(commands, turns + 1, warmup=0)
-    # the turns behind a side's last step are evaluations, which training time does not include
+    # turns after a side's last step are evaluations, which are not training time
     seconds = {}
     for side, steps in (("nanogpt", peer_steps), ("our-default", our_steps)):
         seconds[side] = sum(found[side].seconds[: -(-steps // max(1, -(-steps // 50)))])
@@ -407,7 +406,7 @@ def loss_rows(name: str, full: bool, device: str, own_tokens: Path | None) -> It
 
 
 def rows(only: set[str], full: bool, device: str, rounds: int, tokens: Path | None) -> Iterator[Row]:
-    """The rows asked for."""
+    """Yield the requested rows."""
     if device == "cuda":
         goals = {"124m": 532_000.0, "30m": 1_300_000.0}
         for name, goal in goals.items():

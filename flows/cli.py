@@ -23,6 +23,7 @@ from flows.cli_common import AsJson, HomeFolder, absolute, answer, app, command,
 from flows.cli_home import others
 from storage.errors import UserError
 from storage.home import Home
+from tasks.core.progress import TerminalHandler
 
 
 def run_flow(flow: str, options: Any) -> dict[str, Any]:
@@ -49,7 +50,6 @@ def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
     from flows.report import result_text
 
     answer(result, as_json, lambda found: print(result_text(found)))
-    say(f"report: {_reports(options) / 'report.md'}")
 
 
 @command(models.RetrainOptions, leave_out=("base",))
@@ -279,11 +279,23 @@ def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
     answer({"ended": bring_down(Home.from_environment(home or None), say)}, as_json)
 
 
+PANELS = {
+    "Start here": ("run", "plan", "generate", "status", "sample"),
+    "Steps of a run": ("ingest", "prepare", "suggest", "train", "evaluate", "promote"),
+    "Documents and lineage": ("sql", "why", "forget", "export-corpus"),
+    "Models": ("compare", "ablate", "lm-eval", "rollback", "export", "import"),
+    "Look into a network": ("inspect", "count", "optimizer"),
+    "Team": ("up", "down"),
+    "Upkeep": ("verify", "gc", "compact", "rebuild-tracking"),
+}
+for _item in (*app.registered_commands, *others.registered_commands):
+    _name = _item.name or getattr(_item.callback, "__name__", "").replace("_", "-")
+    _item.rich_help_panel = next(panel for panel, names in PANELS.items() if _name in names)
+
+
 def main() -> None:
     """Run the console script."""
-    terminal = logging.StreamHandler()
-    terminal.addFilter(lambda record: not record.name.startswith("prefect."))  # those are for the flow run's log
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[terminal])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[TerminalHandler()])
     logging.getLogger("sheepfold").setLevel(logging.INFO)
     app()
 

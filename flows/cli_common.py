@@ -1,7 +1,6 @@
-"""The application, commands made from option models, options that commands share, and the printing of results.
+"""The Typer application, commands built from option models, shared options, and the printing of results.
 
-Printed words may come from documents and file names, so nothing in them takes effect: neither markup nor control
-characters.
+Printed text may come from documents and file names, so markup and control characters in it are not interpreted.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from tasks.core.settings import limits_of, parse_assignments, storable
 if TYPE_CHECKING:
     from storage.store import Store
 
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
-SHOWN = 40  # entries of a list
-COLUMNS = 10  # of a table; what has more of them is read better line by line
-WIDTH = 1000  # of a table that goes into a file or a pipe
-PLAIN = ("pid", "seed")  # numbers that are names
+INTERRUPTED = 130  # exit code after Ctrl-C
+SHOWN = 40  # printed entries of a list
+COLUMNS = 10  # most columns of a printed table; rows with more are printed as lists
+WIDTH = 1000  # characters per line of a table in a file or a pipe
+PLAIN = ("pid", "seed")  # numbers printed without separators
 SIZES = ("size", "garbage_size")  # numbers of bytes
 
 
 class Commands(TyperGroup):
-    """The commands; an error that the person can correct is printed as one sentence."""
+    """The command group; prints an error that the user can correct as a message, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was typed."""
+        """Run the command of the command line."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            print(flush=True)  # the shell's prompt begins a line
-            say("stopped; what is finished stays")
+            print(flush=True)  # so that the shell's prompt begins a line
+            say("stopped; finished work is kept")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
-            told = error if isinstance(error, UserError) else lasting_fault(error) or _refused(error)
-            if told is None:
+            shown = error if isinstance(error, UserError) else lasting_fault(error) or _permission_message(error)
+            if shown is None:
                 raise
-            say(f"sheepfold: {told}")
+            say(f"sheepfold: {shown}")
             raise typer.Exit(1) from None
 
 
@@ -61,6 +60,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Turns a folder of documents into a language model, and keeps that model up to date.",
+    epilog="To begin: sheepfold sample documents, then sheepfold run documents --minutes 3",
 )
 
 
@@ -74,11 +74,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 def command(
     options: type[BaseModel], leave_out: tuple[str, ...] = (), keeps_last: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of an option model a command of the same name whose arguments are the model's fields.
+    """Make a command of a function of an option model: same name, with the model's fields as arguments.
 
     Args:
-        leave_out: Fields that are no options of the command.
-        keeps_last: An option that is not given keeps its last value, so none is required and no default is shown.
+        leave_out: Fields without an option.
+        keeps_last: Missing options keep their last value, so none is required and no default is shown.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -124,7 +124,7 @@ def _parameter(name: str, field: FieldInfo, keeps_last: bool) -> inspect.Paramet
 
 
 def _options_from_line(options: type[BaseModel], given: dict[str, Any]) -> Any:
-    """Return the option model of a command line: sources absolute, settings checked by name."""
+    """Return the option model of a command line, with absolute sources and checked names of settings."""
     asked = {name: value for name, value in given.items() if value is not None and value != []}
     if "source" in asked:
         from tasks.sources.address import resolve_sources
@@ -138,18 +138,18 @@ def _options_from_line(options: type[BaseModel], given: dict[str, Any]) -> Any:
         return options(**asked)
     except ValidationError as error:
         first = error.errors()[0]
-        if not first["loc"]:  # options that do not go together
+        if not first["loc"]:  # a combination of options is invalid
             raise UserError(str(first["ctx"]["error"])) from error
         raise UserError(f"--{str(first['loc'][0]).replace('_', '-')} is {first['input']!r}: {first['msg']}") from error
 
 
 def say(text: str) -> None:
-    """Print a remark on standard error."""
+    """Print a message on standard error."""
     print(text, file=sys.stderr)
 
 
 def answer(document: Any, as_json: bool, show: Callable[[Any], object] | None = None) -> None:
-    """Print a result for machines, or for people."""
+    """Print a result as JSON, or as text by `show`."""
     if as_json:
         print(json.dumps(document, ensure_ascii=False, indent=1))
         return
@@ -157,7 +157,7 @@ def answer(document: Any, as_json: bool, show: Callable[[Any], object] | None = 
 
 
 def print_document(document: Any, depth: int = 0) -> None:
-    """Print nested mappings and lists, indented, and what has rows as a table; of a long list the first entries."""
+    """Print nested mappings and lists with indentation, rows as a table; long lists are cut at `SHOWN` entries."""
     indent = "  " * depth
     rows = _rows(document)
     if rows is not None:
@@ -176,14 +176,14 @@ def print_document(document: Any, depth: int = 0) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print all rows of a query as a table, with values as they are."""
+    """Print all rows of a query as a table, with unformatted values."""
     if rows:
         _print_table(rows, lambda name, value: "" if value is None else _line(value))
     print(f"{len(rows)} rows" if rows else "no rows", file=sys.stderr)
 
 
 def figure(name: str, value: Any) -> str:
-    """Return a value in words; numbers whose names say that they are bytes or operations have a unit."""
+    """Return a value as text; numbers of bytes and operations, recognised by their names, get a unit."""
     if value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, bool):
@@ -198,7 +198,7 @@ def figure(name: str, value: Any) -> str:
 
 
 def _scaled(value: float, step: int, prefixes: str, unit: str) -> str:
-    """Return a number with a prefix, such as 474.7 MiB, in brackets; empty if it is small."""
+    """Return a number with a unit prefix in brackets, such as (474.7 MiB); empty for small numbers."""
     power = 0
     while value >= step and power < len(prefixes):
         value, power = value / step, power + 1
@@ -212,7 +212,7 @@ def _line(value: Any) -> str:
 
 
 def _rows(document: Any) -> list[dict[str, Any]] | None:
-    """Return several mappings of values under the same few names as rows, else None."""
+    """Return the document as table rows: two or more mappings with the same names and plain values; else None."""
     if isinstance(document, dict):
         document = [{"": name, **item} if isinstance(item, dict) else item for name, item in document.items()]
     if len(document) < 2 or not all(isinstance(row, dict) for row in document):
@@ -239,7 +239,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], shown: Callable[[str, Any], 
 
 
 def open_home(home: str) -> tuple[Home, Store]:
-    """Return a home and its store; neither is made."""
+    """Return a home and its store, without creating them."""
     from storage.store import open_store
 
     place = Home.from_environment(home or None)
@@ -247,10 +247,10 @@ def open_home(home: str) -> tuple[Home, Store]:
 
 
 def model_folder(home: str, model: str, corpus: str = "default") -> Path:
-    """Return the folder of a model that is named by alias, version, `models:/` address, run id or folder.
+    """Return the folder of a model, given by alias, version, `models:/` address, run id or folder.
 
     Raises:
-        UserError: if the name leads to no model.
+        UserError: if there is no such model.
     """
     from storage.registry import find_version, registered_versions
 
@@ -258,7 +258,7 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
     version = find_version(registered_versions(store), model, corpus)
     found = version and store.find(version.checkpoint.stage, version.checkpoint.key)
     if version and found and found.digest == version.checkpoint.digest:
-        return store.folder(version.checkpoint)  # a prompt needs nothing else
+        return store.folder(version.checkpoint)  # the fast path, without MLflow
     from tasks.core.run import Run
     from tasks.registry.models import checkpoint_of
 
@@ -267,16 +267,16 @@ def model_folder(home: str, model: str, corpus: str = "default") -> Path:
 
 
 def absolute(path: str) -> Path:
-    """Return a path as it was typed, absolute."""
+    """Return a path of the command line as an absolute path."""
     return Path(path).expanduser().resolve()
 
 
-def _refused(error: Exception) -> str | None:
-    """Return a sentence on a file or folder without permission, or a path that is no folder; else None."""
+def _permission_message(error: Exception) -> str | None:
+    """Return a message for a missing permission, or a path that is not a folder; else None."""
     if not isinstance(error, PermissionError | NotADirectoryError) or error.filename is None:
         return None
     place = Path(os.fsdecode(error.filename)).absolute()
     return (
-        f"{place}: {error.strerror}. Let this account write there, or work in another folder (--home or SHEEPFOLD_HOME "
-        "names the one where everything is kept)"
+        f"{place}: {error.strerror}. Give this account write access, or use another home folder (--home or "
+        "SHEEPFOLD_HOME)"
     )

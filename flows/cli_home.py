@@ -1,4 +1,4 @@
-"""Commands that run no flow: they look things up, check a home and decide what it keeps, carry models in and out."""
+"""Commands that run no flow: queries, checks and upkeep of a home, import and export."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from storage.registry import CHAMPION
 
 others = typer.Typer()
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
 ModelRef = Annotated[str, typer.Argument(help=MODEL_NAMES)]
 Target = Annotated[str, typer.Argument(help="Folder to write; it must not exist, or be empty.")]
 
@@ -95,7 +95,7 @@ def verify(
 
     place, store = open_home(home)
     known = corpora(store)
-    # artefacts are repaired whatever their corpus, and a store without a corpus has artefacts to check, too
+    # a repair covers all artefacts of the store, and a store without a corpus has artefacts to check too
     if not mend and corpus not in known and (known or corpus != "default"):
         raise unknown_corpus(store, corpus)
     report = verify_home(place, store, stage_facts(), corpus, mend)
@@ -106,7 +106,7 @@ def verify(
 
 @others.command()
 def status(
-    sizes: Annotated[bool, typer.Option("--sizes", help="Also the size of each stage in the store.")] = False,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Also show the size of each stage in the store.")] = False,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
@@ -142,15 +142,15 @@ def sample(
 @others.command()
 def optimizer(
     kind: Annotated[str, typer.Argument(help="Kind of optimizer: adamw, adam or adam_l2.")] = "adamw",
-    theta: Annotated[float, typer.Option(help="The weight before the first step.")] = 1.0,
+    theta: Annotated[float, typer.Option(help="Weight before the first step.")] = 1.0,
     gradients: Annotated[str, typer.Option(help="Gradients of the loss, one per step, such as 0.3,-0.2.")] = "0.1,0.2",
     lr: Annotated[float, typer.Option(help="Learning rate of every step.")] = 1e-3,
-    betas: Annotated[str, typer.Option(help="Decay rates of the two running means.")] = "0.9,0.999",
-    eps: Annotated[float, typer.Option(help="Added to the root of v_hat.")] = 1e-8,
+    betas: Annotated[str, typer.Option(help="Decay rates of the two moving averages.")] = "0.9,0.999",
+    eps: Annotated[float, typer.Option(help="Added to the square root of v_hat.")] = 1e-8,
     weight_decay: Annotated[float | None, typer.Option(help="Default: that of train.weight_decay.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write out the steps of an optimizer with one weight: m, v, m_hat, v_hat, the bracket, theta."""
+    """Show the steps of an optimizer with one weight: m, v, m_hat, v_hat, the bracket, theta."""
     from model.config import TrainConfig
     from model.optim import adam_walk
 
@@ -202,7 +202,7 @@ def count(
         return
     if table:
         if vocab_size or context or target or assign:
-            raise UserError("--table shows the published sizes as they are; leave out what would change them")
+            raise UserError("--table shows the published sizes; leave out options that change the network")
         answer({"models": published_sizes()}, as_json)
         return
     found = network_cost(preset, vocab_size, context, batch, target, assign or [])
@@ -211,7 +211,7 @@ def count(
 
 @others.command()
 def inspect(
-    prompt: Annotated[str, typer.Option(help="The text to look at, up to 256 tokens.", show_default=False)] = "",
+    prompt: Annotated[str, typer.Option(help="Text to inspect, up to 256 tokens.", show_default=False)] = "",
     model: Model = CHAMPION,
     preset: Annotated[
         str,
@@ -227,7 +227,7 @@ def inspect(
     columns: Annotated[
         str, typer.Option(help="Columns of each value in the page and the JSON: a number, or all.")
     ] = "4",
-    seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the gains' directions.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a fresh network and of the directions of the gains.", min=0)] = 0,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
@@ -263,24 +263,24 @@ def inspect(
 @others.command()
 def forget(
     document: Annotated[str, typer.Argument(help="Document id, path, folder, or beginning of paths with a *.")],
-    reason: Annotated[str, typer.Option(help="Why; it is kept with the document's id.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, recorded with the document's id.")] = "",
     dry_run: DryRun = False,
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take documents out of the store for good, and list the models that saw them."""
+    """Remove documents from the store permanently, and list the models that were trained on them."""
     from tasks.upkeep.forget import forget as forget_documents
 
     answer(forget_documents(*open_home(home), document, reason, corpus, dry_run), as_json)
     if not dry_run:
-        say("the files at their sources are not touched; the next run makes again what was removed")
+        say("the files at their sources are not changed; the next run makes removed artefacts again")
 
 
 @others.command()
 def gc(
     dry_run: DryRun = False,
-    grace_days: Annotated[float, typer.Option(help="Keep what was made or used within so many days.", min=0)] = 7,
+    grace_days: Annotated[float, typer.Option(help="Keep artefacts made or used within so many days.", min=0)] = 7,
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
@@ -329,7 +329,7 @@ def import_(
     folder: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model folder of a Hugging Face folder, or of LLaMA's own release, for `generate --model FOLDER`."""
+    """Convert a Hugging Face folder, or LLaMA's own release, to a model folder for `generate --model FOLDER`."""
     from tasks.training.hugging_face import import_folder
 
     answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)
@@ -352,13 +352,13 @@ def export_corpus(
 
 @others.command()
 def rollback(
-    reason: Annotated[str, typer.Option(help="Reason; a tag of the version that is taken back.")] = "",
-    to: Annotated[str, typer.Option(help="Version to go back to (default: the previous champion).")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, a tag of the version that is rolled back.")] = "",
+    to: Annotated[str, typer.Option(help="Version to return to (default: the previous champion).")] = "",
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make the previous champion champion again; the one that is taken back is not promoted again."""
+    """Make the previous champion champion again; the version that is rolled back is not promoted again."""
     from tasks.registry.promote import roll_back
 
     answer(asdict(roll_back(*open_home(home), corpus, reason, to)), as_json)

@@ -1,8 +1,7 @@
-"""The flows `compare` and `ablate`: two models on the same documents; the second is trained for it.
+"""The flows `compare` and `ablate`: two models on the same documents.
 
-An ablation trains a model again without a source of its documents: the same network, seed and steps. It is a run in
-MLflow like any training, but no version in the registry, and the corpus's own training stays what it was, so that
-nothing can promote it.
+`ablate` trains the second model: the same network, seed and steps without a source of its documents. This training is
+an MLflow run, but it is not registered and not recorded for the corpus, so that it cannot be promoted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from flows.context import flow, open_run
 from flows.evaluate import evaluate_model
-from flows.generate import continue_prompts
+from flows.generate import make_completions
 from flows.options import AblateOptions, CompareOptions
 from flows.train import latest_training
 from storage.catalog import Catalog, waits_for_run
@@ -55,9 +54,9 @@ def ablate(options: AblateOptions) -> dict[str, Any]:
         checkpoint = checkpoint_of(run, options.model) if options.model else latest_training(run)
         if checkpoint.stage != train.name:
             raise UserError(
-                f"{options.model!r} was not trained in this home, so it cannot be trained again: name another model"
+                f"{options.model!r} was not trained in this home, so it cannot be trained again: give another model"
             )
-        evalset = frozen_evalset(run)  # before an hour of training: without one there is nothing to compare on
+        evalset = frozen_evalset(run)  # before the training, because it raises if there is none
         trained = manifest_of(run.store, checkpoint)
         data = manifest_of(run.store, trained.input_refs("dataset")[0])
         selection = ablate_stage(
@@ -69,12 +68,12 @@ def ablate(options: AblateOptions) -> dict[str, Any]:
         counts = manifest_of(run.store, selection).counts
         if not counts["removed"]:
             model = options.model or "the last model"
-            raise UserError(f"{model} was trained on no document {left_out.words}: nothing would change")
+            raise UserError(f"{model} was trained on no document {left_out.words}: give another source")
         if not counts["train"]:
             raise UserError(f"every training document is {left_out.words}: nothing is left to train on")
         if counts["copies"]:
             run.note(
-                f"{counts['copies']} documents elsewhere had been dropped as copies of what is left out, and stay "
+                f"{counts['copies']} documents of other sources were dropped as copies of those left out, and stay "
                 "dropped"
             )
         run.tags = {**run.tags, "sheepfold.without": left_out.words}
@@ -95,29 +94,29 @@ def ablate(options: AblateOptions) -> dict[str, Any]:
 def _compare(
     run: Run, models: list[tuple[str, ArtifactRef]], evalset: ArtifactRef, settings: Settings, prompts: str | None
 ) -> dict[str, Any]:
-    """Measure two named models on the same documents, let them continue the same prompts, and draw the page."""
+    """Evaluate two models on the same documents, complete the same prompts, and write the page."""
     from tasks.report.comparison import collect_pair, pair_document, pair_table, write_pair_page
     from tasks.report.evaluation import Measured
 
     asked = read_prompts(Path(prompts).expanduser()) if prompts else sample_prompts(run.store, evalset)
     sides: list[Measured] = []
-    doubts = []
+    warnings = []
     for name, checkpoint in models:
         evaluation, _ = evaluate_model(run, checkpoint, evalset, settings.evaluate)
-        written = continue_prompts(run, settings, checkpoint, asked)
+        written = make_completions(run, settings, checkpoint, asked)
         sides.append(Measured(name, checkpoint, evalset, evaluation, completions=written))
         if trained_on(run.store, checkpoint, evalset):
-            doubts.append(f"{name} was trained on some of these documents, so its figures flatter it")
-    figures = collect_pair(run.store, sides[0], sides[1], doubts)
+            warnings.append(f"{name} was trained on some of these documents, so its figures are too good")
+    figures = collect_pair(run.store, sides[0], sides[1], warnings)
     page = write_pair_page(run.home.reports_of(run.corpus), figures, run.corpus)
     return {**pair_document(figures), "page": str(page), "table": pair_table(figures)}
 
 
 def _train_on(run: Run, selection: ArtifactRef, trained: Manifest, data: Manifest) -> ArtifactRef:
-    """Train as before, on another selection of the same documents.
+    """Repeat a training on another selection of the same documents.
 
     Args:
-        trained, data: The training before, and its dataset.
+        trained, data: Manifests of the training and of its dataset.
     """
     sets = {name: RefSet(tuple(data.input_refs(name)), data.inputs[name]["digest"]) for name in ("tokens", "groups")}
     cut = dataset(
@@ -128,6 +127,6 @@ def _train_on(run: Run, selection: ArtifactRef, trained: Manifest, data: Manifes
         **sets,
     )
     if "base" in trained.inputs:
-        run.note("both continue a model that may have been trained on what is left out")
+        run.note("both continue a model that may have been trained on the documents left out")
     given = {name: trained.input_refs(name)[0] for name in ("tokenizer", "base") if name in trained.inputs}
     return train(run, TrainStageSettings(**trained.settings), dataset=cut, **given, tags=run.tags)

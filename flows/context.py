@@ -1,8 +1,8 @@
-"""Run functions as Prefect flows.
+"""Declaration of Prefect flows.
 
-`@flow(Options)` declares a flow by its option model: the function takes the options, Prefect's form and the command
-line take their fields. `@subflow` makes a part of one show as a flow run of its own. Prefect is imported when a flow is
-run, so that plans and prompts at the keyboard start without it.
+`@flow(Options)` declares a flow by its option model: the function takes the model, Prefect and the command line take
+its fields. `@subflow` shows a part of a flow as a flow run. Prefect is imported when a flow is run, so that plans and
+interactive prompts start without it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from storage.errors import UserError
 from storage.home import Home, check_corpus_name
 from tasks.core.executor import in_flow, task_runner
 from tasks.core.machine import Machine
+from tasks.core.progress import show_stages
 from tasks.core.run import Run
 from tasks.readers.records import Limits
 
@@ -33,21 +34,20 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A lost run is queued again by an automation; one that ends its worker each time has to stop somewhere.
-MAX_ATTEMPTS = 5
-AWAY_SECONDS = 240.0  # that Prefect's server may take to come back, as with its own clients
+MAX_ATTEMPTS = 5  # starts of a flow run: an automation queues lost runs again, also one that kills its worker each time
+SERVER_SECONDS = 240.0  # longest wait for Prefect's server, as in its own clients
 
 
 @dataclass
 class PipelineFlow(Generic[AnyOptions]):
-    """A flow declared by its option model: Prefect's parameters are its fields."""
+    """A flow whose parameters are the fields of an option model."""
 
     function: Callable[[AnyOptions], dict[str, Any]]
     options: type[AnyOptions]
 
     @cached_property
     def prefect(self) -> Flow[..., dict[str, Any]]:
-        """The Prefect flow, whose parameters are the options."""
+        """The Prefect flow."""
         from prefect import flow as prefect_flow
 
         def body(**parameters: Any) -> dict[str, Any]:
@@ -78,21 +78,21 @@ class PipelineFlow(Generic[AnyOptions]):
 
 
 def flow(options: type[AnyOptions]) -> Callable[[Callable[[AnyOptions], dict[str, Any]]], PipelineFlow[AnyOptions]]:
-    """Make a function of an option model a flow of the function's name."""
+    """Declare a function of an option model as a flow with the function's name."""
     return lambda function: PipelineFlow(function, options)
 
 
 def reach_server(request: Callable[[], R], has_begun: Callable[[], bool] = lambda: False) -> R:
-    """Return the answer to a request to Prefect's server; where nobody listens, ask again until somebody does.
+    """Return the result of a request to Prefect's server; a refused connection is retried for `SERVER_SECONDS`.
 
-    Prefect's clients do that themselves only after they were connected once, and every request here has a new client.
+    Prefect's clients retry only after a first connection, and every request here has a new client.
 
     Args:
-        has_begun: True if the request was answered, and what fails now is what followed.
+        has_begun: Returns True after a response of the server; later errors are raised.
     """
     import httpx
 
-    until = time.monotonic() + AWAY_SECONDS
+    until = time.monotonic() + SERVER_SECONDS
     while True:
         try:
             return request()
@@ -111,9 +111,9 @@ def _run_name() -> str:
 
 
 def subflow(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Show a function as a subflow when it is called in a flow of another name.
+    """Run a function, whose first argument is the run, as a subflow if it is called in a flow of another name.
 
-    Its first argument is the run. Each subflow is drawn after the one before it, which it builds on.
+    In Prefect's graph each subflow depends on the one before it.
     """
     return lambda function: _subflow(name, function)
 
@@ -125,6 +125,13 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         run = args[0]
         assert isinstance(run, Run)
+        known, began = set(run.reports), time.monotonic()
+        result = run_inside(run, *args, **kwargs)
+        new = [line for stage, line in run.reports.items() if stage not in known]
+        show_stages(name, new, time.monotonic() - began)
+        return result
+
+    def run_inside(run: Run, *args: P.args, **kwargs: P.kwargs) -> R:
         from prefect import flow as prefect_flow
         from prefect.context import FlowRunContext
 
@@ -139,10 +146,10 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
             begun.append(True)
             inner = FlowRunContext.get()
             assert inner is not None
-            travels = outer.flow.with_options(name=name)  # Ray pickles the flow with each task, and this body it cannot
-            with inner.model_copy(update={"task_runner": outer.task_runner, "flow": travels}):
+            picklable = outer.flow.with_options(name=name)  # Ray pickles the flow with each task; this body cannot be
+            with inner.model_copy(update={"task_runner": outer.task_runner, "flow": picklable}):
                 result.append(function(*args, **kwargs))
-            return _Finished()  # an object: Prefect notes which run gave it
+            return _Finished()  # Prefect records the flow run that returned this object
 
         made = prefect_flow(
             name=name,
@@ -158,31 +165,31 @@ def _subflow(name: str, function: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Finished:
-    """Result of a subflow, by which Prefect draws an edge from it to the next one."""
+    """Result of a subflow; passed to the next one, so that Prefect draws an edge."""
 
 
 def check_attempts() -> None:
-    """Refuse to continue a flow run that was lost or crashed too often.
+    """Check the number of starts of the flow run.
 
     Raises:
-        UserError: if so; the run fails, and a failed run is not queued again.
+        UserError: if it exceeds `MAX_ATTEMPTS`; the run fails, and a failed run is not queued again.
     """
     from prefect.runtime import flow_run
 
     if flow_run.run_count > MAX_ATTEMPTS:
         raise UserError(
-            f"this run was started {flow_run.run_count} times and never finished: its log and its worker's log say "
-            "what ended it each time, often memory or a server that was away; then start it anew"
+            f"this run was started {flow_run.run_count} times and never finished: find the cause in its log and its "
+            "worker's log, often lack of memory or an unreachable server, and start a new run"
         )
 
 
 @contextmanager
 def open_run(options: CorpusOptions, limits: Limits | None = None) -> Iterator[Run]:
-    """Open the run of the running flow, or of a command without one; its processes end with it.
+    """Open a `Run` for the running flow, or for a command outside of one; its processes end with the context.
 
     Raises:
-        UserError: if the corpus has an impossible name, a stage to refresh does not exist, or the flow run was started
-            too often.
+        UserError: if the name of the corpus is not allowed, a stage to refresh does not exist, or the flow run was
+            started too often.
     """
     check_corpus_name(options.corpus)
     home = Home.from_environment(options.home).create()
@@ -206,7 +213,7 @@ def open_run(options: CorpusOptions, limits: Limits | None = None) -> Iterator[R
 
 
 def _tags(corpus: str) -> dict[str, str]:
-    """Return the tags of MLflow runs that lead back to the flow run."""
+    """Return tags for MLflow runs that identify the flow run."""
     from prefect.runtime import deployment, flow_run
 
     from storage.tracking import CORPUS_TAG

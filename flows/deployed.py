@@ -1,4 +1,4 @@
-"""The flows as Prefect loads them: entrypoints of deployments are `flows.deployed.NAME`."""
+"""Entry points of Prefect's deployments: `flows.deployed.NAME`."""
 
 from flows import compare, evaluate, generate, ingest, prepare, promote, retrain, train, upkeep
 from flows.context import PipelineFlow

@@ -1,4 +1,4 @@
-"""The flow `evaluate`: measure a model on the corpus's frozen evaluation set or on other texts."""
+"""The flow `evaluate`: evaluate a model on the corpus's frozen evaluation set or on other texts."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from tasks.training.train import train as train_stage
 
 @flow(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
-    """Measure a model beside its baselines and sample its text; on documents newer than its training, too, if asked."""
+    """Evaluate a model and its baselines, sample its text and, on request, measure its drift on newer documents."""
     with open_run(options, load_settings().limits) as run:
         model, checkpoint = options.model, checkpoint_of(run, options.model)
         version = version_of(run, checkpoint)
-        settings = judged_by(run.store, run.corpus, version)
+        settings = promotion_settings(run.store, run.corpus, version)
         evalset = evaluation_texts(run, options.on, options.column)
         evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
         read = trained_on(run.store, checkpoint, evalset)
-        usual = not (options.on or read)  # other figures stand beside the usual ones, never in their place
+        usual = not (options.on or read)  # figures of other texts are logged under other names
         if usual:
             remember_evaluation(run, checkpoint, evaluation)
         made = sample(run, Settings(), checkpoint, evalset)
@@ -55,9 +55,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         if not usual:
             measured = replace(measured, texts=texts_name(options.on), read=read)
         if read:
-            run.note(f"{model} was trained on some of these documents, so its figures flatter it")
+            run.note(f"{model} was trained on some of these documents, so its figures are too good")
         if read and options.drift:
-            run.note("nothing is known of its drift, which is measured against those figures")
+            run.note("its drift is unknown, because it is measured against these figures")
         drifted = measure_drift(run, checkpoint, evaluation, settings) if options.drift and not read else None
         if drifted is not None:
             leave("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
@@ -84,10 +84,10 @@ def evaluate_model(
     settings: EvaluationSettings | None = None,
     dataset: ArtifactRef | None = None,
 ) -> tuple[ArtifactRef, dict[str, float]]:
-    """Measure a model; returns the evaluation and its figures (empty in a plan if it is not in the store).
+    """Evaluate a model; returns the evaluation and its figures (empty for a missing artefact in a plan).
 
     Args:
-        dataset: Training data of a model that is not there yet.
+        dataset: Training data of a model that is missing in a plan.
     """
     settings = settings or EvaluationSettings()
     inputs = {"checkpoint": checkpoint, "evalset": evalset}
@@ -99,16 +99,16 @@ def evaluate_model(
 
 
 def remember_evaluation(run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef) -> None:
-    """Record an evaluation of the corpus's latest training for its ref; figures of other models are not its own."""
+    """Record an evaluation for the ref of the corpus, if it is of the corpus's latest training."""
     if read_state(run.store, run.corpus).get(train_stage.name) == [checkpoint]:
         run.remember(evaluate=evaluation)
 
 
-def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
-    """Return the settings by which a model was measured when it was judged last, so that new figures compare.
+def promotion_settings(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
+    """Return the evaluation settings of a model's last promotion, so that new figures are comparable.
 
     Args:
-        version: Registered version; None, or one without known figures, is measured by the usual settings.
+        version: Registered version; the defaults are returned for None and for a version without a record.
     """
     noted = None if version is None else read_models(store, corpus).models.get(version.checkpoint.digest)
     if noted is None:
@@ -125,10 +125,10 @@ def judged_by(store: Store, corpus: str, version: ModelVersion | None) -> Evalua
 def trace_model(
     run: Run, settings: EvaluationSettings, checkpoint: ArtifactRef, evalset: ArtifactRef, completions: ArtifactRef
 ) -> tuple[ArtifactRef | None, ArtifactRef | None]:
-    """Find completions, and the documents that a model is measured on, in its training text.
+    """Find memorised spans of completions and contaminated evaluation documents in a model's training text.
 
     Returns:
-        Artefacts of `memorised` and `contamination`; None if the settings leave it out or the training text is unknown.
+        Artefacts of `memorised` and `contamination`; None if the settings exclude it or the training text is unknown.
     """
     texts = trained_texts(run, checkpoint) if settings.trace else None
     if texts is None:
@@ -151,13 +151,13 @@ def measure_beside(
     completions: ArtifactRef,
     settings: EvaluationSettings,
 ) -> tuple[Measured, dict[str, float]]:
-    """Measure another champion beside a model, and trace the model's completions and documents.
+    """Evaluate another champion for comparison, and trace the model's completions and documents.
 
     Args:
         model: Name of the model on its page.
 
     Returns:
-        All of it, and the figures of the other champion under names of their own.
+        All results for the page, and the figures of the other champion under separate names.
     """
     rival, figures = _other_champion(run, checkpoint, evalset, settings)
     found, seen = trace_model(run, settings, checkpoint, evalset, completions)
@@ -168,7 +168,7 @@ def measure_beside(
 def _other_champion(
     run: Run, checkpoint: ArtifactRef, evalset: ArtifactRef, settings: EvaluationSettings
 ) -> tuple[tuple[str, ArtifactRef] | None, dict[str, float]]:
-    """Return the champion, or for the champion itself the one before it, measured on the same documents."""
+    """Return the champion (for the champion itself, the previous one), evaluated on the same documents."""
     versions = registered_versions(run.store)
     for alias, name in ((CHAMPION, "the champion"), (PREVIOUS, "the previous champion")):
         version = find_version(versions, alias, run.corpus)
@@ -185,17 +185,17 @@ def _other_champion(
 def measure_drift(
     run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: EvaluationSettings
 ) -> tuple[Drift, ArtifactRef] | None:
-    """Measure a model on the documents that came after it was trained.
+    """Evaluate a model on the documents that were added after its training.
 
     Args:
         evaluation: Evaluation of the model on its own evaluation set.
 
     Returns:
-        Its drift, and the set of new documents; None where no document came since, or where it is not known which came
-        or which the model read.
+        Its drift, and the set of new documents; None if no document was added, or if the new documents or those of the
+        training are unknown.
 
     Raises:
-        UserError: the corpus was never ingested.
+        UserError: The corpus was never ingested.
     """
     found = fresh_documents(run, checkpoint)
     if found is None:

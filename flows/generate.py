@@ -1,4 +1,4 @@
-"""The flow `generate`: continue the prompts of a file, shard by shard."""
+"""The flow `generate`: complete the prompts of a file, shard by shard."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from tasks.training.bundle import CONFIG_FILE, read_sampling
 
 @flow(GenerateOptions)
 def generate(options: Any) -> dict[str, Any]:
-    """Continue every prompt of a file; further sampling settings by `settings`, such as generate.stop_ids."""
+    """Complete every prompt of a file; further sampling settings by `settings`, such as generate.stop_ids."""
     if not options.prompts:
-        raise UserError("generate continues a file of prompts: give `prompts`")
+        raise UserError("generate completes the prompts of a file: give `prompts`")
     settings, workers = options.load(), options.workers or 1
     with open_run(options.model_copy(update={"workers": workers})) as run:
         run.machine.deterministic = settings.generate.deterministic
         asked = read_prompts(Path(options.prompts).expanduser().resolve(), options.template or "")
         checkpoint = checkpoint_of(run, options.model)
-        made = continue_prompts(run, settings, checkpoint, asked, workers)
+        made = make_completions(run, settings, checkpoint, asked, workers)
         run.remember(generate=made)
         return finish(run, completions=made)
 
 
 @subflow("generate")
 def sample(run: Run, settings: Settings, checkpoint: ArtifactRef, evalset: ArtifactRef) -> ArtifactRef:
-    """Continue the first words of a few evaluation documents."""
+    """Complete the first words of a few evaluation documents."""
     nothing: list[Prompt] = []
     prompts = run.read(evalset, lambda ref: sample_prompts(run.store, ref), nothing)
-    return continue_prompts(run, settings, checkpoint, prompts, after=(evalset,))
+    return make_completions(run, settings, checkpoint, prompts, after=(evalset,))
 
 
-def continue_prompts(
+def make_completions(
     run: Run,
     settings: Settings,
     checkpoint: ArtifactRef,
@@ -54,10 +54,10 @@ def continue_prompts(
     workers: int = 1,
     after: tuple[ArtifactRef, ...] = (),
 ) -> ArtifactRef:
-    """Continue prompts, shard by shard; what the settings leave open is as recorded with the model.
+    """Complete prompts, shard by shard; sampling settings that are not given are those recorded with the model.
 
     Args:
-        workers: Shards computed at once on a CPU, each in a process of its own with one thread.
+        workers: Shards computed at once on a CPU, each in its own process with one thread.
         after: Artefacts that the prompts were read from.
     """
     asked = run.read(
@@ -77,5 +77,5 @@ def continue_prompts(
             for ref, shard in zip(kept, shards, strict=True)
         ],
     )
-    whole = joined(parts) if parts else RefSet(after, "")  # of prompts that a plan does not know
+    whole = joined(parts) if parts else RefSet(after, "")  # the prompts are missing in a plan
     return join_completions(run, NoSettings(), parts=whole)

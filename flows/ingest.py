@@ -1,4 +1,4 @@
-"""The flow `ingest`: from sources to documents that are clean, measured, deduplicated, split and refined."""
+"""The flow `ingest`: from sources to normalised, measured, deduplicated, split and refined documents."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Documents:
-    """A corpus as text.
+    """Normalised documents of a corpus.
 
     Attributes:
         segments: Segments in use, with their live documents.
-        normalised: Texts of each segment.
+        normalised: Artefacts of each segment.
     """
 
     snapshot: ArtifactRef
@@ -56,11 +56,11 @@ class Documents:
 class Ingested(Documents):
     """A corpus after ingestion.
 
-    The input `documents` of a stage is normalised text up to `refine`, and refined text behind it.
+    The input `documents` of a stage is normalised text up to `refine`, and refined text after it.
 
     Attributes:
         measured, refined: Artefacts of each segment.
-        curated: Selection: kept, dropped and held-out documents.
+        curated: Selection of kept, dropped and validation documents.
         all_measures, all_refined: Measures and refined texts of all segments, each as one table.
     """
 
@@ -88,7 +88,7 @@ def ingest(options: WatchOptions) -> dict[str, Any]:
 def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     """Read sources; measure, deduplicate, select and refine their documents.
 
-    All of them are refined, also those that are not selected, so that another selection makes no text again.
+    Documents that are not selected are refined too, so that another selection needs no new refinement.
 
     Args:
         source: Sources, one per line.
@@ -112,7 +112,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     )
     curated = curate(
         run,
-        # their content counts, which is the input `evaluation`, and not where they lie
+        # without the paths: the content of these files is the input `evaluation`
         CurationSettings(replace(settings.curate, evaluation_sets=""), settings.policy),
         snapshot=read.snapshot,
         documents=documents,
@@ -138,9 +138,9 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
 
 
 def read_documents(run: Run, source: str, settings: Settings) -> Documents:
-    """Read sources to one clean text per document."""
+    """Read sources; returns one normalised text per document."""
     if not run.plan:
-        finish_forgetting(run.home, run.store)  # what a kill left of it, before any of that is taken for found
+        finish_forgetting(run.home, run.store)  # one that was killed, before its artefacts are found as cached
     files, sources = list_files(run, source, settings)
     to_import, to_extract = split_by_reader(files)
     placed = extract_files(run, to_extract, sources, settings)
@@ -153,19 +153,19 @@ def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     normalised = normalise.map(
         run, [Call(settings.normalise, {"segment": ref}, size) for ref, size in sized if ref.stage == extract.name]
     )
-    # in the order of the segments, which has the extracted ones first; imported texts are normalised already
+    # in the order of the segments: extracted ones first, then imported ones, which are normalised already
     normalised += [ref for ref in segments.refs if ref.stage != extract.name]
     run.remember(snapshot=taken, extract=segments.refs, normalise=normalised)
     return Documents(taken, segments, normalised)
 
 
 def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:
-    """Announce that a corpus changed, by an event that starts `retrain/on-new-documents`.
+    """Announce a change of a corpus, by an event that starts `retrain/on-new-documents`.
 
     Args:
         source: Sources of the corpus.
         now: Snapshot of its present documents.
-        least: Smallest share of the documents that is announced: those that came or went, of those there were.
+        least: Smallest share that is announced: added and removed documents, divided by those before.
     """
     from prefect import get_run_logger
     from prefect.client.orchestration import get_client
@@ -174,7 +174,7 @@ def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:
     if share < least:
         return
     event = change(run.corpus, source, share, now.key)
-    with get_client(sync_client=True) as client:  # answered, so that the next run repeats what the server did not get
+    with get_client(sync_client=True) as client:  # waits for the response; without one the next run announces again
         body = [event.model_dump(mode="json")]
         reach_server(lambda: client.request("POST", "/events", json=body)).raise_for_status()
     record_announcement(run.store, run.corpus, now)
@@ -182,7 +182,7 @@ def announce(run: Run, source: str, now: ArtifactRef, least: float) -> None:
 
 
 def change(corpus: str, source: str, share: float, snapshot: str) -> Event:
-    """Return the event of a change; its resource identifies the change, which starts one run."""
+    """Return the event of a change; its resource identifies the change, so that it starts one run only."""
     from prefect.events import Event
 
     return Event(

@@ -23,9 +23,12 @@ REPEATED = ("source", "settings", "refresh")  # on the command line once for eac
 
 MODEL_NAMES = "Alias, version, models:/ address, run id or folder."
 Model = Annotated[str, Field(description=MODEL_NAMES)]
-Texts = Annotated[str | None, Field(description="Texts to measure on instead: train, validation, a file or a folder.")]
+Texts = Annotated[
+    str | None,
+    Field(description="Texts to measure on instead of the evaluation set: train, validation, a file or a folder."),
+]
 Column = Annotated[str | None, Field(description="Field of JSON Lines or Parquet that holds the text.")]
-BothPrompts = Annotated[str | None, Field(description="File of prompts that both continue.")]
+BothPrompts = Annotated[str | None, Field(description="File of prompts that both models continue.")]
 
 
 def setting_field(name: str, help: str = "", **schema: Any) -> Any:
@@ -113,7 +116,7 @@ class IngestOptions(SettingsOptions):
         json_schema_extra={"typed": "Folders, files, patterns, repositories or buckets with documents."},
     )
     workers: int | None = Field(None, description="Processes and tasks at once; 0 is one per core.", ge=0)
-    retry_failed: bool | None = Field(None, description="Extract files again whose extraction failed.")
+    retry_failed: bool | None = Field(None, description="Extract again the files whose extraction failed.")
 
 
 class WatchOptions(IngestOptions):
@@ -129,7 +132,7 @@ class PrepareOptions(IngestOptions):
 
     preset: str | None = setting_field(
         "model.preset",
-        "Shape of the network (see `count`); auto takes what `suggest` proposes.",
+        "Preset of the network (see `count`), or auto for the one that `suggest` proposes.",
         enum=[None, AUTO, *PRESETS],
     )
 
@@ -142,7 +145,7 @@ class TrainOptions(PrepareOptions):
     max_tokens: int | None = setting_field("train.max_tokens")
     seed: int | None = setting_field("train.seed")
     deterministic: bool | None = Field(
-        None, description="The same bits on a GPU each time, at a price in speed; a CPU gives them anyway."
+        None, description="Bit-exact training on a GPU, which is slower; on a CPU it always is."
     )
 
 
@@ -158,7 +161,7 @@ class EvaluateOptions(CorpusOptions):
     """Options of `evaluate`."""
 
     model: Model = "champion"
-    drift: bool | None = Field(None, description="Measure it on documents that came after its training, too.")
+    drift: bool | None = Field(None, description="Measure the model also on documents that came after its training.")
     on: Texts = None
     column: Column = None
 
@@ -203,7 +206,7 @@ class AblateOptions(CorpusOptions):
     """Options of `ablate`."""
 
     without: str = Field(
-        description="A kind, a folder, a pattern of paths, or an SQL condition over documents.",
+        description="Documents to leave out: a kind, a folder, a pattern of paths, or an SQL condition on them.",
         json_schema_extra=OPTION,
     )
     model: str | None = Field(None, description="Model to train again (default: the last training).")
@@ -217,15 +220,15 @@ class LmEvalOptions(Options):
     tasks: str = Field(description="Names of the harness's tasks, separated by commas.", json_schema_extra=OPTION)
     model: Model = "champion"
     include: str | None = Field(None, description="Folder with further tasks as YAML.")
-    limit: int | None = Field(None, description="Documents of each task; 0 takes all (default: 0).", ge=0)
+    limit: int | None = Field(None, description="Most documents of each task; 0 takes all (default: 0).", ge=0)
     shots: int | None = Field(None, description="Solved examples before each question (default: the task's own).", ge=0)
 
 
 class CleanupOptions(Options):
     """Options of `cleanup`."""
 
-    grace_days: float = Field(7, description="Keep artefacts made or used within so many days.", ge=0)
-    at_least: int = Field(8, description="Join small segments when there are so many.", ge=2)
+    grace_days: float = Field(7, description="Keep artefacts made or used within this many days.", ge=0)
+    at_least: int = Field(8, description="Join small segments when there are at least this many.", ge=2)
     dry_run: bool | None = Field(None, description="Only report what would be joined and removed.")
 
 
@@ -234,7 +237,7 @@ class TeamOptions(BaseModel, frozen=True):
 
     source: str = Field(
         default="",
-        description="What the deployments read (default: ./documents).",
+        description="Sources that the deployments read (default: ./documents).",
         json_schema_extra={"argument": True},
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on (default: this machine only).")
@@ -247,9 +250,9 @@ class TeamOptions(BaseModel, frozen=True):
         json_schema_extra={"variable": "SHEEPFOLD_POSTGRES"},
     )
     allowed_hosts: str = Field(
-        default="", description="More names under which MLflow answers, with commas; '' takes them back."
+        default="", description="Further host names under which MLflow answers, separated by commas; '' removes them."
     )
     auth: bool = Field(
-        default=False, description="Ask for names and passwords.", json_schema_extra={"flag": "--auth/--no-auth"}
+        default=False, description="Require user names and passwords.", json_schema_extra={"flag": "--auth/--no-auth"}
     )
     prompts: str = Field(default="", description="File that generate/batch continues (default: ./prompts.txt).")

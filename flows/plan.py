@@ -1,12 +1,12 @@
-"""The plan of a retraining, and the answer to a run that would compute nothing.
+"""The plan of a retraining, and the result of a run that has nothing to compute.
 
-A run whose every artefact is in the store is answered with its last result: no server starts and nothing is drawn.
+A run whose artefacts are all cached returns the result of the last run: no server is started and no report written.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flows.evaluate import evaluate_model, trace_model
 from flows.generate import sample
 from flows.options import RetrainOptions
 from flows.prepare import ingest_and_prepare
+from flows.report import RunResult
 from flows.train import train_model
 from storage.atomic import write_file
 from storage.digest import sha256_file, sha256_json
@@ -28,7 +29,7 @@ COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
 
 
 def plan(options: RetrainOptions) -> Run:
-    """Plan a retraining: its stages are called without computing; the run's reports say what would be computed.
+    """Return a planning run of a retraining, whose reports list the stages to compute.
 
     No artefact is made and no source is downloaded.
     """
@@ -41,9 +42,9 @@ def plan(options: RetrainOptions) -> Run:
 
 
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
-    """Call the stages of a retraining in its order under a planning run.
+    """Call the stages of a retraining in order, with a planning run.
 
-    Checks and the registry, which make no artefact, and the measurement of the champion are left out.
+    Without checks and the registry, which make no artefact, and without the evaluation of the champion.
     """
     _, prepared, base = ingest_and_prepare(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)
@@ -54,7 +55,7 @@ def plan_retraining(run: Run, source: str, settings: Settings) -> None:
 
 
 def _identity(run: Run, settings: Settings) -> dict[str, Any]:
-    """Return what a result rests on: artefacts, settings, registered models with their aliases, and the reports."""
+    """Return everything that a result depends on: artefacts, settings, registered models with aliases, and reports."""
     versions = [(item.name, item.version, item.aliases) for item in registered_versions(run.store)]
     produced = {name: [asdict(ref) for ref in run.produced.get(name, ())] for name in COMPARED}
     folder = run.home.reports_of(run.corpus)
@@ -63,19 +64,19 @@ def _identity(run: Run, settings: Settings) -> dict[str, Any]:
         "produced": produced,
         "settings": sha256_json(settings.sections()),
         "versions": sha256_json(versions),
-        "has_tracking": run.home.has_tracking,  # a run says what to do about a lost database
+        "has_tracking": run.home.has_tracking,  # after the loss of the database a run has to report it
         "reports": {file.name: sha256_file(file) for file in files},
     }
 
 
 def keep_result(run: Run, settings: Settings, result: dict[str, Any]) -> None:
-    """Keep the result of a complete run beside its report."""
+    """Write the result of a complete run next to its report."""
     kept = {"identity": _identity(run, settings), "result": result}
     write_file(run.home.reports_of(run.corpus) / RESULT_FILE, json.dumps(kept, ensure_ascii=False).encode())
 
 
 def last_result(options: RetrainOptions) -> dict[str, Any] | None:
-    """Return the result of the last run if the same run now would compute nothing; None if it has to run."""
+    """Return the result of the last run if a run now would compute nothing; None if it has to run."""
     settings = options.load()
     if options.base or settings.train.base or options.refresh or options.retry_failed:
         return None
@@ -88,6 +89,8 @@ def last_result(options: RetrainOptions) -> dict[str, Any] | None:
         identity, result = kept["identity"], kept["result"]
     except (ValueError, KeyError, TypeError):
         return None  # the file is damaged, and the run writes it again
+    if result.keys() != {item.name for item in fields(RunResult)}:
+        return None  # another version wrote it
     if identity != json.loads(json.dumps(_identity(planned, settings))):
         return None
     if result["completions"] and not Path(result["completions"]).is_file():

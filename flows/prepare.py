@@ -40,7 +40,7 @@ class Prepared:
 
 @flow(PrepareOptions)
 def prepare(options: PrepareOptions) -> dict[str, Any]:
-    """Ingest what is new, then freeze the evaluation set, fit the tokeniser, encode and cut into sequences."""
+    """Ingest new documents, freeze the evaluation set, fit the tokeniser, encode, and cut into sequences."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
         ingest_and_prepare(run, options.source, settings)
@@ -48,7 +48,7 @@ def prepare(options: PrepareOptions) -> dict[str, Any]:
 
 
 def ingest_and_prepare(run: Run, source: str, settings: Settings) -> tuple[Ingested, Prepared, Base | None]:
-    """Ingest and prepare sources; refuses an impossible base or tokeniser before anything runs."""
+    """Check the base and the tokeniser, then ingest and prepare sources."""
     base = check_base(run, settings)
     check_tokenizer(with_base(settings, base).tokenizer, pinned_settings(run))
     ingested = ingest_documents(run, source, settings)
@@ -60,7 +60,7 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
     """Freeze the evaluation set, fit or reuse the tokeniser, encode, cut into sequences.
 
     Raises:
-        EmptyCorpus: if there is nothing to train on, or nothing to measure on.
+        EmptyCorpus: if there are no training documents, or no validation documents.
     """
     settings = with_base(settings, base)
     segments, curated, texts = ingested.segments, ingested.curated, ingested.all_refined
@@ -97,12 +97,12 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
 
 
 def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
-    """Return the corpus's evaluation set: frozen, unless the split was set anew or training would read from it."""
+    """Return the corpus's evaluation set; it is frozen again if the split changed or training text overlaps with it."""
     known = freeze_evalset.pinned(run)
     if known is not None and has_split(run.store, known, settings.curate):
-        overlaps = _overlaps(run, ingested, known)  # in every run: those of new documents only are ever computed
+        overlaps = _overlaps(run, ingested, known)  # in every run, so that each has only new documents to compute
         if manifest_of(run.store, known).inputs["curated"]["digest"] == ingested.curated.digest:
-            return run.reuse(freeze_evalset, known)  # frozen from this very selection
+            return run.reuse(freeze_evalset, known)  # it was frozen from this selection
         leaks = evalset_leaks(
             run,
             EvalsetLeaksSettings(settings.curate.max_containment),
@@ -120,11 +120,11 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
         documents=ingested.all_refined,
         measures=ingested.all_measures,
     )
-    _overlaps(run, ingested, frozen)  # now, so that later runs look at new documents alone
+    _overlaps(run, ingested, frozen)  # now, so that later runs have only new documents to compute
     return frozen
 
 
 def _overlaps(run: Run, ingested: Ingested, evalset: ArtifactRef) -> RefSet:
-    """Return the 13-grams that each segment shares with an evaluation set."""
+    """Return the overlap of each segment with an evaluation set, in 13-grams."""
     made = ingested.segments.map(run, evalset_overlap, NoSettings(), measures=ingested.measured, evalset=evalset)
     return ingested.segments.union(run, made, OVERLAP_FILE)

@@ -1,4 +1,4 @@
-"""The flow `promote`: register the corpus's latest training and let the gates judge it beside the champion."""
+"""The flow `promote`: register the corpus's latest training and compare it with the champion by the gates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def promote(options: SettingsOptions) -> dict[str, Any]:
         checkpoint = latest_training(run)
         evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
         done, run_id = promote_model(run, checkpoint, evaluation, settings)
-        remember_evaluation(run, checkpoint, evaluation)  # not those that promotion refuses
+        remember_evaluation(run, checkpoint, evaluation)  # after the promotion, which may refuse it
         return finish(run, metrics=metrics, mlflow_run_id=run_id, promoted=done)
 
 
@@ -40,11 +40,11 @@ def promote(options: SettingsOptions) -> dict[str, Any]:
 def promote_model(
     run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings | None = None
 ) -> tuple[Promotion, str]:
-    """Let the gates judge a model beside the champion, measured on the same evaluation set, and move aliases.
+    """Compare a model with the champion by the gates, on the same evaluation set, and move the aliases.
 
     Args:
         evaluation: Evaluation of the model.
-        settings: Settings by which it was measured, the champion is measured and the gates judge.
+        settings: Settings of this evaluation, of the champion's evaluation and of the gates.
 
     Returns:
         The promotion, and the id of the MLflow run.
@@ -57,28 +57,28 @@ def promote_model(
     if trained_on(run.store, checkpoint, evalset):
         raise UserError(
             f"the model {checkpoint.stage}/{checkpoint.key[:12]} was trained on documents of the evaluation set "
-            f"{evalset.key[:12]}, so its figures say nothing: train on the present split with `sheepfold run SOURCE`"
+            f"{evalset.key[:12]}, so its figures are not valid: train on the present split with `sheepfold run SOURCE`"
         )
     run_id = ensure_training_run(run, checkpoint)
     while True:
         registry = Registry(run.tracking, run.corpus)
         compared, beside = _measured_champion(run, registry, checkpoint, evaluation, settings)
         is_champion = compared is not None and not beside
-        judged = _judged(run, checkpoint, evaluation, beside, settings, is_champion)
+        verdicts = _verdicts(run, checkpoint, evaluation, beside, settings, is_champion)
         try:
-            move = partial(move_aliases, run.store, registry, run_id, checkpoint, evaluation, judged, compared)
+            move = partial(move_aliases, run.store, registry, run_id, checkpoint, evaluation, verdicts, compared)
             decide = partial(move, settings.evaluate.trace)
-            return act(run, "promote", decide, [checkpoint, evaluation, judged]), run_id
+            return act(run, "promote", decide, [checkpoint, evaluation, verdicts]), run_id
         except ChampionChanged:
-            continue  # another promotion was faster; its champion is measured in turn
+            continue  # another promotion was faster: compare with its champion
 
 
 def _measured_champion(
     run: Run, registry: Registry, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings
 ) -> tuple[str | None, dict[str, ArtifactRef]]:
-    """Return the champion's version, and it as an input of the gates: its evaluation on the same set, if that compares.
+    """Return the champion's version, and the gates' input for it: its evaluation on the same set, if that is valid.
 
-    There is no input where there is no champion, or where the model is the champion itself.
+    The input is empty without a champion, and if the model is the champion itself.
     """
     champion = champion_of(run.store, registry)
     if champion is None:
@@ -89,14 +89,14 @@ def _measured_champion(
     (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
     if trained_on(run.store, found, evalset):
         run.note(
-            f"model version {champion.version}, which is champion, was trained on documents of this evaluation set; "
-            "its figures on it would say nothing, so the two were not compared and it stays champion"
+            f"the champion, version {champion.version}, was trained on documents of this evaluation set, so its "
+            "figures on it are not valid; the two were not compared and it stays champion"
         )
         return champion.version, {"champion_that_knew": found}
     return champion.version, {"champion": evaluate_model(run, found, evalset, settings.evaluate)[0]}
 
 
-def _judged(
+def _verdicts(
     run: Run,
     checkpoint: ArtifactRef,
     evaluation: ArtifactRef,
@@ -104,7 +104,7 @@ def _judged(
     settings: Settings,
     is_champion: bool,
 ) -> ArtifactRef:
-    """Return the gates' verdicts on a model; of the champion itself, those by which it became champion."""
+    """Return the gates' verdicts on a model; for the champion itself, those of its promotion."""
     known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
     if is_champion and known is not None and run.store.find(known.gates.stage, known.gates.key):
         return run.reuse(gates, known.gates)

@@ -6,9 +6,12 @@ given, and `forget` does not reach it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any
 
 from flows.context import reach_server
@@ -20,6 +23,7 @@ from storage.tables import read_rows
 from storage.tracking import pages_under
 from tasks.core.executor import in_flow
 from tasks.core.run import Run, StageReport
+from tasks.evaluation.tables import baselines_of
 from tasks.ingest.snapshot import snapshot
 from tasks.report.completions import write as generation_page
 from tasks.report.corpus import write as corpus_page
@@ -29,7 +33,7 @@ from tasks.report.evaluation import write as evaluation_page
 from tasks.report.gates import write as gates_page
 from tasks.report.page import Outcome, Page
 from tasks.report.training import write as training_page
-from tasks.report.wording import cell, table
+from tasks.report.wording import cell, legible, table
 from tasks.training.suggest import read_suggestion, suggest, suggestion_text
 from tasks.upkeep.forget import refuse_forgotten
 
@@ -39,7 +43,11 @@ if TYPE_CHECKING:
 
 # the evaluation's page links to the others
 PAGES = (corpus_page, dataset_page, training_page, gates_page, generation_page, evaluation_page)
+LEADS = ("corpus", "dataset", "training", "evaluation")
 SAMPLES = 4
+PROMPT = 24  # characters of a prompt in a terminal
+ADVICE = 3  # sentences
+SLOWEST = 4  # stages
 SAMPLE = 200  # characters of a prompt, and of its continuation
 
 
@@ -52,6 +60,9 @@ class RunResult:
         model: name, version and alias of the registered model; None if the command registers none.
         completions: path of the Parquet table with the generated text; None if the command generates none.
         suggestion: proposed size, context, batch, learning rate and steps, with reasons; None if all were given.
+        pages: what each page of the run says first, what it advises, and where it is.
+        report: path of the report with everything.
+        tracking: page of the MLflow run, or the command that shows it.
         notes: remarks for the person.
     """
 
@@ -61,6 +72,9 @@ class RunResult:
     mlflow_run_id: str | None = None
     completions: str | None = None
     suggestion: dict[str, Any] | None = None
+    pages: list[dict[str, Any]] = field(default_factory=list)
+    report: str = ""
+    tracking: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -122,10 +136,14 @@ def finish(
     )
     outcome = Outcome(run, result.metrics, measured, promoted)
     pages = [page for write in PAGES if (page := write(outcome)) is not None]
+    file = outcome.folder / "report.md"
+    result.pages, result.report = [page.at_a_glance() for page in pages], str(file)
     links = _links(run, result.mlflow_run_id, promoted) if result.mlflow_run_id else []
+    if result.mlflow_run_id:
+        address = run.tracking.page_of_run(result.mlflow_run_id)
+        result.tracking = address or f"mlflow ui --backend-store-uri {run.home.shown_tracking_uri}"
     report = run_report(run.corpus, result, pages, links)
     sample = f"\n## Sample\n\n{sample_table(result.completions)}\n" if result.completions else ""
-    file = outcome.folder / "report.md"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, (report + sample).encode())
     leave("report", f"Report of corpus {run.corpus}", f"{report}\nThe report with the completions: `{file}`\n")
@@ -162,14 +180,72 @@ def model_entry(done: Promotion) -> dict[str, Any]:
 
 
 def result_text(found: Mapping[str, Any]) -> str:
-    """Return a flow's result as a person reads it in a terminal."""
+    """Return a flow's result for a terminal: what came in, what was reached, what to do next, and where to look."""
+    width = min(100, get_terminal_size().columns)
+    leads = [page["lead"] for page in found["pages"] if page["topic"] in LEADS]
+    facts = "\n".join(fill(f"- {line}", width, subsequent_indent="  ") for line in [*leads, _effort(found["stages"])])
+    parts = [facts, _figures(found["metrics"])]
     model = found["model"]
-    parts = [stage_table(found["stages"]), metrics_table(found["metrics"])]
     if model:
-        parts.append(f"models:/{model['name']}/{model['version']} is {model['alias']}: {model['reason']}")
+        parts.append(fill(f"models:/{model['name']}/{model['version']} is {model['alias']}: {model['reason']}.", width))
     if found["completions"]:
-        parts += [sample_table(found["completions"]), f"completions: {found['completions']}"]
-    return _text(found, *parts)
+        parts.append(_samples(found["completions"], width))
+    advice = [line for page in reversed(found["pages"]) for line in page["advice"]][:ADVICE]
+    parts.append(_section("Next", [fill(f"- {line}", width - 2, subsequent_indent="  ") for line in advice]))
+    evaluated = [page["file"] for page in found["pages"] if page["topic"] == "evaluation"]
+    looks = [(_near(path), "the evaluation, with texts") for path in evaluated]
+    looks += [(_near(found["report"]), "all stages and pages"), (found["tracking"], "")]
+    if model:
+        looks += [(f"sheepfold why models:/{model['name']}/{model['version']}", "down to the files")]
+        looks += [('sheepfold generate "Once upon a time"', "ask the champion")]
+    lines = [f"{place:<45} {about}".rstrip() for place, about in looks if place]
+    return _text(found, *parts, _section("Look at", lines))
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    """Return a heading with indented lines; empty without lines."""
+    return "\n".join([title, *(indent(line, "  ") for line in lines)]) if lines else ""
+
+
+def _near(path: str) -> str:
+    """Return a path relative to the current folder if it is below it."""
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
+
+
+def _effort(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many stages were cached, and which of the others took longest."""
+    computed = sorted((item for item in stages if item["computed"]), key=lambda item: -item["seconds"])
+    if not computed:
+        return f"{len(stages)} stages, all cached: nothing was computed."
+    longest = ", ".join(f"{item['stage']} {item['seconds']:.1f} s" for item in computed[:SLOWEST])
+    seconds = sum(item["seconds"] for item in computed)
+    return f"{len(stages)} stages, {len(stages) - len(computed)} cached; the others took {seconds:.1f} s: {longest}."
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    """Return a model's figures beside its baselines as columns; empty without any."""
+    if not metrics:
+        return ""
+    named = [
+        ("this model", ""),
+        ("other champion", "champion_"),
+        *((name, f"{of}_") for name, of in baselines_of(metrics)),
+    ]
+    lines = [f"{'':<15}{'bits per byte':>14}{'perplexity':>12}{'loss':>9}"]
+    for name, of in named:
+        if f"val/{of}loss" in metrics:
+            bits, loss = metrics[f"val/{of}bits_per_byte"], metrics[f"val/{of}loss"]
+            lines.append(f"{name:<15}{bits:>14.4f}{math.exp(loss):>12.2f}{loss:>9.4f}")
+    return "\n".join(lines)
+
+
+def _samples(completions: str, width: int) -> str:
+    """Return the first completions, each behind the end of its prompt."""
+    lines = []
+    for row in read_rows(Path(completions))[:SAMPLES]:
+        prompt, text = (legible(" ".join(str(row[name] or row["error"]).split())) for name in ("prompt", "text"))
+        lines.append(f"…{prompt[-PROMPT:]} → {text}"[: width - 3] + "…")
+    return _section("Sample (end of the prompt → completion)", lines)
 
 
 def plan_text(found: Mapping[str, Any]) -> str:

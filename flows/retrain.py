@@ -1,4 +1,4 @@
-"""The flow `retrain`, behind `sheepfold run`: from documents to a registered model."""
+"""The flow `retrain`, run by `sheepfold run`: from documents to a registered model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.registry.base import already_read, check_unread, continuing
 
 @flow(RetrainOptions)
 def retrain(options: RetrainOptions) -> dict[str, Any]:
-    """Ingest, prepare, train, evaluate, let the gates judge, promote, generate; only what changed is computed."""
+    """Ingest, prepare, train, evaluate, promote by the gates, generate; unchanged parts are cached."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
         settings = continuing(run, settings, options.base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows import compare, retrain  # noqa: F401 - they import the modules of all stages
+from flows import compare, retrain  # noqa: F401 - together they import the modules of all stages
 from storage.manifest import StageFacts
 from tasks.core.stage import Stage, imported_stages
 
@@ -13,5 +13,5 @@ def all_stages() -> dict[str, Stage]:
 
 
 def stage_facts() -> dict[str, StageFacts]:
-    """Return tables, retention and pinning of each stage, for the upkeep of a store."""
+    """Return the facts of each stage (tables, retention, pinning), for the upkeep of a store."""
     return {name: item.facts for name, item in all_stages().items()}

@@ -1,4 +1,4 @@
-"""The flows `train` and `suggest`: choose what the settings leave open, and train. They register nothing."""
+"""The flows `train` and `suggest`: choose the settings that are not given, and train. They register no model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("sheepfold")
 
 @flow(TrainOptions)
 def train(options: TrainOptions) -> dict[str, Any]:
-    """Prepare what is new and train a network; the same request again is found in the store."""
+    """Prepare new documents and train a network; the same request again is cached."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
         _, prepared, base = ingest_and_prepare(run, options.source, settings)
@@ -47,7 +47,7 @@ def train(options: TrainOptions) -> dict[str, Any]:
 
 @flow(TrainOptions)
 def suggest(options: TrainOptions) -> dict[str, Any]:
-    """Prepare what is new, time networks of several sizes, and propose one; a training takes the proposal."""
+    """Prepare new documents, time networks of several sizes, and suggest one; trainings use the suggestion."""
     settings = options.load()
     with open_run(options, settings.limits) as run:
         _, prepared, _ = ingest_and_prepare(run, options.source, settings)
@@ -56,7 +56,7 @@ def suggest(options: TrainOptions) -> dict[str, Any]:
 
 
 def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> ArtifactRef:
-    """Return the proposal of a shape and of the steps that the budget has room for, measured once and kept."""
+    """Return the suggested shape of the network and number of steps within the budget; measured once and cached."""
     asked = partial(suggest_settings, run, settings, prepared.tokenizer, prepared.shards, prepared.seq_len)
     after = (prepared.tokenizer, *prepared.shards)
     found = suggest_stage(run, asked, execution=settings.execution, after=after)
@@ -66,7 +66,7 @@ def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> Artifa
 
 @subflow("train")
 def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | None = None) -> ArtifactRef:
-    """Choose what the settings leave open, and train, from a base if there is one; returns the checkpoint."""
+    """Choose the settings that are not given, and train, from a base if there is one; returns the checkpoint."""
     sampling = recorded_sampling(settings.model.preset) if base is None else base.sampling
     settings = with_base(settings, base)
     budget = settings.train
@@ -85,7 +85,7 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
             network, fitting = found["model"], found["max_steps"]
             suggested = {name: found["train"][name] for name in SUGGESTED}
         if base is not None:
-            network["vocab_size"] = base.shape["vocab_size"]  # its rows may be more than the tokeniser has ids
+            network["vocab_size"] = base.shape["vocab_size"]  # may be larger than the tokeniser's
         device = detect_device()
         probe = train_config(budget, network, device, 1_000, **suggested)
         steps = steps_of(run, budget, probe, prepared.dataset, fitting)
@@ -101,7 +101,7 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
 
 
 def _say(suggestion: dict[str, Any]) -> None:
-    logger.info("suggest: %s", " ".join([suggestion_sentence(suggestion), *suggestion["why"]]))
+    logger.info("suggest: %s", suggestion_sentence(suggestion))
 
 
 def latest_training(run: Run) -> ArtifactRef:

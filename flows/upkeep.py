@@ -1,6 +1,6 @@
-"""The flows `cleanup` and `lm_eval`: upkeep of a home, and an external evaluation, under Prefect.
+"""The flows `cleanup` and `lm_eval`: upkeep of a home, and an external evaluation.
 
-Forgetting is no flow: Prefect's database would keep the names of what is forgotten.
+Forgetting is not a flow, because Prefect's database would keep the names of forgotten documents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tasks.upkeep.garbage import collect_garbage
 
 @flow(CleanupOptions)
 def cleanup(options: CleanupOptions) -> dict[str, Any]:
-    """Join small segments, then remove what no corpus, registered model, run or unfinished work needs."""
+    """Join small segments, then remove artefacts that no corpus, registered model, run or unfinished work needs."""
     check_attempts()
     home, store = open_home(options.home or "")
     dry_run = bool(options.dry_run)

@@ -1,9 +1,8 @@
 """The network, its training loop and its generation: PyTorch, NumPy and nothing else.
 
-Goes in: token ids (as spans over token shards, or as prompts) and settings (dataclasses). Comes out: weights,
-losses and continuations. Nothing here knows files of documents, tokenisers, trackers or schedulers, and every
-import is relative, so that the folder can travel inside a served model and be loaded under another package
-name.
+Token ids (as spans over token shards, or as prompts) and settings become weights, losses and continuations. Nothing
+here knows files of documents, tokenisers, trackers or schedulers, and every import is relative, so that the folder can
+travel inside a served model and be loaded under another package name.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from .presets import PRESETS, preset
     from .randomness import seed_everything
     from .scoring import Continuation, Likelihood, continuation_likelihoods, evaluate_source
-    from .search import Beam, beam_search, contrastive_search
     from .step import measure_step_seconds
     from .trace import Trace, local_gains, operators
     from .trainer import Trainer, TrainResult
@@ -46,7 +44,6 @@ _HOMES = {
     "presets": ["PRESETS", "preset"],
     "randomness": ["seed_everything"],
     "scoring": ["Continuation", "Likelihood", "continuation_likelihoods", "evaluate_source"],
-    "search": ["Beam", "beam_search", "contrastive_search"],
     "step": ["measure_step_seconds"],
     "trace": ["Trace", "local_gains", "operators"],
     "trainer": ["TrainResult", "Trainer"],
@@ -63,7 +60,6 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "PRESETS",
-    "Beam",
     "Callbacks",
     "Completion",
     "Continuation",
@@ -79,9 +75,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "Transformer",
-    "beam_search",
     "continuation_likelihoods",
-    "contrastive_search",
     "count_parameters",
     "evaluate_source",
     "from_hf",

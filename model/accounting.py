@@ -1,7 +1,7 @@
-"""What a network costs before it is built: parameters, arithmetic, memory.
+"""Cost of a network before it is built: parameters, arithmetic, memory.
 
-Goes in: a ModelConfig. Comes out: counts that follow from the shapes alone, so that a plan for a large model allocates
-nothing and needs no torch. One multiply-add counts as two floating-point operations (FLOPs).
+All counts follow from the shapes alone, so that a plan for a large model allocates nothing and needs no torch. One
+multiply-add counts as two floating-point operations (FLOPs).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from .architecture import ModelConfig
 
 if TYPE_CHECKING:
     from .transformer import Transformer
-
-COMPONENTS = ("token_embedding", "position", "attention", "mlp", "norm", "head")
 
 
 def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
@@ -46,67 +44,28 @@ def layer_parameters(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def rule_of_thumb(d_model: int, n_layer: int) -> int:
-    """12 d^2 parameters per layer: 4 d^2 of attention and 8 d^2 of a feed-forward layer four times as wide.
-
-    Leaves out embedding, biases and norms (Kaplan et al. 2020, section 2.1).
-    """
-    return 12 * d_model**2 * n_layer
-
-
 def approximate_parameters(config: ModelConfig) -> int:
-    """The rule of thumb plus the token table, and the head's where it is not the same one."""
+    """Return 12 d^2 parameters per layer, the token table, and the head's where it is not the same one.
+
+    4 d^2 are attention's and 8 d^2 those of a feed-forward layer four times as wide; biases and norms are left out
+    (Kaplan et al. 2020, section 2.1).
+    """
     tables = 1 if config.tie_weights else 2
-    return rule_of_thumb(config.d_model, config.n_layer) + tables * config.vocab_size * config.d_model
+    return 12 * config.d_model**2 * config.n_layer + tables * config.vocab_size * config.d_model
 
 
-def gated_d_ff(d_model: int, multiple: int = 256) -> int:
-    """Width of a gated feed-forward layer with about 8 d^2 parameters: 8 d / 3, up to a multiple (LLaMA's rule)."""
-    return -(-(8 * d_model // 3) // multiple) * multiple
-
-
-def solve_depth(target: float, embedding: float, per_layer: float) -> float:
-    """Layers that bring a network to a number of parameters: (target - embedding) / per_layer.
-
-    Args:
-        target: parameters in all.
-        embedding: parameters outside the layers.
-        per_layer: parameters of one layer.
+def solve_depth(target: float, outside: float, per_layer: float) -> float:
+    """Return the number of layers that bring a network to `target` parameters, of which `outside` lie outside them.
 
     Raises:
         ValueError: the target leaves nothing for the layers.
     """
-    if not (math.isfinite(target) and target > embedding):
+    if not (math.isfinite(target) and target > outside):
         raise ValueError(
-            f"{target:,.0f} parameters leave nothing for the layers, because {embedding:,.0f} lie outside them; "
+            f"{target:,.0f} parameters leave nothing for the layers, because {outside:,.0f} lie outside them; "
             f"choose a larger target, or a smaller vocabulary or d_model"
         )
-    return (target - embedding) / per_layer
-
-
-def solve_n_layer(config: ModelConfig, target: float) -> int:
-    """The number of layers, at least 1, whose exact count comes nearest to the target.
-
-    Args:
-        config: the shape; its n_layer is ignored.
-        target: parameters in all.
-
-    Raises:
-        ValueError: the target leaves nothing for the layers.
-    """
-    per_layer = sum(layer_parameters(config).values())
-    outside = count_parameters(config)["total"] - config.n_layer * per_layer
-    return max(1, math.floor(solve_depth(target, outside, per_layer) + 0.5))
-
-
-def attention_scores(config: ModelConfig, n_tokens: int) -> int:
-    """Scores of one layer over a sequence, n_head T^2: values that the formula holds and the fast kernels do not."""
-    return config.n_head * n_tokens**2
-
-
-def activation_values(config: ModelConfig, n_tokens: int) -> int:
-    """Values of the residual stream behind all layers, L T d: the least that a trace of the network holds."""
-    return config.n_layer * n_tokens * config.d_model
+    return (target - outside) / per_layer
 
 
 def layer_flops(config: ModelConfig, n_tokens: int) -> dict[str, int]:
@@ -166,10 +125,10 @@ def time_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
 def memory_complexity(config: ModelConfig, n_tokens: int) -> list[Term]:
     """Values of one sequence of n_tokens as terms O(H T^2), O(T d) and O(N), as the formulas hold them."""
     n_layer, stream, parameters = config.n_layer, n_tokens * config.d_model, count_parameters(config)["total"]
-    scores, kept = attention_scores(config, n_tokens), 2 * n_tokens * config.n_kv_head * config.head_dim
+    scores, kept = config.n_head * n_tokens**2, 2 * n_tokens * config.n_kv_head * config.head_dim
     return [
         Term("attention scores", "O(H T^2)", 1.0, scores, n_layer * scores),
-        Term("activations", "O(T d)", 1.0, stream, activation_values(config, n_tokens)),
+        Term("activations", "O(T d)", 1.0, stream, n_layer * stream),
         Term("keys and values", "O(T d)", kept / stream, kept, n_layer * kept),
         Term("gradients", "O(N)", 1.0, None, parameters),
     ]
@@ -258,7 +217,8 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
     head = 2 * config.padded_vocab_size * config.d_model
     forward = config.n_layer * sum(layer.values()) // n_tokens + head
     attention = config.n_layer * layer["scores_and_values"] // n_tokens
-    visible = attention * _visible_keys(config, n_tokens) // n_tokens**2
+    window = min(config.window or n_tokens, n_tokens)
+    visible_keys = window * (window + 1) // 2 + (n_tokens - window) * window
     rule_6n = 6 * (counts["total"] - counts["position"])
     weights = counts["total"] * bytes_per_value
     activations = activation_bytes(config, batch_size, n_tokens, bytes_per_value)
@@ -269,7 +229,7 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
         bytes_per_value=bytes_per_value,
         forward_flops_per_token=forward,
         attention_flops_per_token=attention,
-        visible_attention_flops_per_token=visible,
+        visible_attention_flops_per_token=attention * visible_keys // n_tokens**2,
         training_flops_per_token=3 * forward,
         rule_6n=rule_6n,
         rule_palm=rule_6n + 12 * config.n_layer * config.n_head * config.head_dim * n_tokens,
@@ -318,16 +278,10 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     of_loss = config.vocab_size * (d if config.vocab_size > d else batch_size * n_tokens)
     values = batch_size * n_tokens * per_token + of_loss
     if config.drop_attn:
-        values += 3 * batch_size * config.n_layer * attention_scores(config, n_tokens)
+        values += 3 * batch_size * config.n_layer * config.n_head * n_tokens**2
     elif config.window is not None and config.window < n_tokens:
         values += config.n_layer * n_tokens**2
     return values * bytes_per_value
-
-
-def _visible_keys(config: ModelConfig, n_tokens: int) -> int:
-    """Pairs of query and key that the mask of one sequence lets through."""
-    window = n_tokens if config.window is None else min(config.window, n_tokens)
-    return window * (window + 1) // 2 + (n_tokens - window) * window
 
 
 def _norm_parameters(config: ModelConfig) -> int:
@@ -347,14 +301,9 @@ def _count_config(config: ModelConfig) -> dict[str, int]:
 
 
 def _count_tensors(model: Transformer) -> dict[str, int]:
-    counts = dict.fromkeys(COMPONENTS, 0)
+    other_names = {"position_table": "position", "untied_head": "head", "head_bias": "head"}
+    counts = dict.fromkeys(("token_embedding", "position", "attention", "mlp", "norm", "head"), 0)
     for name, parameter in model.named_parameters():
-        counts[_component(name)] += parameter.numel()
+        part = name.split(".")[2 if name.startswith("blocks.") else 0]
+        counts["norm" if part.startswith("norm") else other_names.get(part, part)] += parameter.numel()
     return counts
-
-
-def _component(name: str) -> str:
-    parts = name.split(".")
-    if parts[0] == "blocks":
-        return "norm" if parts[2].startswith("norm") else parts[2]
-    return {"position_table": "position", "untied_head": "head", "head_bias": "head"}.get(parts[0], parts[0])

@@ -9,19 +9,11 @@ import dataclasses
 import math
 from typing import Any, Self
 
-from .validation import Settings, check_bool, check_choice, check_int, check_number, derived
+from .config import Settings, check_number, setting
 
 DEFAULT_POS_BASE = 10000.0
 # what `ModelConfig.stretched` changes
 STRETCH_FIELDS = ("max_seq_len", "pos_base", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp")
-_CHOICES = {
-    "pos": ("learned", "sinusoidal", "rope", "none"),
-    "rope_scaling": ("none", "linear", "ntk", "yarn", "llama3"),
-    "norm": ("layernorm", "rmsnorm"),
-    "norm_order": ("pre", "post"),
-    "act": ("gelu", "gelu_tanh", "relu", "relu2", "swiglu"),
-    "init": ("normal", "xavier", "inverse_cdf"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,80 +69,60 @@ class ModelConfig(Settings):
         init_residual_scaling: divide the two projections that write to the residual stream by sqrt(2 * n_layer).
     """
 
-    vocab_size: int
-    max_seq_len: int = 256
-    n_layer: int = 4
-    n_head: int = 4
-    d_model: int = 128
-    d_ff: int = derived()
-    n_kv_head: int = derived()
-    head_dim: int = derived()
-    pos: str = "learned"
-    pos_base: float = derived()
-    rope_layout: str = derived()
-    rope_dim: int = derived()
-    rope_scaling: str = "none"
+    vocab_size: int = setting(dataclasses.MISSING, ge=1)
+    max_seq_len: int = setting(256, ge=2)
+    n_layer: int = setting(4, ge=1)
+    n_head: int = setting(4, ge=1)
+    d_model: int = setting(128, ge=1)
+    d_ff: int = setting(ge=1)
+    n_kv_head: int = setting(ge=1)
+    head_dim: int = setting(ge=1)
+    pos: str = setting("learned", choices=("learned", "sinusoidal", "rope", "none"))
+    pos_base: float = setting(gt=1)
+    rope_layout: str = setting(choices=("half", "interleaved"))
+    rope_dim: int = setting(ge=2)
+    rope_scaling: str = setting("none", choices=("none", "linear", "ntk", "yarn", "llama3"))
     rope_factor: float = 1.0
-    rope_original_len: int = derived()
-    rope_ramp: tuple[float, float] = derived()
-    norm: str = "layernorm"
-    norm_order: str = "pre"
-    norm_eps: float = 1e-5
-    norm_bias: bool = derived()
+    rope_original_len: int = setting(ge=1)
+    rope_ramp: tuple[float, float] = setting()
+    norm: str = setting("layernorm", choices=("layernorm", "rmsnorm"))
+    norm_order: str = setting("pre", choices=("pre", "post"))
+    norm_eps: float = setting(1e-5, gt=0, le=1)
+    norm_bias: bool = setting()
     final_norm: bool = True
     qk_norm: bool = False
-    window: int | None = None
-    act: str = "gelu"
+    window: int | None = setting(ge=1)
+    act: str = setting("gelu", choices=("gelu", "gelu_tanh", "relu", "relu2", "swiglu"))
     attn_bias: bool = True
-    qkv_bias: bool = derived()
+    qkv_bias: bool = setting()
     ffn_bias: bool = True
     head_bias: bool = False
     tie_weights: bool = True
-    vocab_multiple: int = 1
-    drop_embed: float = 0.0
-    drop_attn: float = 0.0
-    drop_ffn: float = 0.0
-    drop_resid: float = 0.0
-    drop_resid_mlp: float | None = None
-    init: str = "normal"
-    init_std: float = 0.02
+    vocab_multiple: int = setting(1, ge=1)
+    drop_embed: float = setting(0.0, ge=0, lt=1)
+    drop_attn: float = setting(0.0, ge=0, lt=1)
+    drop_ffn: float = setting(0.0, ge=0, lt=1)
+    drop_resid: float = setting(0.0, ge=0, lt=1)
+    drop_resid_mlp: float | None = setting(ge=0, lt=1)
+    init: str = setting("normal", choices=("normal", "xavier", "inverse_cdf"))
+    init_std: float = setting(0.02, gt=0)
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layer", "n_head", "d_model", "vocab_multiple"):
-            check_int(name, getattr(self, name), 1)
-        check_int("max_seq_len", self.max_seq_len, 2)
-        for name, choices in _CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
-        for name in ("drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp"):
-            if name != "drop_resid_mlp" or self.drop_resid_mlp is not None:
-                check_number(name, getattr(self, name), 0.0, 1.0, open_high=True)
+        super().__post_init__()
         self.resolve("qkv_bias", self.attn_bias)
-        for name in (
-            "final_norm",
-            "qk_norm",
-            "attn_bias",
-            "qkv_bias",
-            "ffn_bias",
-            "head_bias",
-            "tie_weights",
-            "init_residual_scaling",
-        ):
-            check_bool(name, getattr(self, name))
-        check_number("norm_eps", self.norm_eps, 0.0, 1.0, open_low=True)
-        check_number("init_std", self.init_std, 0.0, math.inf, open_low=True)
         self.resolve("d_ff", 4 * self.d_model)
-        check_int("d_ff", self.d_ff, 1)
         self._check_heads()
         self._check_positions()
-        self._check_norm()
-        if self.window is not None:
-            check_int("window", self.window, 1)
-            if self.window > self.max_seq_len:
-                raise ValueError(
-                    f"window={self.window} reaches beyond max_seq_len={self.max_seq_len} and would hide nothing; "
-                    f"leave it out"
-                )
+        if self.norm == "rmsnorm":
+            self.refuse(["norm_bias"], "norm='rmsnorm' has a gain only")
+        else:
+            self.resolve("norm_bias", True)
+        if self.window is not None and self.window > self.max_seq_len:
+            raise ValueError(
+                f"window={self.window} reaches beyond max_seq_len={self.max_seq_len} and would hide nothing; leave it "
+                f"out"
+            )
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.d_model % self.n_head:
@@ -160,8 +132,6 @@ class ModelConfig(Settings):
             )
         self.resolve("head_dim", self.d_model // self.n_head)
         self.resolve("n_kv_head", self.n_head)
-        check_int("head_dim", self.head_dim, 1)
-        check_int("n_kv_head", self.n_kv_head, 1)
         if self.n_head % self.n_kv_head:
             raise ValueError(
                 f"n_head={self.n_head} query heads cannot share n_kv_head={self.n_kv_head} heads evenly; choose an "
@@ -173,7 +143,6 @@ class ModelConfig(Settings):
             self.refuse(["pos_base"], f"pos={self.pos!r} has no wavelengths")
         else:
             self.resolve("pos_base", DEFAULT_POS_BASE)
-            check_number("pos_base", self.pos_base, 1.0, math.inf, open_low=True)
         if self.pos == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} is odd, but sinusoidal positions come in pairs; use an even d_model"
@@ -183,14 +152,12 @@ class ModelConfig(Settings):
             self.refuse(rope, f"nothing is rotated with pos={self.pos!r}")
             return
         self.resolve("rope_layout", "half")
-        check_choice("rope_layout", self.rope_layout, ("half", "interleaved"))
         if self.rope_dim is None and self.head_dim % 2:
             raise ValueError(
                 f"head_dim={self.head_dim} is odd, but rotation needs pairs; use an even head_dim, or set "
                 f"rope_dim={self.head_dim - 1} to leave the last column as it is"
             )
         self.resolve("rope_dim", self.head_dim)
-        check_int("rope_dim", self.rope_dim, 2)
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:
             raise ValueError(
                 f"rope_dim={self.rope_dim}; expected an even number up to head_dim={self.head_dim}, because "
@@ -214,7 +181,6 @@ class ModelConfig(Settings):
             raise ValueError(
                 f"rope_scaling={self.rope_scaling!r} needs rope_original_len, the context the weights were trained with"
             )
-        check_int("rope_original_len", self.rope_original_len, 1)
         self.resolve("rope_ramp", (1.0, 32.0) if self.rope_scaling == "yarn" else (1.0, 4.0))
         ramp = self.rope_ramp
         if not isinstance(ramp, list | tuple) or len(ramp) != 2:
@@ -222,13 +188,6 @@ class ModelConfig(Settings):
         check_number("rope_ramp", ramp[0], 0.0, math.inf, open_low=True)
         check_number("rope_ramp", ramp[1], ramp[0], math.inf, open_low=True)
         object.__setattr__(self, "rope_ramp", tuple(ramp))
-
-    def _check_norm(self) -> None:
-        if self.norm == "rmsnorm":
-            self.refuse(["norm_bias"], "norm='rmsnorm' has a gain only")
-            return
-        self.resolve("norm_bias", True)
-        check_bool("norm_bias", self.norm_bias)
 
     def stretched(self, **changes: Any) -> Self:
         """Return this shape with another context, for the same weights.

@@ -112,11 +112,11 @@ def save_checkpoint(
     digests |= {HISTORY_FILE: _sealed(work / HISTORY_FILE), STATE_FILE: _record_digest(record)}
     (work / STATE_FILE).write_text(json.dumps({**record, "sha256": digests}, indent=1), encoding="utf-8")
     _sealed(work / STATE_FILE)
-    _fsync_folder(work)
+    fsync_path(work)
     if place.exists():  # only a torn one can be here, because a run continues from the newest good one
         _discard(place)
     work.rename(place)
-    _fsync_folder(folder)
+    fsync_path(folder)
     newest = [other for other in _newest_first(folder) if other.name <= place.name][:keep]
     for other in _newest_first(folder):  # a later one is torn, or the run would have continued from it
         if other not in newest and other != _place(folder, state.best_step):
@@ -295,8 +295,9 @@ def _sealed(path: Path) -> str:
     return _sha256(path)
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,4 +1,4 @@
-"""Settings of training and of generation, as frozen dataclasses that rest in JSON beside the weights.
+"""Settings of training and of generation, as frozen dataclasses that rest in JSON beside the weights, and their base.
 
 How a training is computed, as opposed to what it computes, is a class of its own: those settings are chosen for a
 machine and change no result but in the last bits, so they are no part of a run's identity. A run may go on with others,
@@ -9,15 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
-from .validation import Settings, check_bool, check_choice, check_int, check_number, derived, limited
-
-PRECISIONS = ("fp32", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
-SCHEDULES = ("warmup_cosine", "cosine", "constant", "noam", "wsd")
-OVERFLOWS = ("roll", "stop", "refuse")
-STRATEGIES = ("sample", "greedy", "beam", "contrastive")
 # Defaults where people generate text; those of Sampling itself leave the network's probabilities as they are.
 USUAL = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "min_new_tokens": 1, "min_p": 0.0, "typical_p": 1.0}
 
@@ -30,6 +24,95 @@ _UNUSED = {
     "beam": (*_DRAWING, *_CHANGING, *_ENDING, "top_k", "alpha"),
     "contrastive": (*_DRAWING, *_CHANGING, *_ENDING, "n_samples", "n_beams", "length_penalty"),
 }
+
+
+def setting(default: Any = None, **limits: Any) -> Any:
+    """Return a dataclass field with limits: `ge` or `gt` and `le` or `lt` of a number, or `choices`.
+
+    Where the default is None, __post_init__ works the value out from other fields (`resolve`) or refuses it (`refuse`).
+    """
+    return dataclasses.field(default=default, metadata=limits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A configuration that checks itself: a wrong value is refused where it is written, not hours later in a loop.
+
+    Every field has an effect; a setting that would be ignored is refused.
+    """
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value, limits = getattr(self, item.name), item.metadata
+            if value is None and item.default is None:
+                continue
+            if item.type == "bool" and not isinstance(value, bool):
+                raise ValueError(f"{item.name}={value!r}; expected True or False")
+            if (choices := limits.get("choices")) and value not in choices:
+                raise ValueError(f"{item.name}={value!r}; expected one of {', '.join(choices)}")
+            if not limits.keys() & {"ge", "gt"}:
+                continue
+            low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt", math.inf))
+            if "int" in str(item.type):
+                check_int(item.name, value, low)
+            else:
+                check_number(item.name, value, low, high, open_low="gt" in limits, open_high="lt" in limits)
+
+    def resolve(self, name: str, default: Any) -> None:
+        """Give a field that was left out its value; called from __post_init__ only."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, default)
+
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuse fields that would be ignored.
+
+        Raises:
+            ValueError: one of them has another value than its default.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value != self.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}={value!r} has no effect: {why}; leave it out")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as JSON types (tuples become lists)."""
+        found = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the configuration with these fields; those that are left out keep their defaults.
+
+        Raises:
+            ValueError: a name is no field, a needed field is missing, or a value is not allowed.
+        """
+        fields = dataclasses.fields(cls)
+        known = {field.name for field in fields}
+        if unknown := sorted(set(settings) - known):
+            raise ValueError(
+                f"{cls.__name__} has no setting {', '.join(map(repr, unknown))}; "
+                f"its settings are {', '.join(sorted(known))}"
+            )
+        needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+        if missing := sorted(needed - set(settings)):
+            raise ValueError(f"{cls.__name__} needs {', '.join(map(repr, missing))}; add it to the settings")
+        return cls(**settings)
+
+
+def check_int(name: str, value: object, low: int) -> None:
+    """Refuse what is no whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name}={value!r}; expected a whole number of at least {low}")
+
+
+def check_number(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    """Refuse what is no finite number between `low` and `high`, ends included unless they are open."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not good or (open_low and value == low) or (open_high and value == high) or value == math.inf:
+        opening, closing = "(" if open_low else "[", ")" if open_high or high == math.inf else "]"
+        raise ValueError(f"{name}={value!r}; expected a number in {opening}{low:g}, {high:g}{closing}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,35 +157,33 @@ class TrainConfig(Settings):
             reported as a spike.
     """
 
-    max_steps: int
-    batch_size: int = limited(16, ge=1)
-    grad_accum: int = limited(1, ge=1)
-    optimizer: str = "adamw"
-    lr: float = limited(1e-3, gt=0)
-    muon_lr: float = derived()
-    schedule: str = "warmup_cosine"
-    min_lr_ratio: float = derived()
-    warmup_ratio: float = derived()
-    warmup_steps: int = derived()
-    first_step: int = derived()
-    decay_ratio: float = derived()
-    weight_decay: float = derived()
+    max_steps: int = setting(dataclasses.MISSING, ge=1)
+    batch_size: int = setting(16, ge=1)
+    grad_accum: int = setting(1, ge=1)
+    optimizer: str = setting("adamw", choices=("adamw", "adam", "adam_l2", "muon"))
+    lr: float = setting(1e-3, gt=0)
+    muon_lr: float = setting(gt=0)
+    schedule: str = setting("warmup_cosine", choices=("warmup_cosine", "cosine", "constant", "noam", "wsd"))
+    min_lr_ratio: float = setting(ge=0, le=1)
+    warmup_ratio: float = setting()
+    warmup_steps: int = setting()
+    first_step: int = setting()
+    decay_ratio: float = setting()
+    weight_decay: float = setting(ge=0)
     decay_groups: bool = True
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = limited(1e-8, gt=0, le=1)
-    clip_norm: float = limited(1.0, ge=0)
-    precision: str = "fp32"
-    seed: int = limited(1337, ge=0)
-    eval_every: int = limited(100, ge=1)
-    patience: int = limited(0, ge=0)
-    spike_zscore: float = limited(8.0, gt=0)
+    eps: float = setting(1e-8, gt=0, le=1)
+    clip_norm: float = setting(1.0, ge=0)
+    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
+    seed: int = setting(1337, ge=0)
+    eval_every: int = setting(100, ge=1)
+    patience: int = setting(0, ge=0)
+    spike_zscore: float = setting(8.0, gt=0)
 
     def __post_init__(self) -> None:
-        self.check_limits()
-        check_int("max_steps", self.max_steps, 1)
+        super().__post_init__()
         self._check_schedule()
         self._check_decay()
-        check_choice("precision", self.precision, PRECISIONS)
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise ValueError(f"betas={self.betas!r}; expected two numbers such as (0.9, 0.95)")
         for beta in self.betas:
@@ -110,10 +191,8 @@ class TrainConfig(Settings):
         object.__setattr__(self, "betas", tuple(self.betas))
 
     def _check_schedule(self) -> None:
-        check_choice("schedule", self.schedule, SCHEDULES)
         if self.schedule in ("warmup_cosine", "cosine", "wsd"):
             self.resolve("min_lr_ratio", 0.1)
-            check_number("min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
         else:
             self.refuse(["min_lr_ratio"], f"schedule={self.schedule!r} has no floor")
         if self.schedule in ("warmup_cosine", "noam", "wsd"):
@@ -144,15 +223,11 @@ class TrainConfig(Settings):
             check_int("warmup_steps", self.warmup_steps, int(is_needed))
 
     def _check_decay(self) -> None:
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         if self.optimizer == "muon":
             self.resolve("muon_lr", 0.02)
-            check_number("muon_lr", self.muon_lr, 0.0, math.inf, open_low=True)
         else:
             self.refuse(["muon_lr"], f"optimizer={self.optimizer!r} trains every weight with lr")
-        check_bool("decay_groups", self.decay_groups)
         self.resolve("weight_decay", 0.0 if self.optimizer == "adam" else 0.1)
-        check_number("weight_decay", self.weight_decay, 0.0, math.inf)
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(
                 f"weight_decay={self.weight_decay!r} has no effect: optimizer='adam' does not decay; leave it out, or "
@@ -213,38 +288,36 @@ class Sampling(Settings):
         deterministic: bit-exact results, whatever else is in the batch; slower.
     """
 
-    max_new_tokens: int = limited(64, ge=1)
-    temperature: float = limited(1.0, ge=0)
-    top_k: int | None = limited(None, ge=0)
-    top_p: float | None = limited(None, ge=0, le=1)
-    seed: int = limited(0, ge=0)
+    max_new_tokens: int = setting(64, ge=1)
+    temperature: float = setting(1.0, ge=0)
+    top_k: int | None = setting(None, ge=0)
+    top_p: float | None = setting(None, ge=0, le=1)
+    seed: int = setting(0, ge=0)
     suppress: tuple[int, ...] = ()
-    min_new_tokens: int = limited(0, ge=0)
+    min_new_tokens: int = setting(0, ge=0)
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    n_samples: int = limited(1, ge=1)
-    min_p: float | None = limited(None, ge=0, le=1)
-    typical_p: float | None = limited(None, ge=0, le=1)
-    repetition_penalty: float = limited(1.0, gt=0)
+    n_samples: int = setting(1, ge=1)
+    min_p: float | None = setting(None, ge=0, le=1)
+    typical_p: float | None = setting(None, ge=0, le=1)
+    repetition_penalty: float = setting(1.0, gt=0)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    no_repeat_ngram: int = limited(0, ge=0)
+    no_repeat_ngram: int = setting(0, ge=0)
     logit_bias: tuple[tuple[int, float], ...] = ()
-    top_logprobs: int = limited(0, ge=0)
-    overflow: str = "roll"
+    top_logprobs: int = setting(0, ge=0)
+    overflow: str = setting("roll", choices=("roll", "stop", "refuse"))
     deterministic: bool = False
-    max_length: int = limited(0, ge=0)
-    strategy: str = "sample"
-    n_beams: int = limited(4, ge=1)
+    max_length: int = setting(0, ge=0)
+    strategy: str = setting("sample", choices=("sample", "greedy", "beam", "contrastive"))
+    n_beams: int = setting(4, ge=1)
     length_penalty: float = 1.0
-    alpha: float = limited(0.6, ge=0, le=1)
+    alpha: float = setting(0.6, ge=0, le=1)
 
     def __post_init__(self) -> None:
-        self.check_limits()
+        super().__post_init__()
         for name in ("frequency_penalty", "presence_penalty", "length_penalty"):
             check_number(name, getattr(self, name), -math.inf, math.inf, open_low=True)
-        check_choice("overflow", self.overflow, OVERFLOWS)
-        check_bool("deterministic", self.deterministic)
         self._check_lists()
         self._check_strategy()
         if self.max_length:
@@ -260,7 +333,6 @@ class Sampling(Settings):
         return self.max_length - n_prompt if self.max_length else self.max_new_tokens
 
     def _check_strategy(self) -> None:
-        check_choice("strategy", self.strategy, STRATEGIES)
         unusual = [name for name in _UNUSED[self.strategy] if getattr(self, name) != USUAL.get(name)]
         if self.strategy == "greedy":
             unusual = [name for name in unusual if name != "temperature" or self.temperature]
@@ -314,15 +386,12 @@ class GenerationConfig(Sampling):
         eos_id: token that ends a continuation; None never stops early.
     """
 
-    eos_id: int | None = limited(None, ge=0)
+    eos_id: int | None = setting(None, ge=0)
 
     @property
     def ending_ids(self) -> tuple[int, ...]:
         """All tokens that end a continuation."""
         return self.stop_ids if self.eos_id is None else (self.eos_id, *self.stop_ids)
-
-
-SHARDINGS = ("ddp", "fsdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,12 +411,6 @@ class Execution(Settings):
 
     compile: bool = False
     recompute: bool = False
-    sharding: str = "ddp"
-    keep: int = limited(2, ge=1)
-    checkpoint_minutes: float = limited(5.0, ge=0)
-
-    def __post_init__(self) -> None:
-        self.check_limits()
-        for name in ("compile", "recompute"):
-            check_bool(name, getattr(self, name))
-        check_choice("sharding", self.sharding, SHARDINGS)
+    sharding: str = setting("ddp", choices=("ddp", "fsdp"))
+    keep: int = setting(2, ge=1)
+    checkpoint_minutes: float = setting(5.0, ge=0)

@@ -18,11 +18,9 @@ alone, products are computed in blocks of a fixed number of rows, every row atte
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,12 +29,10 @@ from torch import Tensor
 
 from .architecture import ModelConfig
 from .config import GenerationConfig
-from .cuda_graphs import GraphedStep
 from .kernels import Packed
-from .kv_cache import KVCache
-from .sampling import Choice, Sampler, uniform_noise
-from .stops import Decode, StopStrings
-from .transformer import Transformer
+from .kv_cache import GraphedStep, KVCache
+from .sampling import Choice, Sampler, ranked, uniform_noise
+from .transformer import Transformer, evaluating
 
 PREFILL_TOKENS = 4096  # prompt tokens, with padding, that are read at once
 LEAST_FILLED = 0.8  # the shortest prompt of a group, as a share of the longest
@@ -44,6 +40,10 @@ REFILL_SHARE = 8  # slots are refilled when one in so many is idle
 BLOCK = 8  # rows of a deterministic step
 WIDE_BLOCK = 32  # the same where rows are of uneven width: no vector of the processor may end within a block
 _NOISE_AHEAD = 256  # numbers that are drawn at once
+_CONTEXT = 8  # tokens before the part that is decoded: some tokenisers write a token otherwise at the start of a text
+_TOKENS_PER_CHAR = 4  # at most, where a token is a byte
+
+Decode = Callable[[Sequence[int], Sequence[int]], str]  # the text that new ids add to the text of the ids before them
 
 
 @dataclass
@@ -94,8 +94,7 @@ def stream(
     if config.is_search:
         raise ValueError(f"strategy={config.strategy!r} has no continuation before its end; use generate")
     _check([prompt], [key], config, model.config, decode)
-    config = _sized(config, [prompt])
-    row = Row(prompt, key, Completion(), config.max_new_tokens)
+    row = Row(prompt, key, Completion(), config.room(len(prompt)))
     with evaluating(model):
         for _ in Engine(model, [row], config, 1, decode).run():
             yield row.completion
@@ -148,7 +147,6 @@ def generate(
 
         with evaluating(model):
             return search(model, prompts, limits, config, on_step, on_finished)
-    config = _sized(config, prompts)
     rows = [
         Row(prompt, key, Completion(place, sample), limits[place])
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
@@ -164,25 +162,6 @@ def generate(
             if on_step:
                 on_step(n_finished, len(rows))
     return [row.completion for row in rows]
-
-
-def _sized(config: GenerationConfig, prompts: Sequence[Sequence[int]]) -> GenerationConfig:
-    """The same generation with max_new_tokens as its only bound, which sizes the cache."""
-    if not config.max_length:
-        return config
-    longest = config.room(min(map(len, prompts), default=0))
-    return dataclasses.replace(config, max_length=0, max_new_tokens=longest)
-
-
-@contextmanager
-def evaluating(model: Transformer) -> Iterator[None]:
-    """Evaluation mode, and back."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def prompt_problem(prompt: Sequence[int], config: GenerationConfig, network: ModelConfig) -> str:
@@ -234,6 +213,14 @@ def _check(
         raise ValueError(f"suppress forbids all {network.vocab_size} tokens, so that none could be drawn; leave some")
 
 
+def nan_logits(prompt: int) -> ValueError:
+    """The error of a network that gives no numbers."""
+    return ValueError(
+        f"the network's logits are NaN behind prompt {prompt}: its weights are broken, or its numbers too large for "
+        "their type"
+    )
+
+
 @dataclass
 class Row:
     """A continuation on its way.
@@ -271,6 +258,25 @@ class Row:
         return self.completion.ids[self.dropped - n_prompt :]
 
 
+def completed_stop(stops: Sequence[str], decode: Decode, prompt: Sequence[int], ids: Sequence[int]) -> str | None:
+    """The string that the newest token completed, in it or at its end; of several the one that begins first.
+
+    Args:
+        stops: strings that end a continuation, wherever the borders of tokens lie.
+        decode: gives their text to tokens.
+        prompt: tokens before the continuation.
+        ids: the continuation. Its last few tokens alone are decoded.
+    """
+    first = max(0, len(ids) - _TOKENS_PER_CHAR * max(map(len, stops)) - 1)
+    tail = ids[first:]
+    before = ids[first - _CONTEXT : first] if first >= _CONTEXT else [*prompt[-_CONTEXT:], *ids[:first]]
+    text, older = decode(before, tail), decode(before, tail[:-1])
+    # every place is tried, because a string may occur over itself
+    hits = ((at, stop) for stop in stops if stop in text for at in range(len(text)) if text.startswith(stop, at))
+    fresh = [(at, stop) for at, stop in hits if not older.startswith(stop, at)]
+    return min(fresh)[1] if fresh else None
+
+
 class Engine:
     """Continues rows until all have ended.
 
@@ -290,8 +296,7 @@ class Engine:
         batch_size: int,
         decode: Decode | None = None,
     ) -> None:
-        self.model, self.config = model, config
-        self.stops = StopStrings(config.stop, decode) if config.stop and decode is not None else None
+        self.model, self.config, self.decode = model, config, decode
         self.context = model.config.max_seq_len
         weight = model.token_embedding.weight
         self.device, self.late = weight.device, weight.device.type != "cpu"
@@ -303,12 +308,13 @@ class Engine:
         self.block = (BLOCK if even else WIDE_BLOCK) if config.deterministic else 0
         n_slots = self._rounded(min(batch_size, len(rows)))
         # what is cropped away is not remembered either: a prompt may be a thousand times as long as the context
-        longest = max((len(row.prompt) - row.dropped for row in rows), default=0) + config.max_new_tokens
+        longest = max((len(row.prompt) - row.dropped + row.limit for row in rows), default=1)
         capacity = self.context if self.block else min(self.context, longest)
         self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
         self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
         self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
-        self.slots: list[Row | None] = [None] * n_slots
+        self.n_slots = n_slots
+        self.live: dict[int, Row] = {}  # rows by their slots
         self.ending = frozenset(config.ending_ids)
         self.packed = Packed(model.products(), self.block or n_slots)
         self.graphed = GraphedStep(model, self.cache) if weight.device.type == "cuda" and not self.block else None
@@ -317,30 +323,25 @@ class Engine:
         """Slots that a step can take."""
         return -(-max(1, n_slots) // (self.block or 1)) * (self.block or 1)
 
-    @property
-    def live(self) -> list[int]:
-        """Slots that hold a row."""
-        return [slot for slot, row in enumerate(self.slots) if row is not None]
-
     def run(self) -> Iterator[list[Row]]:
         """Step until all rows have ended; after each step, the rows that ended in it."""
         with torch.inference_mode(), self.packed:
             self._refill()
-        while live := self.live:
+        while self.live:
             with torch.inference_mode(), self.packed:
-                finished = self._turn(live)
+                finished = self._turn()
             yield finished
 
-    def _turn(self, live: list[int]) -> list[Row]:
+    def _turn(self) -> list[Row]:
         """Choose a token for each row; on an accelerator the next pass begins before the tokens are read back."""
-        choice = self.sampler.choose(self.logits, self._uniform(), alone=self.config.deterministic)
-        early = self.late and not self._must_wait(live)
+        choice = self.sampler.choose(self.logits, self._uniform())
+        early = self.late and not self._must_wait()
         if early:
-            self._advance(live, choice.tokens)
-        finished = self._record(live, choice)
+            self._advance(choice.tokens)
+        finished = self._record(choice)
         if not early:
             finished += self._make_room()
-            self._advance(self.live, choice.tokens)
+            self._advance(choice.tokens)
         self._refill()
         if not self.late:
             self._shrink()
@@ -350,34 +351,26 @@ class Engine:
         """A number for each slot, 0 for idle ones; None if nothing is drawn."""
         if self.config.temperature == 0:
             return None
-        numbers = [0.0 if row is None else row.uniform(self.config.seed) for row in self.slots]
+        seed, live = self.config.seed, self.live
+        numbers = [live[slot].uniform(seed) if slot in live else 0.0 for slot in range(self.n_slots)]
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
-    def _row(self, slot: int) -> Row:
-        row = self.slots[slot]
-        assert row is not None
-        return row
-
-    def _must_wait(self, live: list[int]) -> bool:
+    def _must_wait(self) -> bool:
         """Whether the next step depends on the last one's tokens in more than their vectors, or is not needed."""
         return int(self.cache.lengths.max()) >= self.context or all(
-            len(self._row(slot).completion.ids) + 1 >= self._row(slot).limit for slot in live
+            len(row.completion.ids) + 1 >= row.limit for row in self.live.values()
         )
 
-    def _record(self, live: list[int], choice: Choice) -> list[Row]:
+    def _record(self, choice: Choice) -> list[Row]:
         """Give each row its token; the rows that end with it."""
         tokens, logprobs = choice.tokens.tolist(), choice.logprobs.tolist()
         exhausted = None if choice.exhausted is None else choice.exhausted.tolist()
-        tops = choice.best()
+        tops = None if choice.top is None else ranked(choice.top)
         finished = []
-        for slot in live:
-            row = self._row(slot)
+        for slot, row in sorted(self.live.items()):
             completion = row.completion
             if math.isnan(logprobs[slot]):
-                raise ValueError(
-                    f"the network's logits are NaN behind prompt {completion.prompt}: its weights are broken, or its "
-                    "numbers too large for their type"
-                )
+                raise nan_logits(completion.prompt)
             if exhausted is not None and exhausted[slot]:
                 completion.finish_reason = "exhausted"
             elif tokens[slot] in self.ending:
@@ -395,15 +388,15 @@ class Engine:
 
     def _look_for_end(self, row: Row) -> None:
         completion, n_made = row.completion, len(row.completion.ids)
-        if self.stops is not None and n_made >= self.config.min_new_tokens:
-            completion.stopped_by = self.stops.found(row.prompt, completion.ids)
+        if self.config.stop and self.decode is not None and n_made >= self.config.min_new_tokens:
+            completion.stopped_by = completed_stop(self.config.stop, self.decode, row.prompt, completion.ids)
         if completion.stopped_by is not None:
             completion.finish_reason = "stop"
         elif n_made >= row.limit:
             completion.finish_reason = "length"
 
     def _release(self, slot: int) -> None:
-        self.slots[slot] = None
+        del self.live[slot]
         self.cache.lengths[slot] = 0
 
     def _make_room(self) -> list[Row]:
@@ -411,7 +404,7 @@ class Engine:
         full = [slot for slot, length in enumerate(self.cache.lengths.tolist()) if length >= self.context]
         if not full:
             return []
-        rows = [self._row(slot) for slot in full]
+        rows = [self.live[slot] for slot in full]
         if self.config.overflow != "roll":
             for slot, row in zip(full, rows, strict=True):
                 row.completion.finish_reason = "context"
@@ -426,28 +419,28 @@ class Engine:
             self._read(full[part], [row.window()[:-1] for row in rows[part]])
         return []
 
-    def _advance(self, live: list[int], tokens: Tensor) -> None:
+    def _advance(self, tokens: Tensor) -> None:
         """Read the newest token of every slot, for the logits of the next; only the live ones grow."""
-        if not live:
+        if not self.live:
             return
         if self.graphed is not None:
             self.logits = self.graphed(tokens)
         elif self.block:
             parts = []
-            for first in range(0, len(self.slots), self.block):
+            for first in range(0, self.n_slots, self.block):
                 rows = range(first, first + self.block)
                 slots = self.cache.slots(self.block, 1, rows, reach=self.cache.capacity)
                 parts.append(self.model.next_logits(tokens[first : rows.stop], slots))
             self.logits = torch.cat(parts)
         else:
             self.logits = self.model.next_logits(tokens, self.cache.slots(len(tokens), 1))
-        self.cache.lengths[live] += 1
+        self.cache.lengths[list(self.live)] += 1
 
     def _refill(self) -> None:
         """Read waiting prompts into idle slots."""
-        idle = [slot for slot, row in enumerate(self.slots) if row is None]
-        enough = min(len(self.waiting), max(1, len(self.slots) // REFILL_SHARE))
-        if not self.waiting or (len(idle) < enough and len(idle) < len(self.slots)):
+        idle = [slot for slot in range(self.n_slots) if slot not in self.live]
+        enough = min(len(self.waiting), max(1, self.n_slots // REFILL_SHARE))
+        if not self.waiting or len(idle) < enough:
             return
         while idle and self.waiting:
             group = self._next_group(len(idle))
@@ -459,7 +452,7 @@ class Engine:
             logits = self.model.head(features[torch.arange(len(group), device=self.device), last])
             self.logits[slots] = logits[:, : self.model.config.vocab_size]
             for slot, row, window in zip(slots, group, windows, strict=True):
-                self.slots[slot] = row
+                self.live[slot] = row
                 self.sampler.begin(slot, window)
 
     def _next_group(self, n_idle: int) -> list[Row]:
@@ -485,15 +478,15 @@ class Engine:
 
     def _shrink(self) -> None:
         """Leave idle slots out of the step when nothing waits for them."""
-        live = self.live
-        n_slots = self._rounded(len(live))
-        if self.waiting or not live or 2 * n_slots > len(self.slots):
+        n_slots = self._rounded(len(self.live))
+        if self.waiting or not self.live or 2 * n_slots > self.n_slots:
             return
-        kept = [*live, *(slot for slot in range(len(self.slots)) if self.slots[slot] is None)][:n_slots]
+        live = sorted(self.live)
+        kept = [*live, *(slot for slot in range(self.n_slots) if slot not in self.live)][:n_slots]
         index = torch.tensor(kept)
         self.cache.select(kept)
         self.sampler.select(index)
         self.logits = self.logits[index]
-        self.slots = [self.slots[slot] for slot in kept]
+        self.n_slots, self.live = n_slots, {place: self.live[slot] for place, slot in enumerate(live)}
         if not self.block:
             self.packed = Packed(self.model.products(), n_slots)

@@ -1,4 +1,4 @@
-"""Checks of a training: numbers that are not finite, memory that runs out, loss spikes, early stopping.
+"""Checks of a training: numbers that are not finite, memory that runs out, loss spikes, early stopping, slow settings.
 
 Verdicts on the history follow from its rows alone, so that a run which is killed and resumed judges as one that was
 left alone.
@@ -185,3 +185,46 @@ def explaining_memory(
             f"max_seq_len={shape.max_seq_len}, precision={config.precision!r}; take {words} or a smaller network "
             f"({said})"
         ) from error
+
+
+_AMPERE, _VOLTA = (8, 0), (7, 0)  # compute capability from which on a GPU multiplies bfloat16, float16 natively
+
+
+def advice(precision: str, device: torch.device) -> list[str]:
+    """Return a sentence for each setting that this machine does badly; nothing is refused or changed."""
+    sentence = None
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        sentence = cuda_advice(precision, torch.cuda.get_device_capability(device), name)
+    elif device.type == "cpu" and torch.cuda.is_available():
+        sentence = (
+            f"The training computes on the CPU although there is a GPU ({torch.cuda.get_device_name()}): use "
+            f"device='cuda' unless that is meant."
+        )
+    return [sentence] if sentence else []
+
+
+def best_precision(device: torch.device) -> str:
+    """Return the precision that trains fastest on a device at the quality of float32: "bf16", "fp16" or "fp32"."""
+    return cuda_precision(torch.cuda.get_device_capability(device)) if device.type == "cuda" else "fp32"
+
+
+def cuda_precision(capability: tuple[int, int]) -> str:
+    """Return "bf16" for a GPU that has it, else "fp16"; "fp32" for one that multiplies neither natively."""
+    if capability >= _AMPERE:
+        return "bf16"
+    return "fp16" if capability >= _VOLTA else "fp32"
+
+
+def cuda_advice(precision: str, capability: tuple[int, int], name: str) -> str | None:
+    """Return the sentence for a precision on a GPU of a compute capability; None where it is the best one."""
+    better = cuda_precision(capability)
+    if precision == better:
+        return None
+    if precision == "bf16":
+        return f"The {name} has no bfloat16 units and emulates it slowly: use precision={better!r}."
+    if precision == "fp32":
+        return f"Float32 leaves most of the {name}'s speed unused: precision={better!r} trains several times faster."
+    if better == "bf16":
+        return f"The {name} is as fast in bfloat16, which needs no loss scaling: precision='bf16' is safer than 'fp16'."
+    return f"The {name} has no fast float16 units: precision='fp32' trains faster on it."

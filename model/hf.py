@@ -10,7 +10,6 @@ Nothing here needs `transformers`, and no pickle is ever read.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import uuid
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .architecture import ModelConfig
+from .checkpoint import fsync_path
 from .hf_config import GPT2, LAYOUTS, ORIGINAL, OWN, ROTARY, LayoutError, config_from_hf, config_to_hf, layout_of
 from .transformer import Transformer
 
@@ -282,17 +282,9 @@ def fresh_folder(target: Path) -> Iterator[Path]:
     try:
         yield work
         for path in [*work.iterdir(), work]:
-            _flush(path)
+            fsync_path(path)
         work.replace(target)
-        _flush(target.parent)
+        fsync_path(target.parent)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

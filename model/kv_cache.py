@@ -5,18 +5,31 @@ different length share a batch without left padding. A prompt batch is right-pad
 beyond their row's length, are masked there, and are overwritten when the row grows into them. Lengths live on
 the host, because the loop that decodes needs them at every step and must not wait for the device.
 
+On a GPU the decoding step over a cache is a CUDA graph: hundreds of small kernels, started by one call. A graph has
+fixed addresses and shapes. So tokens and positions are copied to where it expects them, and the number of cache slots
+that it reads is rounded up: each multiple gets a graph of its own when it is first needed. Where a graph cannot be
+captured the step is computed as it is, and a warning says why.
+
 Shapes in comments: R rows, B of them in a pass, T new tokens, K key-value heads, S slots per row, E head_dim.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .architecture import ModelConfig
+
+if TYPE_CHECKING:
+    from .transformer import Transformer
+
+SLOTS = 128  # graphs are made for multiples of so many cache slots
+_WARM_UP = 2  # libraries allocate and choose their kernels in the first calls, which a graph must not record
 
 
 @dataclass(frozen=True)
@@ -133,10 +146,6 @@ class KVCache:
             start=longest,
         )
 
-    def advance(self, n_new: int | Tensor, rows: list[int] | None = None) -> None:
-        """Count the tokens of a finished pass: a number for all, or (B,) one for each row."""
-        self.lengths[slice(None) if rows is None else rows] += n_new.cpu() if isinstance(n_new, Tensor) else n_new
-
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
         index = torch.tensor(rows, dtype=torch.int64)
@@ -144,3 +153,62 @@ class KVCache:
         self.keys = self.keys.index_select(1, on_device)
         self.values = self.values.index_select(1, on_device)
         self.lengths = self.lengths[index]
+
+
+class GraphedStep:
+    """`Transformer.next_logits` over all rows of one cache.
+
+    Args:
+        model: computes it.
+        cache: whose tensors stay where they are.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        n_rows, device = len(cache.lengths), cache.keys.device
+        self.ids = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(n_rows, 1, dtype=torch.int64, device=device)
+        self.rows = torch.arange(n_rows, device=device)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.works = True
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits (R, vocab_size) behind one more token (R,) of each row; they are overwritten by the next call."""
+        now = self.cache.slots(len(tokens), 1)
+        if not self.works:
+            return self.model.next_logits(tokens, now)
+        self.ids.copy_(tokens)
+        self.positions.copy_(now.positions)
+        end = min(-(-now.end // SLOTS) * SLOTS, self.cache.capacity)
+        if end not in self.graphs:
+            try:
+                self.graphs[end] = self._captured(end)
+            except RuntimeError as error:  # memory for graphs, or an operation that cannot be recorded
+                self.works = False
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                warnings.warn(
+                    "the decoding step cannot be captured as a CUDA graph and is computed without one, which is "
+                    f"slower: {reason}",
+                    stacklevel=2,
+                )
+                return self.model.next_logits(tokens, now)
+        graph, logits = self.graphs[end]
+        graph.replay()
+        return logits
+
+    def _captured(self, end: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        slots = CacheSlots(self.cache, self.rows, slice(None), self.positions, end)
+
+        def step() -> Tensor:
+            return self.model.next_logits(self.ids, slots)
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # a step repeated writes the same keys and values to the same slots
+            for _ in range(_WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = step()
+        return graph, logits

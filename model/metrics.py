@@ -34,16 +34,11 @@ class NllSum:
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the loss."""
-        return perplexity(self.nll_nats, self.tokens)
-
-
-def perplexity(nll_nats: float, tokens: int) -> float:
-    """exp(nll_nats / tokens): among how many equally likely tokens the network hesitates; NaN without any."""
-    if not tokens:
-        return math.nan
-    mean = nll_nats / tokens
-    return math.exp(mean) if mean < math.log(float(np.finfo(np.float64).max)) else math.inf
+        """Exponential of the loss: among how many equally likely tokens the network hesitates; NaN without any."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 def bits_per_byte(nll_nats: float, n_bytes: int, lost_bytes: int = 0) -> float:

@@ -126,16 +126,7 @@ _DETAILS = {
 }
 
 # from small to large: what a suggestion chooses from
-LADDER = (
-    "modern-200k",
-    "modern-1m",
-    "modern-5m",
-    "modern-15m",
-    "modern-30m",
-    "modern-125m",
-    "modern-350m",
-    "modern-1b",
-)
+LADDER = tuple(name for name in PRESETS if name.startswith("modern-"))
 
 
 def preset(name: str, vocab_size: int | None = None, **overrides: Any) -> ModelConfig:

@@ -48,10 +48,8 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> dict[str, str]
     random.seed(seed)
     np.random.seed(seed % 2**32)  # numpy takes no more
     torch.manual_seed(seed)  # of the CPU and of every CUDA device, also before CUDA is first used
-    if deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS is deterministic with fixed workspaces only
+    if deterministic:  # cuBLAS is so with fixed workspaces only
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if torch.are_deterministic_algorithms_enabled() != deterministic:  # to set it, torch loads its compiler: seconds
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
@@ -73,22 +71,25 @@ class RandomState:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._device = device
+        self._gpus = [device] if device.type == "cuda" else []
         # from generators of its own: torch.manual_seed would reseed every device of the process
         self._states = {"cpu": torch.Generator().manual_seed(seed).get_state()}
-        if device.type == "cuda":
-            self._states["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
+        for gpu in self._gpus:
+            self._states["cuda"] = torch.Generator(gpu).manual_seed(seed).get_state()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside, torch draws from this stream; afterwards the global generators are as they were before."""
-        outside = self._read()
-        self._write(self._states)
-        try:
-            yield
-        finally:
-            self._states = self._read()
-            self._write(outside)
+        with torch.random.fork_rng(self._gpus):
+            torch.set_rng_state(self._states["cpu"])
+            for gpu in self._gpus:
+                torch.cuda.set_rng_state(self._states["cuda"], gpu)
+            try:
+                yield
+            finally:
+                self._states = {"cpu": torch.get_rng_state()}
+                for gpu in self._gpus:
+                    self._states["cuda"] = torch.cuda.get_rng_state(gpu)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as named uint8 tensors."""
@@ -102,14 +103,3 @@ class RandomState:
                 f"continue on the kind of device that the run started on, or start it anew"
             )
         self._states = dict(tensors)
-
-    def _read(self) -> dict[str, Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self._device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self._device)
-        return states
-
-    def _write(self, states: dict[str, Tensor]) -> None:
-        torch.set_rng_state(states["cpu"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"], self._device)

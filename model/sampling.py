@@ -41,11 +41,7 @@ def filter_top_p(logits: Tensor, p: float | Tensor) -> Tensor:
     if not isinstance(p, Tensor) and p >= 1.0:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probability = ordered.double().softmax(dim=-1)
-    before = running_sum(probability) - probability  # what the likelier tokens hold already
-    drop = before >= p
-    drop[..., 0] = False
-    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+    return _kept(logits, order, ordered.double().softmax(dim=-1), p)
 
 
 def filter_min_p(logits: Tensor, p: float) -> Tensor:
@@ -78,27 +74,14 @@ def filter_typical(logits: Tensor, p: float) -> Tensor:
     # what has no probability adds nothing to the entropy, though its surprise is infinite
     entropy = (probability * surprise.masked_fill(probability == 0, 0.0)).sum(dim=-1, keepdim=True)
     order = (surprise - entropy).abs().sort(dim=-1, stable=True).indices
-    ordered = probability.gather(-1, order)
-    drop = running_sum(ordered) - ordered >= p
+    return _kept(logits, order, probability.gather(-1, order), p)
+
+
+def _kept(logits: Tensor, order: Tensor, ordered: Tensor, p: float | Tensor) -> Tensor:
+    """Logits of the first tokens of an order whose probabilities (..., V), in that order, reach p; at least one."""
+    drop = running_sum(ordered) - ordered >= p  # those before it hold enough already
     drop[..., 0] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
-
-
-def penalised(logits: Tensor, counts: Tensor, repetition: float, frequency: float, presence: float) -> Tensor:
-    """Logits of tokens that occurred before, made less likely (or with opposite settings more).
-
-    Args:
-        logits: (...), of tokens that occurred in the prompt or in the continuation.
-        counts: (...), how often each occurred in the continuation.
-        repetition: divides positive and multiplies negative logits (Keskar et al. 2019); 1 changes nothing.
-        frequency: taken away for each time.
-        presence: taken away once from what occurred in the continuation.
-    """
-    if repetition != 1.0:
-        logits = torch.where(logits > 0, logits / repetition, logits * repetition)
-    if frequency or presence:
-        logits = logits - (frequency * counts + presence * (counts > 0))
-    return logits
 
 
 def token_probabilities(
@@ -114,10 +97,7 @@ def token_probabilities(
     Args:
         logits: (..., V), after penalties.
         temperature: above 0.
-        top_k: as for filter_top_k; None keeps all.
-        top_p: as for filter_top_p; None keeps all.
-        min_p: as for filter_min_p; None keeps all.
-        typical_p: as for filter_typical; None keeps all.
+        top_k, top_p, min_p, typical_p: as for the filters; None keeps all.
 
     Returns:
         (..., V) float64 probabilities.
@@ -174,6 +154,12 @@ def running_sum(values: Tensor) -> Tensor:
     return values.cumsum(dim=-1)
 
 
+def ranked(top: tuple[Tensor, Tensor]) -> list[list[tuple[int, float]]]:
+    """Ids and values of each row, as topk finds values and ids."""
+    values, ids = (part.tolist() for part in top)
+    return [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
+
+
 _SMALL_VOCABULARY = 1024  # below, to look for the likeliest tokens takes longer than to do without
 _ROUNDING = 1e-4  # of float32
 
@@ -186,21 +172,13 @@ class Choice:
         tokens: (B,) int64.
         logprobs: (B,) the model's own log-probabilities of them.
         exhausted: (B,) bool, every token was forbidden and the one given means nothing; None if that cannot be.
-        top_ids, top_logprobs: (B, n) the likeliest tokens, the best first; None if they are not asked for.
+        top: (B, n) log-probabilities and ids of the likeliest tokens, the best first; None if they are not asked for.
     """
 
     tokens: Tensor
     logprobs: Tensor
     exhausted: Tensor | None = None
-    top_ids: Tensor | None = None
-    top_logprobs: Tensor | None = None
-
-    def best(self) -> list[list[tuple[int, float]]] | None:
-        """The likeliest tokens of each row with their log-probabilities; None if they are not asked for."""
-        if self.top_ids is None or self.top_logprobs is None:
-            return None
-        both = zip(self.top_ids.tolist(), self.top_logprobs.tolist(), strict=True)
-        return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in both]
+    top: tuple[Tensor, Tensor] | None = None
 
 
 class Sampler:
@@ -217,7 +195,7 @@ class Sampler:
     def __init__(
         self, config: GenerationConfig, vocab_size: int, n_rows: int, longest: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.config, self.vocab_size, self.device = config, vocab_size, device
+        self.config, self.device = config, device
 
         def ids(tokens: Sequence[int]) -> Tensor | None:
             return torch.tensor(tokens, dtype=torch.int64, device=device) if tokens else None
@@ -254,42 +232,45 @@ class Sampler:
             part[rows] for part in (self.made, self.history, self.lengths, self.counts)
         )
 
-    def choose(self, logits: Tensor, uniform: Tensor | None = None, *, alone: bool = False) -> Choice:
+    def choose(self, logits: Tensor, uniform: Tensor | None = None) -> Choice:
         """One token for each row, which the row then remembers.
+
+        With config.deterministic each row is drawn by itself, so that no bit of it depends on the others.
 
         Args:
             logits: (B, V); they are changed. A row with a NaN gets a token that means nothing and the log-probability
                 NaN.
             uniform: (B,) float64 numbers in [0, 1); not needed at temperature 0.
-            alone: draw for each row by itself, so that no bit of it depends on the others.
         """
         logits = logits.float()
         model_logprobs = logits.log_softmax(dim=-1)
         if logits.device.type == "cpu":
-            logits = _numbers(logits, model_logprobs)
+            broken = model_logprobs[:, :1].isnan()  # one NaN of a row makes them all NaN, and leaves nothing to draw
+            logits = logits.masked_fill(broken, 0.0) if broken.any() else logits
         logits = self._changed(logits)
         exhausted = self._exhausted(logits)
         if uniform is None:
             tokens = _argmax(logits)
-        elif alone:
+        elif self.config.deterministic:
             tokens = torch.cat([self._drawn(logits[row, None], uniform[row, None]) for row in range(len(logits))])
         else:
             tokens = self._drawn(logits, uniform)
         self._remember(tokens)
         logprobs = model_logprobs.gather(1, tokens[:, None])[:, 0]
-        if not self.config.top_logprobs:
-            return Choice(tokens, logprobs, exhausted)
-        top = model_logprobs.topk(min(self.config.top_logprobs, self.vocab_size), dim=-1)
-        return Choice(tokens, logprobs, exhausted, top.indices, top.values)
+        n_top = min(self.config.top_logprobs, logits.shape[1])
+        return Choice(tokens, logprobs, exhausted, model_logprobs.topk(n_top, dim=-1) if n_top else None)
 
     def _changed(self, logits: Tensor) -> Tensor:
         """Logits after penalties, bias and bans."""
         config = self.config
         if self.penalising:
-            counts = self.counts.gather(1, self.history) if self.counting else torch.zeros((), device=logits.device)
-            settings = (config.repetition_penalty, config.frequency_penalty, config.presence_penalty)
-            # a token that occurs twice is written twice, with the same number
-            logits.scatter_(1, self.history, penalised(logits.gather(1, self.history), counts, *settings))
+            seen, repetition = logits.gather(1, self.history), config.repetition_penalty
+            if repetition != 1.0:
+                seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+            if self.counting:
+                counts = self.counts.gather(1, self.history)
+                seen = seen - (config.frequency_penalty * counts + config.presence_penalty * (counts > 0))
+            logits.scatter_(1, self.history, seen)  # a token that occurs twice is written twice, with the same number
         if self.biased is not None:
             logits.index_add_(1, self.biased, self.bias.expand(len(logits), -1))
         if self.suppressed is not None:
@@ -327,15 +308,11 @@ class Sampler:
         """Tokens (B,) by temperature, filters and noise."""
         temperature = self.config.temperature
         top_p: float | Tensor | None = self.top_p
-        found = self._likeliest(logits)
-        if found is None:
-            filters = (self.top_k, top_p, self.min_p, self.typical_p)
-            return draw(token_probabilities(logits, temperature, *filters), uniform)
-        listed, ids = found
-        if self.top_k is None and top_p is not None:  # a share of the whole vocabulary, as one of what is listed
-            top_p = top_p / _share(listed, logits, temperature)
-        probabilities = token_probabilities(listed, temperature, self.top_k, top_p, self.min_p, self.typical_p)
-        return ids.gather(1, draw(probabilities, uniform)[:, None])[:, 0]
+        listed, ids = self._likeliest(logits) or (logits, None)
+        if ids is not None and self.top_k is None and top_p is not None:
+            top_p = top_p / _share(listed, logits, temperature)  # of the whole vocabulary, as one of what is listed
+        tokens = draw(token_probabilities(listed, temperature, self.top_k, top_p, self.min_p, self.typical_p), uniform)
+        return tokens if ids is None else ids.gather(1, tokens[:, None])[:, 0]
 
     def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """Logits and ids, in the order of the ids, among which all those are that the filters leave; None means all.
@@ -372,12 +349,6 @@ class Sampler:
             self.lengths += 1
         if self.counting:
             self.counts.scatter_add_(1, tokens[:, None], torch.ones_like(tokens, dtype=self.counts.dtype)[:, None])
-
-
-def _numbers(logits: Tensor, logprobs: Tensor) -> Tensor:
-    """Logits with something to draw from in rows that have a NaN, which would leave a shortlist nothing."""
-    broken = logprobs[:, :1].isnan()  # one of a row's makes them all NaN
-    return logits.masked_fill(broken, 0.0) if broken.any() else logits
 
 
 def _argmax(logits: Tensor) -> Tensor:

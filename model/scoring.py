@@ -17,7 +17,7 @@ from torch import Tensor
 from .data import IGNORE, SequenceSource, SpanSource, trim
 from .kernels import linear
 from .metrics import NllSum
-from .transformer import Transformer
+from .transformer import Transformer, evaluating
 
 TOKENS_AT_ONCE = 8_192  # inputs of a batch
 _BLOCK_ELEMENTS = 2**20  # logits at once on a CPU: 4 MB, and as much again to compare them
@@ -74,26 +74,21 @@ def score_windows(
     used = np.flatnonzero(length > first)
     width = int(length[used].max(initial=2)) - 1
     source = SpanSource([ids], np.zeros_like(start[used]), start[used], length[used], seq_len=width, pad_id=0)
-    was_training = model.training
-    model.eval()
     done = 0
-    try:
-        with torch.inference_mode():
-            for chosen in batches_by_length(length[used] - 1, tokens_at_once):
-                inputs, labels, _ = trim(source.batch(chosen))
-                places = np.arange(1, labels.shape[1] + 1)
-                labels[places < first[used][chosen, None]] = IGNORE
-                row, column = np.nonzero(labels != IGNORE)
-                where = start[used][chosen][row] + column + 1
-                features = model.features(torch.from_numpy(inputs).to(device))
-                nll, rivals = token_scores(model, features, torch.from_numpy(labels).to(device))
-                found.nll[where], found.rivals[where] = nll.cpu().numpy(), rivals.cpu().numpy()
-                found.context[where] = column + 1
-                done += len(chosen)
-                if on_batch is not None:
-                    on_batch(done, len(used))
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode():
+        for chosen in batches_by_length(length[used] - 1, tokens_at_once):
+            inputs, labels, _ = trim(source.batch(chosen))
+            places = np.arange(1, labels.shape[1] + 1)
+            labels[places < first[used][chosen, None]] = IGNORE
+            row, column = np.nonzero(labels != IGNORE)
+            where = start[used][chosen][row] + column + 1
+            features = model.features(torch.from_numpy(inputs).to(device))
+            nll, rivals = token_scores(model, features, torch.from_numpy(labels).to(device))
+            found.nll[where], found.rivals[where] = nll.cpu().numpy(), rivals.cpu().numpy()
+            found.context[where] = column + 1
+            done += len(chosen)
+            if on_batch is not None:
+                on_batch(done, len(used))
     return found
 
 
@@ -152,18 +147,14 @@ def evaluate_source(
         batch_size: sequences at once.
         device: where the model is.
     """
-    was_training = model.training
-    model.eval()
     total = NllSum()
-    try:
+    with evaluating(model):
         for first in range(0, len(source), batch_size):
             indices = np.arange(first, min(first + batch_size, len(source)))
             inputs, labels, documents = trim(source.batch(indices))
             ids, targets = (torch.from_numpy(array).to(device) for array in (inputs, labels))
             nll = model.nll(ids, targets, documents=documents)
             total += NllSum(nll.item(), int((labels != IGNORE).sum()))
-    finally:
-        model.train(was_training)
     return total
 
 

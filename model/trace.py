@@ -11,30 +11,20 @@ Shapes in comments: T tokens, D d_model, H query heads, K key-value heads, E hea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from .metrics import perplexity
-from .transformer import Block, Pass, Transformer
+from .metrics import NllSum
+from .transformer import Block, Transformer, evaluating
 
 # Scores and weights of all heads are quadratic in it, and a person reads no more.
 MAX_TRACED_TOKENS = 256
 
-
-@dataclass(frozen=True)
-class Operator:
-    """One named part of the network as a function of the part before it."""
-
-    name: str
-    apply: Callable[[Tensor], Tensor]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.apply(x)
+State = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,42 +32,19 @@ class Step:
     """One intermediate value.
 
     Attributes:
-        name: such as "embedding" or "block_1.weights".
         block: number of the block it belongs to, from 1; None outside of the blocks.
-        kind: the name without its block.
+        kind: such as "embedding" or "weights".
         tensor: the value, without a batch axis.
     """
 
-    name: str
     block: int | None
     kind: str
     tensor: Tensor
 
-
-@dataclass(frozen=True)
-class Score:
-    """Probability of a sequence by the chain rule: log p(ids) = sum of log p(id_t | ids before t).
-
-    Attributes:
-        log_probs: (T - 1,) float64 log-probability of each id but the first, which nothing predicts.
-    """
-
-    log_probs: Tensor
-
     @property
-    def total(self) -> float:
-        """Log-probability of the sequence given its first id, in nats."""
-        return float(self.log_probs.sum())
-
-    @property
-    def nll(self) -> float:
-        """Mean negative log-likelihood per predicted id, in nats; NaN where nothing is predicted."""
-        return -self.total / len(self.log_probs) if len(self.log_probs) else math.nan
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nll); infinite where that is too large for a number."""
-        return perplexity(-self.total, len(self.log_probs))
+    def name(self) -> str:
+        """Such as "embedding" or "block_1.weights"."""
+        return self.kind if self.block is None else f"block_{self.block}.{self.kind}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +57,7 @@ class Trace:
         mask: (T, T) bool, True where a token (row) may look at another (column).
         hidden: (L + 1, T, D) the states h_0 to h_L of the residual stream.
         log_probs: (T, V) float64 log-probabilities of the next token at every position.
-        score: of the sequence itself.
+        conditionals: (T - 1,) float64 log-probability of each id but the first, which nothing predicts.
     """
 
     ids: Tensor
@@ -98,7 +65,7 @@ class Trace:
     mask: Tensor
     hidden: Tensor
     log_probs: Tensor
-    score: Score
+    conditionals: Tensor
 
     def __getitem__(self, name: str) -> Tensor:
         """The value of a step."""
@@ -117,14 +84,19 @@ class Trace:
         """(L, T, D) what each block adds to the stream: block_l(x) - x, so that h_L = h_0 + their sum."""
         return self.hidden[1:] - self.hidden[:-1]
 
+    @property
+    def score(self) -> NllSum:
+        """Likelihood of the sequence given its first id, by the chain rule: the sum of the conditionals."""
+        return NllSum(-float(self.conditionals.sum()), len(self.conditionals))
+
     def top(self, position: int, n: int) -> tuple[Tensor, Tensor]:
         """The n likeliest next ids at a position, and their log-probabilities, best first."""
         found = self.log_probs[position].topk(min(n, self.log_probs.shape[1]))
         return found.indices, found.values
 
 
-def operators(model: Transformer, n_tokens: int) -> list[Operator]:
-    """The network as a chain of named functions: embedding, position, block_1 .. block_L, norm, out.
+def operators(model: Transformer, n_tokens: int) -> dict[str, State]:
+    """The network as a chain of functions by name: embedding, position, block_1 .. block_L, norm, out.
 
     Applied one after the other to ids (B, n_tokens) they give the model's own logits, bit for bit in evaluation mode;
     "norm" is the identity where the network has no final norm.
@@ -138,17 +110,9 @@ def operators(model: Transformer, n_tokens: int) -> list[Operator]:
     """
     device = model.token_embedding.weight.device
     now = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
-
-    def block_of(layer: int, block: nn.Module) -> Operator:
-        return Operator(f"block_{layer + 1}", lambda x: block(x, layer, now))
-
-    return [
-        Operator("embedding", model.token_embedding),
-        Operator("position", lambda x: model.place(x, now)),
-        *(block_of(layer, block) for layer, block in enumerate(model.blocks)),
-        Operator("norm", model.norm),
-        Operator("out", model.head),
-    ]
+    blocks = {f"block_{n}": partial(block, layer=n - 1, now=now) for n, block in enumerate(model.blocks, 1)}
+    place = partial(model.place, now=now)
+    return {"embedding": model.token_embedding, "position": place, **blocks, "norm": model.norm, "out": model.head}
 
 
 def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
@@ -162,15 +126,13 @@ def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
         ValueError: there are no ids or more than MAX_TRACED_TOKENS or max_seq_len, or one is outside the vocabulary.
     """
     tokens = traceable_ids(model, ids)
-    steps = [Step("ids", None, "ids", tokens)]
+    steps = [Step(None, "ids", tokens)]
 
     def keep(layer: int | None, kind: str, value: Tensor) -> None:
         batched = layer is not None or kind not in ("position", "rotation")  # a table of positions is one for all rows
-        block = None if layer is None else layer + 1
-        name = kind if block is None else f"block_{block}.{kind}"
-        steps.append(Step(name, block, kind, (value[0] if batched else value).detach()))
+        steps.append(Step(None if layer is None else layer + 1, kind, (value[0] if batched else value).detach()))
 
-    with undisturbed(model):
+    with evaluating(model), torch.no_grad():
         logits = model.head(model.features(tokens[None], record=keep))[0]
         mask = model.plan(tokens[None]).mask
         log_probs = logits[:, : model.config.vocab_size].double().log_softmax(dim=-1)
@@ -182,8 +144,8 @@ def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
         seen = mask == 0
     first = next(step.tensor for step in steps if step.kind == "sum")
     states = [first, *(step.tensor for step in steps if step.kind == "output")]
-    chosen = log_probs[:-1].gather(1, tokens[1:, None])[:, 0]
-    return Trace(tokens, steps, seen, torch.stack(states), log_probs, Score(chosen))
+    conditionals = log_probs[:-1].gather(1, tokens[1:, None])[:, 0]
+    return Trace(tokens, steps, seen, torch.stack(states), log_probs, conditionals)
 
 
 def traceable_ids(model: Transformer, ids: Sequence[int] | Tensor) -> Tensor:
@@ -207,19 +169,6 @@ def traceable_ids(model: Transformer, ids: Sequence[int] | Tensor) -> Tensor:
             f"{model.config.vocab_size}; the ids were made with another tokeniser than the model's"
         )
     return tokens
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module has its own mode again."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @dataclass(frozen=True)
@@ -261,7 +210,7 @@ def local_gains(model: Transformer, ids: Sequence[int] | Tensor, seed: int = 0, 
     tokens = traceable_ids(model, ids)
     generator = torch.Generator().manual_seed(seed)
     found = []
-    with undisturbed(model), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with evaluating(model), torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         # the other kernels have no formula for forward-mode derivatives
         for name, function, x, nonlinear in _components(model, tokens):
             noise = torch.randn(x.shape, generator=generator).to(x)
@@ -271,36 +220,36 @@ def local_gains(model: Transformer, ids: Sequence[int] | Tensor, seed: int = 0, 
     return found
 
 
-Component = tuple[str, Callable[[Tensor], Tensor], Tensor, tuple[str, ...]]
-
-
-def _components(model: Transformer, tokens: Tensor) -> Iterator[Component]:
+def _components(model: Transformer, tokens: Tensor) -> Iterator[tuple[str, State, Tensor, tuple[str, ...]]]:
     """Each part with its input at this sequence and the names of what is nonlinear in it."""
-    now = model.plan(tokens[None])
-    embedding, position, *blocks, norm, out = operators(model, len(tokens))
+    config, now = model.config, model.plan(tokens[None])
+    embedding, position, *blocks, norm, out = operators(model, len(tokens)).values()
+    norms = ("RMSNorm" if config.norm == "rmsnorm" else "LayerNorm",)
+    mixing = (*(("RMSNorm of queries and keys",) if config.qk_norm else ()), "softmax")
+    acting = ("SiLU gate" if config.act == "swiglu" else config.act,)
+    before = () if config.norm_order == "post" else norms
+    inside = (*norms, *mixing, *acting)
+
+    def branch(its_norm: nn.Module, part: nn.Module, layer: int) -> State:
+        return lambda x: part(its_norm(x) if before else x, layer, now)
+
     x = embedding(tokens[None])
     yield "position", position, x, ()
     first = x = position(x)
-    everything: list[str] = []
     for layer, (operator, block) in enumerate(zip(blocks, model.blocks, strict=True)):
         assert isinstance(block, Block)
-        attend, feed, between = _branches(block, layer, now)
-        norms, softmax, act = (type(block.norm_attention).__name__,), ("softmax",), (_activation(model),)
-        before = () if block.post_norm else norms
-        qk_norm = ("RMSNorm of queries and keys",) if block.attention.norm_q is not None else ()
-        yield f"{operator.name}.attention", attend, x, (*before, *qk_norm, *softmax)
-        yield f"{operator.name}.ffn", feed, between(x), (*before, *act)
-        inside = (*norms, *qk_norm, *softmax, *act)
-        yield operator.name, operator, x, inside
-        everything += inside
+        name, attend = f"block_{layer + 1}", branch(block.norm_attention, block.attention, layer)
+        yield f"{name}.attention", attend, x, (*before, *mixing)
+        between = x + attend(x) if before else block.norm_attention(x + attend(x))
+        yield f"{name}.ffn", branch(block.norm_mlp, block.mlp, layer), between, (*before, *acting)
+        yield name, operator, x, inside
         x = operator(x)
-    if model.config.final_norm:
-        yield "norm", norm, x, (type(model.norm).__name__,)
-        everything.append(type(model.norm).__name__)
+    if config.final_norm:
+        yield "norm", norm, x, norms
 
     # ids that only fill the table up have the logit -inf, from which nothing can be subtracted
     def logits(features: Tensor) -> Tensor:
-        return out(features)[..., : model.config.vocab_size]
+        return out(features)[..., : config.vocab_size]
 
     yield "out", logits, norm(x), ()
 
@@ -309,32 +258,7 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[Component]:
             state = operator(state)
         return logits(norm(state))
 
-    yield "model", whole, first, tuple(dict.fromkeys(everything))
-
-
-State = Callable[[Tensor], Tensor]
-
-
-def _branches(block: Block, layer: int, now: Pass) -> tuple[State, State, State]:
-    """A block's attention branch, its feed-forward branch, and what the second one reads, as functions of its input."""
-
-    def attend(x: Tensor) -> Tensor:
-        result: Tensor = block.attention(x if block.post_norm else block.norm_attention(x), layer, now)
-        return result
-
-    def feed(x: Tensor) -> Tensor:
-        result: Tensor = block.mlp(x if block.post_norm else block.norm_mlp(x), layer, now)
-        return result
-
-    def between(x: Tensor) -> Tensor:
-        summed = x + attend(x)
-        return block.norm_attention(summed) if block.post_norm else summed
-
-    return attend, feed, between
-
-
-def _activation(model: Transformer) -> str:
-    return "SiLU gate" if model.config.act == "swiglu" else model.config.act
+    yield "model", whole, first, inside
 
 
 def _reaction(function: Callable[[Tensor], Tensor], x: Tensor, push: Tensor) -> tuple[float, float]:

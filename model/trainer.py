@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .advice import advice
 from .architecture import ModelConfig
 from .callbacks import Callbacks, TrainingStopped
 from .config import Execution, TrainConfig
 from .data import Batch, Group, Order, SequenceSource, read_ahead, trim
 from .distributed import SINGLE, Ranks, check_share, evaluate
-from .guards import NonFiniteLoss, best_step, is_out_of_patience, spike_of
+from .guards import NonFiniteLoss, advice, best_step, is_out_of_patience, spike_of
 from .run_checkpoints import RunCheckpoints, weights_digest
 from .schedule import learning_rate
 from .step import Stepper, new_stepper
@@ -144,7 +143,7 @@ class Trainer:
         step = resumed_from = history[-1]["step"] if history else 0
         max_steps, best_weights = self.train_config.max_steps, dict[str, Tensor]()
         if not self._is_last(history):
-            for sentence in advice(self.train_config, self._device):
+            for sentence in advice(self.train_config.precision, self._device):
                 self._event(step, "advice", sentence)
             for note in stepper.notes:
                 self._event(step, "execution", note)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,11 +23,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .architecture import ModelConfig
-from .attention import AttentionMask, additive, attend, attention_mask, block_mask
+from .attention import (
+    AttentionMask,
+    additive,
+    attend,
+    attention_mask,
+    block_mask,
+    rotary_table,
+    sinusoidal_table,
+    spread,
+    turn,
+)
 from .data import IGNORE
 from .kernels import Linear, linear, linears
 from .kv_cache import CacheSlots, KVCache
-from .positions import rotary_table, sinusoidal_table, spread, turn
 
 Record = Callable[[int | None, str, Tensor], None]
 See = Callable[[str, Tensor], None]
@@ -315,7 +325,7 @@ class Transformer(nn.Module):
             now = self.plan(ids, documents, attention_mask)
         features = self.read(ids, replace(now, record=record))
         if cache is not None:
-            cache.advance(ids.shape[1] if lengths is None else lengths)
+            cache.lengths += ids.shape[1] if lengths is None else lengths.cpu()
         return features
 
     def read(self, ids: Tensor, now: Pass) -> Tensor:
@@ -483,6 +493,18 @@ class Transformer(nn.Module):
         """Mean of nll over the valid labels; NaN if there are none."""
         total = self.nll(ids, labels, documents=documents, ignore_index=ignore_index)
         return total / (labels != ignore_index).sum()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module has its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def linear_nll(

@@ -1,4 +1,4 @@
 """Storage: artefact store, Parquet tables, DuckDB catalogue, MLflow tracking and registry.
 
-Nothing here imports Prefect or the model. The store holds the truth; the catalogue and MLflow are views of it.
+Nothing here imports Prefect or the model. The store is authoritative; the catalogue and MLflow can be rebuilt from it.
 """

@@ -1,7 +1,7 @@
-"""Durable writes: a reader sees the old state or the new one, after a kill or a power failure at any moment.
+"""Atomic, durable writes: readers see the old state or the new one, also after a kill or a power failure.
 
-The order is always the same: write beside the target, fsync, rename, fsync the folder that holds the name. A new folder
-is forced to the disk in the same way: what lies in it would be lost with its name.
+The order is: write a temporary file next to the target, fsync it, rename it, fsync the folder. The parents of a new
+folder are synced too, because its content would be lost with its directory entry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def fsync_path(path: Path) -> None:
-    """Force a file's bytes, or a folder's names, to the disk."""
+    """Flush a file's bytes, or a folder's directory entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,10 +31,10 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Force every file and folder below `folder`, and `folder` itself, to the disk."""
+    """Flush `folder` and every file and folder below it to the disk."""
 
     def refuse(error: OSError) -> None:
-        raise error  # os.walk would pass over a folder it cannot list, and its files would not be forced to the disk
+        raise error  # os.walk would skip a folder it cannot list, and its files would not be flushed
 
     for root, _, files in os.walk(folder, topdown=False, onerror=refuse):
         for name in files:
@@ -43,7 +43,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 def _fsync_names(folder: Path, top: Path) -> None:
-    """Force the names in `folder` and in its parents up to `top` to the disk."""
+    """Flush the directory entries of `folder` and of its parents up to `top`."""
     for place in (folder, *folder.parents):
         fsync_path(place)
         if place == top:
@@ -51,16 +51,16 @@ def _fsync_names(folder: Path, top: Path) -> None:
 
 
 def make_folder(folder: Path, top: Path) -> None:
-    """Make a folder and its parents up to `top`, durably; harmless if they exist."""
+    """Create a folder and its parents up to `top` durably; existing ones are left as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     _fsync_names(folder.parent, top)
 
 
 def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Replace `path` by `data` in one step.
+    """Write `data` to `path` atomically.
 
     Args:
-        mode: permissions, set before anything is written; by default those of every new file.
+        mode: permissions, set before anything is written; None for the default of the process.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -78,19 +78,19 @@ def write_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
 
 def publish(source: Path, target: Path, discard: Path) -> None:
-    """Give the finished folder `source` its final name `target`.
+    """Rename the complete folder `source` to `target`, durably.
 
     Args:
-        source: a complete folder on the same file system.
-        target: the name readers look for; a folder of this name is moved to `discard` first.
-        discard: a free name, in an existing folder, for the replaced folder; the caller deletes it.
+        source: a folder on the same file system.
+        target: the final path; a folder that exists there is moved to `discard` first.
+        discard: a free path in an existing folder, for the replaced folder; the caller deletes it.
     """
     top = Path(os.path.commonpath([source, target, discard]))
     fsync_tree(source)
     make_folder(target.parent, top)
     replacing = target.exists()
     if replacing:
-        for parent in {source.parent, discard.parent}:  # between the renames nothing else leads to the two folders
+        for parent in {source.parent, discard.parent}:  # between the renames only these entries lead to the two folders
             _fsync_names(parent, top)
         target.rename(discard)
     try:
@@ -104,10 +104,7 @@ def publish(source: Path, target: Path, discard: Path) -> None:
 
 
 def finish_publish(source: Path, target: Path, discard: Path) -> None:
-    """Complete a `publish` of these folders that was killed after its first rename.
-
-    In that state the final name is free, and both other folders exist and are complete.
-    """
+    """Complete a `publish` that was killed between its renames: only `source` and `discard` exist then."""
     if discard.exists() and source.exists() and not target.exists():
         source.rename(target)
         fsync_path(target.parent)

@@ -1,4 +1,4 @@
-"""The catalogue: DuckDB views over the Parquet tables of a corpus's last completed run. Nothing is copied."""
+"""The catalogue: DuckDB views over the Parquet tables of a corpus's last completed run; no data is copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import duckdb
 
 CORPUS_REF = "corpus"
-LISTED = "listed"  # in a corpus's state: its list of files without what was forgotten, until the next run makes another
+LISTED = "listed"  # in a corpus's state after `forget`: the list of files without the forgotten, until the next run
 
 
 # tables of the whole corpus: name, stage, file and schema; the view `all_NAME` has their rows and files
@@ -42,9 +42,9 @@ _TABLES = (
     ("evaluated", "evaluate", schemas.DOCUMENTS_FILE, schemas.EVALUATED),
     ("slices", "evaluate", "slices.parquet", schemas.SLICES),
 )
-# shown with all their columns
+# views with all columns of the table
 _PLAIN = ("cuts", "near_pairs", "clusters", "dataset", "completions", "metrics", "evaluated", "slices")
-# tables of which each segment has one: stage, file and schema
+# tables per segment: stage, file and schema
 _SEGMENT_TABLES = (
     ("extract", schemas.PAGES_FILE, schemas.PAGES),
     ("normalise", schemas.DOCUMENTS_FILE, schemas.NORMALISED),
@@ -57,7 +57,7 @@ _FILE_VIEWS = """
 create view files as select * exclude (filename, segment) from all_files;
 create view live as select distinct doc_id, segment from all_files where status = 'ok' and doc_id is not null;
 """
-# a document may lie in several segments: it is read from the live one if that is among them
+# a document may be in several segments: rows are read from the live one if it is among them
 _SEGMENT_VIEWS = """
 create view holders_{stage} as
     select a.doc_id, arg_max(a.filename, coalesce((s.segment = l.segment)::int, 0)) as filename
@@ -96,14 +96,14 @@ create view quarantine as
 
 
 class QueryError(UserError):
-    """A query that DuckDB refuses."""
+    """DuckDB refused a query."""
 
 
 def corpus_ref(corpus: str) -> str:
     """Return the name of the ref that holds a corpus's last completed run.
 
     Raises:
-        UserError: if the corpus has a name that is not allowed.
+        UserError: if the name of the corpus is not allowed.
     """
     check_corpus_name(corpus)
     return f"{CORPUS_REF}/{corpus}"
@@ -116,13 +116,13 @@ def read_state(store: Store, corpus: str) -> dict[str, list[ArtifactRef]]:
 
 
 def waits_for_run(store: Store, corpus: str) -> str:
-    """Return a sentence if documents of a corpus were forgotten since its last run; else an empty string."""
+    """Return a message if documents of a corpus were forgotten since its last run; else an empty string."""
     state = read_state(store, corpus)
     if not state or state.get("snapshot"):
         return ""
     return (
         f"documents of corpus {corpus!r} were forgotten since its last run, so its tables are empty until the next: "
-        "`sheepfold ingest SOURCE` makes them without those"
+        "`sheepfold ingest SOURCE` makes them again without these documents"
     )
 
 
@@ -156,7 +156,7 @@ class Catalog:
         if not self.state:
             raise unknown_corpus(store, corpus)
         self.connection: duckdb.DuckDBPyConnection = duckdb.connect(":memory:")
-        # also when the program ends: an open connection with a function of ours makes DuckDB complain of leaks
+        # also at exit: DuckDB reports a leak for an open connection with a Python function
         weakref.finalize(self, self.connection.close)
         self._views()
 
@@ -178,7 +178,7 @@ class Catalog:
             raise QueryError(str(error)) from error
 
     def _path(self, ref: ArtifactRef, table: str) -> Path:
-        wanted = [table] if ref.stage != "tokenise" else []  # `read_ids` looks for the shard beside the table
+        wanted = [table] if ref.stage != "tokenise" else []  # `read_ids` also needs the shard next to the table
         return self.store.folder(ref, *wanted) / table
 
     def _base(self, name: str, stage: str, table: str, schema: pa.Schema) -> None:
@@ -188,7 +188,7 @@ class Catalog:
             listed = ", ".join(quoted(literal_path(path)) for path in paths)
             self.connection.execute(f"create view {name} as select * from read_parquet([{listed}], filename = true)")
             return
-        # through a file: DuckDB takes no Arrow table without importing pandas
+        # through a file: DuckDB imports pandas to read an Arrow table
         with tempfile.TemporaryDirectory() as folder:
             empty = Path(folder, "empty.parquet")
             pq.write_table(schema.empty_table(), empty)
@@ -197,7 +197,7 @@ class Catalog:
     def _segments(self, name: str, stage: str, table: str) -> None:
         """Create a table with the segment of each file of a per-segment stage."""
         refs, segments = self.state.get(stage, []), self.state.get("extract", [])
-        # a run records them in the same order; lineage may lead to another segment with the same documents
+        # a run records both in the same order; the lineage may name another segment with the same documents
         keys = (
             [ref.key for ref in segments] if len(refs) == len(segments) else [segment_of(self.store, r) for r in refs]
         )
@@ -224,20 +224,20 @@ class Catalog:
 
 
 def read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListArray:
-    """Return the token ids of documents from the flat shards beside the tables.
+    """Return the token ids of documents, from the flat shards next to the tables.
 
     Args:
-        tables: the table `tokens` of each document.
-        offsets, lengths: of its ids in the shard.
+        tables: path of the table `tokens` of each document.
+        offsets, lengths: position and number of its ids in the shard.
 
     Raises:
-        UserError: if they are more than one column may hold.
+        UserError: if there are more ids than an Arrow list column can hold.
     """
     ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)])
     if ends[-1] > np.iinfo(np.int32).max:
         raise UserError(
-            f"{len(tables):,} documents have {ends[-1]:,} token ids, expected at most {np.iinfo(np.int32).max:,} in "
-            "one column: ask for fewer or shorter documents"
+            f"{len(tables):,} documents have {ends[-1]:,} token ids, and a column holds at most "
+            f"{np.iinfo(np.int32).max:,}: select fewer or shorter documents"
         )
     shards: dict[str, np.ndarray] = {}
     parts = [np.zeros(0, np.uint32)]
@@ -249,12 +249,12 @@ def read_ids(tables: pa.Array, offsets: pa.Array, lengths: pa.Array) -> pa.ListA
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal in SQL."""
+    """Return a text as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def literal_path(path: Path) -> str:
-    """Return a path for DuckDB, which would take some signs in the name of a folder for a pattern."""
+    """Return a path with DuckDB's glob characters escaped."""
     return re.sub(r"([*?[])", r"[\1]", str(path))
 
 
@@ -271,7 +271,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON holds it: null for infinite numbers and NaN, hexadecimal digits for bytes."""
+    """Return a value that JSON can hold: null for infinite numbers and NaN, hexadecimal digits for bytes."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, str | int | float | bool):

@@ -1,4 +1,4 @@
-"""Digests of settings, of files, and of tables by their rows, independent of their layout."""
+"""Digests of settings and files, and logical digests of tables, which do not depend on the layout of the rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def plain(value: Any) -> Any:
     """Return a value with dataclasses and tuples as JSON objects and lists.
 
     Raises:
-        TypeError: for a value without an unambiguous JSON form (sets, functions, objects), and for paths, which do not
-            belong in a digest.
+        TypeError: for a value without an unambiguous JSON form (sets, functions, objects), and for paths, which must
+            not enter a digest.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
@@ -30,10 +30,10 @@ def plain(value: Any) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """Return JSON with sorted keys and no spaces: equal values give equal text."""
+    """Return JSON with sorted keys and no spaces, so that equal values give equal text."""
     try:
         return _ENCODER.encode(value)
-    except TypeError:  # a dataclass somewhere, or something that has no JSON form
+    except TypeError:  # it contains a dataclass, or a value without a JSON form
         return _ENCODER.encode(plain(value))
 
 
@@ -52,19 +52,18 @@ def sha256_file(path: Path) -> str:
 
 
 def rows_digest(rows: Iterable[tuple[str, str]]) -> str:
-    """Return the logical digest of a table: over its distinct (id, content digest) pairs in sorted order.
+    """Return the logical digest of a table: the sha256 of its distinct (id, content digest) pairs in sorted order.
 
-    It does not depend on files or on the order of rows, so a table built in two steps has the digest of the same table
-    built in one.
+    A table built in two steps has the digest of the same table built in one.
     """
-    # one string for each pair sorts as the pair does, and takes half its memory: there may be hundreds of thousands
+    # one string per pair sorts like the pair and takes half its memory: there may be hundreds of thousands
     joined = sorted(f"{identity}\0{content}" for identity, content in rows)
     pairs = (pair.rpartition("\0") for pair, _ in groupby(joined))
     return sorted_rows_digest((identity, content) for identity, _, content in pairs)
 
 
 def sorted_rows_digest(rows: Iterable[tuple[str, str]]) -> str:
-    """Return the `rows_digest` of distinct rows that come in sorted order, without holding them."""
+    """Return the `rows_digest` of distinct, sorted rows; they are read once and not kept in memory."""
     digest = hashlib.sha256()
     for identity, content in rows:
         digest.update(f"{len(identity)}:{identity}{len(content)}:{content}".encode())
@@ -72,10 +71,7 @@ def sorted_rows_digest(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def list_digest(items: Iterable[Any], head: str = "") -> str:
-    """Return the `sha256_json` of the list of these items, or of `[head, items]` if there is a head.
-
-    The items are not held.
-    """
+    """Return the `sha256_json` of the list of these items, or of `[head, items]` if there is a head, as a stream."""
     digest = hashlib.sha256(f"[{canonical_json(head)},[".encode() if head else b"[")
     for number, item in enumerate(items):
         digest.update(f"{',' if number else ''}{canonical_json(item)}".encode("utf-8", "surrogatepass"))

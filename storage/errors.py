@@ -1,14 +1,14 @@
-"""Errors that are shown without a traceback, because the person can correct their cause."""
+"""Errors that are shown without a traceback, because the user can correct their cause."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-# Messages of disk faults that last until the person acts, as other processes and libraries (SQLite too) report them.
+# Messages of the operating system, libraries and SQLite about disk faults that last until the user acts.
 _LASTING = {
     os.strerror(errno.ENOSPC): "the disk is full",
-    os.strerror(errno.EDQUOT): "the disk is full as far as you may fill it",
+    os.strerror(errno.EDQUOT): "the disk quota is used up",
     os.strerror(errno.EROFS): "the disk can only be read",
     "database or disk is full": "the disk is full",
     "attempt to write a readonly database": "the disk can only be read",
@@ -16,14 +16,14 @@ _LASTING = {
 
 
 class UserError(ValueError):
-    """An invalid request, or a state of the machine that the person has to change.
+    """An invalid request, or a state of the machine that the user has to change.
 
     The message says what was found, what was expected, and what to do.
     """
 
 
 class Unreachable(UserError, ConnectionError):
-    """A server does not answer, or reports a fault of its own; trying again later may help."""
+    """A server does not respond, or reports an internal error; a later attempt may succeed."""
 
 
 def lasting_fault(error: BaseException | None) -> UserError | None:
@@ -35,8 +35,8 @@ def lasting_fault(error: BaseException | None) -> UserError | None:
             fault = next((fault for message, fault in _LASTING.items() if message in line), None)
             if fault is not None:
                 return UserError(
-                    f"{fault} ({line.strip()}): mend that and run the same command again; what is finished stays, and "
-                    "it goes on from there"
+                    f"{fault} ({line.strip()}): correct that and run the same command again; it resumes from the "
+                    "finished work"
                 )
         error = error.__cause__ or error.__context__
     return None

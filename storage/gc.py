@@ -1,11 +1,11 @@
-"""Garbage collection: mark from the roots through manifests, and sweep what is not marked.
+"""Garbage collection: mark artefacts from the roots through manifests, and remove those that are not marked.
 
-Roots are the store's names, artefacts that the caller names (registered models, runs), the inputs of unfinished work,
-and everything that was made or used lately. Marked is what they were made from, down to the segments. Artefacts that
-describe others (an evaluation of a model) stay with their inputs, see `StageFacts.keep_with`. A needed artefact that is
-damaged stays, with its inputs: `verify --repair` has to find both.
+Roots are the refs of the store, artefacts given by the caller (registered models, runs), the inputs of unfinished work,
+and artefacts made or used within the grace period. Their inputs are marked too, down to the segments. Artefacts that
+describe others (an evaluation of a model) are kept with them, see `StageFacts.keep_with`. A marked artefact that is
+damaged is kept with its inputs, for `verify --repair`.
 
-An artefact is removed before its inputs, and its manifest first, so the sweep may be killed anywhere and run again.
+An artefact is removed before its inputs, and its manifest first, so a removal may be killed anywhere and run again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Garbage:
     """Artefacts and unfinished work that garbage collection would remove.
 
     Attributes:
-        artefacts: each before its inputs.
-        inputs: of each of them, those that are garbage too.
-        work: unfinished work that has not been touched during the grace period.
-        sizes: by stage.
+        artefacts: stage and key, each before its inputs.
+        inputs: for each of them, its inputs that are garbage too.
+        work: unfinished work without a change during the grace period.
+        sizes: number and bytes of artefacts, per stage.
     """
 
     artefacts: list[Name] = field(default_factory=list)
@@ -60,8 +60,8 @@ class _Manifests:
     """The manifests of a store, by name and by content.
 
     Attributes:
-        bare: folders without a manifest, of artefacts whose removal was interrupted.
-        unreadable: errors of manifests that cannot be read.
+        bare: folders without a manifest, which an interrupted removal left.
+        unreadable: error message of each manifest that cannot be read.
     """
 
     def __init__(self, store: Store) -> None:
@@ -83,7 +83,7 @@ class _Manifests:
                 self.by_digest[manifest.stage, manifest.digest].append(name)
 
     def resolve(self, ref: ArtifactRef) -> Collection[Name]:
-        """Return an artefact, and those with its content if it is gone."""
+        """Return an artefact; if it was removed, also the artefacts with the same content."""
         name = (ref.stage, ref.key)
         return [name] if name in self.by_name else [name, *self.by_digest.get((ref.stage, ref.digest), ())]
 
@@ -100,7 +100,7 @@ class _Manifests:
                 waiting += self.resolve(ref)
 
     def mark_companions(self, facts: Mapping[str, StageFacts], marked: set[Name]) -> None:
-        """Mark artefacts whose `keep_with` inputs are all marked, until there are no more."""
+        """Mark artefacts whose `keep_with` inputs are all marked, until no more are found."""
         inputs = {}
         for name, manifest in self.by_name.items():
             if arguments := facts.get(name[0], StageFacts()).keep_with:
@@ -114,7 +114,7 @@ class _Manifests:
             self.mark(kept, marked)
 
     def sizes(self, garbage: Collection[Name] = ()) -> list[StageSize]:
-        """Return number and bytes of each stage's artefacts."""
+        """Return number and bytes of the artefacts per stage."""
         found: dict[str, StageSize] = {}
         for name, manifest in sorted(self.by_name.items()):
             total, size = found.setdefault(name[0], StageSize(name[0])), sum(entry.size for entry in manifest.files)
@@ -127,25 +127,25 @@ class _Manifests:
 
 
 def sizes(store: Store) -> list[StageSize]:
-    """Return number and bytes of each stage's artefacts."""
+    """Return number and bytes of the artefacts per stage."""
     return _Manifests(store).sizes()
 
 
 def find_garbage(store: Store, roots: Iterable[Name], facts: Mapping[str, StageFacts], grace: float) -> Garbage:
-    """Return what nothing needs.
+    """Return the artefacts and the unfinished work that can be removed.
 
     Args:
-        roots: artefacts that are needed although no name of the store leads to them.
-        facts: by stage.
-        grace: seconds for which everything stays that was made or used, unfinished work too.
+        roots: artefacts to keep in addition to those that refs of the store name.
+        facts: properties of the stages, by name.
+        grace: seconds since the last use during which artefacts and unfinished work are kept.
 
     Raises:
-        StoreError: if the manifest of a needed artefact cannot be read, because its inputs are unknown then.
+        StoreError: if the manifest of a needed artefact cannot be read, so that its inputs are unknown.
     """
     before = time.time() - grace
-    store = copy.copy(store)  # which has no listings yet
+    store = copy.copy(store)  # the copy has no cached listings
     known = _Manifests(store)
-    owned = store.unfinished(owned=True)  # before the idle: what loses its owner meanwhile is in both, not in none
+    owned = store.unfinished(owned=True)  # before the idle: work that loses its owner in between is in both
     idle = store.unfinished()
     work = [*owned, *(item for item in idle if item.touched > before)]
     marked: set[Name] = set()
@@ -180,7 +180,7 @@ def find_garbage(store: Store, roots: Iterable[Name], facts: Mapping[str, StageF
 
 
 def remove_garbage(store: Store, garbage: Garbage, grace: float) -> list[Name]:
-    """Remove garbage; returns what was left because it was used meanwhile, and the inputs of that."""
+    """Remove garbage; returns the artefacts that were kept because they are in use again, and their inputs."""
     left: list[Name] = []
     needed: set[Name] = set()
     for name in garbage.artefacts:
@@ -198,7 +198,7 @@ def remove_garbage(store: Store, garbage: Garbage, grace: float) -> list[Name]:
 
 
 def named(store: Store) -> Iterator[Name]:
-    """Yield the artefacts that the names of a store lead to."""
+    """Yield the artefacts that the refs of a store name."""
     for name in store.refs(""):
         if name != TOMBSTONES_REF:
             yield from _names_in(store.read_ref(name))

@@ -1,7 +1,7 @@
-"""The home folder: one place for the store, the embedded databases and the memo of file hashes.
+"""The home folder: the store, the databases of Prefect and MLflow, reports and caches.
 
-`SHEEPFOLD_HOME` names it (default `.sheepfold` in the current folder); everything below is absolute, because MLflow
-and Prefect write addresses into databases that outlive the current folder.
+Set by `SHEEPFOLD_HOME` (default `.sheepfold` in the current folder). All paths are absolute, because MLflow and Prefect
+write them into databases that are used from other folders later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from storage.atomic import write_file
 from storage.errors import UserError
 
-# the beginning of a query, an escaped byte, and a byte that is not UTF-8
+# the start of a query, an escaped byte, and a byte that is not UTF-8
 _NOT_IN_ADDRESSES = re.compile(r"[?]|%[0-9A-Fa-f]{2}|[\ud800-\udfff]")
 _PASSWORD = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
 
@@ -31,29 +31,29 @@ TEAM_TRACKING = "team/tracking.json"  # address of a team's MLflow server, and t
 
 
 def check_corpus_name(corpus: str) -> str:
-    """Return the name of a corpus if files can bear it.
+    """Return the name of a corpus, checked: it becomes part of file names.
 
     Raises:
-        UserError: if they cannot.
+        UserError: if it is not allowed.
     """
     if not _CORPUS_NAME.fullmatch(corpus):
         shown = corpus if len(corpus) <= 60 else f"{corpus[:60]}..."
         raise UserError(
-            f"{shown!r} is no name for a corpus: give 1 to {LONGEST_CORPUS_NAME} letters, digits, spaces, dots, "
-            "hyphens and underscores, the first and the last of them a letter, a digit or an underscore"
+            f"{shown!r} is not a valid name of a corpus: give 1 to {LONGEST_CORPUS_NAME} letters, digits, spaces, "
+            "dots, hyphens and underscores, with a letter, a digit or an underscore first and last"
         )
     return corpus
 
 
 @dataclass(frozen=True)
 class Home:
-    """Absolute addresses of everything in one home.
+    """Absolute addresses of a home's parts.
 
     Attributes:
-        path: the home folder, absolute.
+        path: the home folder.
         store: address of the artefact store: a folder, or an `s3://` address.
-        tracking_uri: MLflow's tracking and registry address.
-        artifacts: where a new tracking database lets MLflow put its artefacts; empty for the usual place.
+        tracking_uri: address of MLflow's tracking server and registry.
+        artifacts: address for MLflow's artefacts, used when its database is created; empty for MLflow's default.
     """
 
     path: Path
@@ -65,12 +65,12 @@ class Home:
     def from_environment(cls, path: str | Path | None = None) -> Home:
         """Return the home at `path`, else at `SHEEPFOLD_HOME`, else `.sheepfold` in the current folder.
 
-        `SHEEPFOLD_STORE` and `MLFLOW_TRACKING_URI` replace the store and the tracking database inside of it (so does
-        the server of a team whose database lies elsewhere), `SHEEPFOLD_ARTIFACTS` the place of MLflow's artefacts.
+        `SHEEPFOLD_STORE`, `MLFLOW_TRACKING_URI` and `SHEEPFOLD_ARTIFACTS` replace the store, the tracking database and
+        the folder of MLflow's artefacts inside the home; a team's MLflow server also replaces the tracking database.
 
         Raises:
-            UserError: if its path cannot stand in the address of a database, or an address holds a password that
-                belongs elsewhere.
+            UserError: if the path has a character that addresses of databases cannot hold, or an address has a
+                password.
         """
         chosen = path or os.environ.get("SHEEPFOLD_HOME") or ".sheepfold"
         root = Path(chosen).expanduser().resolve()
@@ -92,12 +92,12 @@ class Home:
 
     @property
     def shown_tracking_uri(self) -> str:
-        """MLflow's address without the password of a database, to be shown and recorded."""
+        """MLflow's address without a password, for messages and records."""
         return without_password(self.tracking_uri)
 
     @property
     def has_tracking(self) -> bool:
-        """True if there is an MLflow database or a server; connecting to a SQLite database creates it."""
+        """True if the MLflow database exists or a server is set; a connection would create a SQLite database."""
         kind, _, place = self.tracking_uri.partition(":///")
         return kind != "sqlite" or Path(place.partition("?")[0]).exists()
 
@@ -131,15 +131,15 @@ class Home:
         return self.reports / corpus
 
     def login(self) -> dict[str, str]:
-        """Return the variables with the login of the tracking server of the home's team, if it needs one."""
+        """Return environment variables with the login to the team's tracking server; empty if there is none."""
         known = _team_tracking(self.path)
         return dict(known.get("variables", {})) if known.get("uri") == self.tracking_uri else {}
 
     def password_key(self) -> bytes:
-        """Return the key with which passwords are hashed; random, created at first use, readable by the owner only.
+        """Return the key for hashing passwords: random, created at first use, readable by its owner only.
 
         Raises:
-            UserError: if it cannot be read or made.
+            UserError: if it cannot be read or created.
         """
         path = self.path / "password.key"
         try:
@@ -147,32 +147,32 @@ class Home:
                 write_file(path, secrets.token_bytes(32), mode=0o600)
             return path.read_bytes()
         except OSError as error:
-            raise UserError(f"the key {path} cannot be used ({error.strerror}): mend its permissions") from error
+            raise UserError(f"the key {path} cannot be used ({error.strerror}): correct its permissions") from error
 
     def create(self) -> Home:
-        """Create the folder; harmless if it exists.
+        """Create the folder unless it exists.
 
         Raises:
             UserError: if it cannot be created or written.
         """
-        advice = "name a folder of yours by --home or SHEEPFOLD_HOME"
+        advice = "give a folder that you may write by --home or SHEEPFOLD_HOME"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"the home {self.path} cannot be made ({error.strerror}): {advice}") from error
+            raise UserError(f"the home {self.path} cannot be created ({error.strerror}): {advice}") from error
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise UserError(f"the home {self.path} cannot be written: {advice}")
         return self
 
 
 def _team_tracking(root: Path) -> dict[str, Any]:
-    """Return the MLflow server recorded in a team's home; empty if the database lies in the home itself."""
+    """Return the MLflow server recorded in a team's home; empty if the database is in the home itself."""
     try:
         found = json.loads((root / TEAM_TRACKING).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        raise UserError(f"{root / TEAM_TRACKING} cannot be read ({error}): `sheepfold up` writes it anew") from None
+        raise UserError(f"{root / TEAM_TRACKING} cannot be read ({error}): `sheepfold up` writes it again") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -182,32 +182,32 @@ def without_password(address: str) -> str:
 
 
 def _refuse_password(variable: str, address: str, instead: str) -> None:
-    """Raise UserError if an address holds a password: addresses are shown, and recorded in manifests and databases."""
+    """Raise UserError if an address has a password: addresses are shown, and recorded in manifests and databases."""
     parts = urlsplit(address)
     if "@" in parts.netloc or "secret" in parts.query:
         place = parts.netloc.rpartition("@")[2]
         raise UserError(
-            f"{variable} ({parts.scheme}://...{place}) holds a password, which would be shown and kept wherever the "
-            f"address is: give it by {instead}"
+            f"{variable} ({parts.scheme}://...{place}) holds a password, which would be shown and recorded with the "
+            f"address: set {instead} instead"
         )
 
 
 def _check_address(root: Path) -> None:
-    """Raise UserError for a home whose path has another meaning in the database addresses of MLflow and Prefect.
+    """Raise UserError for a path with characters that have a meaning in addresses of databases.
 
-    Releases of SQLAlchemy differ in what a "%" stands for, and MLflow creates the folder that the address names.
+    Releases of SQLAlchemy decode "%" differently, and MLflow creates the folder that the address names.
     """
     found = _NOT_IN_ADDRESSES.search(str(root))
     if found:
         raise UserError(
-            f"the home {str(root)!r} holds {found[0]!r}, which means something else in the address of a database: "
-            "choose another folder by --home or SHEEPFOLD_HOME"
+            f"the path of the home {str(root)!r} has {found[0]!r}, which addresses of databases cannot hold: choose "
+            "another folder by --home or SHEEPFOLD_HOME"
         )
 
 
 @contextmanager
 def kept_variables(*names: str) -> Iterator[None]:
-    """Restore environment variables at the end, set or not."""
+    """Restore environment variables when the context ends; those that were not set are removed."""
     saved = {name: os.environ.get(name) for name in names}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Lineage: which artefacts were made from which, read from manifests alone."""
+"""Lineage: the inputs and the descendants of artefacts, read from manifests alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.store import Store, StoreError
 
 
 def manifest_of(store: Store, ref: ArtifactRef) -> Manifest:
-    """Return the manifest of an artefact that is in the store, or was removed and its manifest kept.
+    """Return the manifest of an artefact in the store, or the kept manifest of a removed one.
 
     Raises:
         StoreError: if there is none.
@@ -33,7 +33,7 @@ def segment_of(store: Store, ref: ArtifactRef) -> str:
 
 
 def ancestors(store: Store, ref: ArtifactRef) -> Iterator[tuple[int, Manifest]]:
-    """Yield distance and manifest of an artefact and of everything it was made from, nearest first, each once."""
+    """Yield distance and manifest of an artefact and of its inputs, direct and indirect: nearest first, each once."""
     seen = {ref.key}
     waiting = [(0, ref)]
     while waiting:
@@ -55,7 +55,7 @@ def ancestor(store: Store, ref: ArtifactRef, stage: str) -> Manifest:
     for _, manifest in ancestors(store, ref):
         if manifest.stage == stage:
             return manifest
-    raise StoreError(f"no artefact of stage {stage} stands behind {ref.stage}/{ref.key}")
+    raise StoreError(f"{ref.stage}/{ref.key} was not made from an artefact of stage {stage}")
 
 
 def location_of(store: Store, ref: ArtifactRef) -> str:
@@ -64,14 +64,14 @@ def location_of(store: Store, ref: ArtifactRef) -> str:
 
 
 def descendants(store: Store, sources: Iterable[ArtifactRef], beyond: Collection[str] = ()) -> list[Manifest]:
-    """Return the manifests of everything that was made from some artefacts, directly or not, in no order.
+    """Return the manifests of all artefacts made from `sources`, directly or not, in any order.
 
-    Artefacts are found by content, so a manifest may name an input of the same content under another key: inputs are
-    compared by content. Removed artefacts are followed by their kept manifests, and not returned.
+    Inputs are compared by content: a manifest may name an input of the same content under another key. Removed
+    artefacts are followed by their kept manifests, and not returned.
 
     Args:
-        sources: not returned themselves.
-        beyond: stages whose artefacts are returned, but nothing that was made from those.
+        sources: the artefacts to start from; not returned themselves.
+        beyond: stages at which the search ends: their artefacts are returned, without their descendants.
     """
     made: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
     present = [manifest for stage in store.stages() for manifest in store.manifests(stage)]

@@ -1,7 +1,7 @@
 """Owner locks: one process at a time works on one artefact.
 
-The operating system holds the lock (`flock`) and frees it when its owner dies, so no dead process keeps a lock. The
-file's text is for the person who asks which process works there.
+The operating system holds the lock (`flock`) and releases it when its owner ends. The file's text names the owner in
+messages.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from filelock import FileLock, Timeout
 
 from storage.errors import UserError
 
-FIRST_ATTEMPT_SECONDS = 0.05  # before a wait is reported: a lock file may be unlinked between our open and our lock
+FIRST_ATTEMPT_SECONDS = 0.05  # before a wait is reported: another process may unlink the file between open and lock
 
 
 def read_owner(path: Path) -> str:
-    """Return the owner of a lock in words."""
+    """Return the owner of a lock, such as `process 12 on HOST`."""
     try:
         return path.read_text(errors="replace") or "another process"
     except OSError:
@@ -29,12 +29,12 @@ def read_owner(path: Path) -> str:
 
 
 def _lock(path: Path) -> FileLock:
-    # without flock a soft lock would outlive a killed owner, so a file system that has none is refused
+    # a soft lock would remain after its owner was killed, so a file system without flock is refused
     return FileLock(path, thread_local=False, fallback_to_soft=False)
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a living owner holds the lock file `path`."""
+    """Return True if a running process holds the lock file `path`."""
     if not path.exists():
         return False
     try:
@@ -46,11 +46,11 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the lock file `path`, waiting for a living owner.
+    """Hold the lock file `path`, after waiting for its owner.
 
     Args:
         path: lock file; created and removed here.
-        on_wait: called once with a sentence that names the owner, before we wait for it.
+        on_wait: called once before a wait, with a message that names the owner.
 
     Raises:
         UserError: if the file system has no locks.
@@ -75,6 +75,6 @@ def owner_lock(path: Path, on_wait: Callable[[str], None] | None = None) -> Iter
         yield
     finally:
         try:
-            path.unlink(missing_ok=True)  # while we hold it: a process that opened it meanwhile sees that, and retries
+            path.unlink(missing_ok=True)  # while it is held: a process that has opened it notices, and retries
         finally:
             lock.release()

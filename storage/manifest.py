@@ -1,4 +1,4 @@
-"""Artefact references and manifests. The presence of a manifest is the commit, and lineage is read from manifests."""
+"""Artefact references and manifests. An artefact is committed when its manifest exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ArtifactRef:
 
     @property
     def made(self) -> bool:
-        """False for an artefact that a plan knows to be missing."""
+        """False for an artefact that a plan found missing."""
         return bool(self.digest)
 
 
@@ -37,9 +37,9 @@ class RefSet:
 
     Attributes:
         refs: the artefacts, one for each segment; two segments of equal content may share one.
-        digest: logical digest of the rows in use, independent of how they are spread over the artefacts.
+        digest: logical digest of the rows in use, independent of their distribution over the artefacts.
         segments: keys of the extraction segments of the artefacts, in the same order. An artefact's manifest may name
-            another segment, because artefacts are found by content and two segments may have the same.
+            another segment of the same content.
         live: for each artefact, the ids of the documents to read from it; None for all.
     """
 
@@ -50,13 +50,13 @@ class RefSet:
 
     @classmethod
     def of(cls, refs: Sequence[ArtifactRef]) -> RefSet:
-        """Return whole artefacts as one input; without a digest where a plan would make one of them."""
+        """Return whole artefacts as one input; without a digest if one of them is missing in a plan."""
         made = all(ref.made for ref in refs)
         return cls(tuple(refs), rows_digest((ref.key, ref.digest) for ref in refs) if made else "")
 
     @property
     def made(self) -> bool:
-        """False where a plan knows one of the artefacts to be missing."""
+        """False if a plan found one of the artefacts missing."""
         return bool(self.digest)
 
     @property
@@ -84,8 +84,8 @@ class Manifest:
     Attributes:
         inputs: name of the argument -> its logical digest and the artefacts behind it.
         settings: the settings the stage read; part of the key.
-        counts: what was counted on the way (rows, files computed); not part of the key.
-        tools: versions of the tools that did the work; recorded, not part of the key.
+        counts: figures such as rows and computed files; not part of the key.
+        tools: versions of the tools that were used; recorded, not part of the key.
         modes: seed, generators and kernels in use (see `model.seed_everything`); recorded, not part of the key.
         code: fingerprint of the stage's modules; recorded, not part of the key.
         seconds: wall time of the computation.
@@ -112,12 +112,12 @@ class Manifest:
 
     @property
     def content_key(self) -> str:
-        """Key computed from stage, version, inputs and settings."""
+        """Key, computed from stage, version, inputs and settings."""
         digests = {name: entry["digest"] for name, entry in self.inputs.items()}
         return artifact_key(self.stage, self.version, digests, self.settings)
 
     def input_refs(self, name: str | None = None) -> list[ArtifactRef]:
-        """Return the artefacts that this one was made from, or only those of the argument `name`."""
+        """Return the inputs of the artefact, or only those of the argument `name`."""
         chosen = [self.inputs[name]] if name is not None else list(self.inputs.values())
         return [ArtifactRef(**ref) for entry in chosen for ref in entry["refs"]]
 
@@ -130,7 +130,7 @@ class Manifest:
         """Return the manifest with this text of `manifest.json`.
 
         Raises:
-            ValueError: if the text is not a manifest of this format, or a file's name leads out of the artefact.
+            ValueError: if the text is not a manifest of this format, or a file's name is outside of the artefact.
         """
         record = json.loads(text)
         if not isinstance(record, dict) or record.pop("format", None) != MANIFEST_FORMAT:
@@ -138,7 +138,7 @@ class Manifest:
         record["files"] = [FileEntry(**entry) for entry in record["files"]]
         outside = [entry.name for entry in record["files"] if not stays_inside(entry.name)]
         if outside:
-            raise ValueError(f"the file name {outside[0]!r} leads out of the artefact")
+            raise ValueError(f"the file name {outside[0]!r} is outside of the artefact")
         return cls(**record)
 
 
@@ -148,8 +148,8 @@ class StageFacts:
 
     Attributes:
         tables: schema of each Parquet table, by file name.
-        keep_with: inputs with which an artefact is kept by garbage collection although no name leads to it.
-        pinned: the artefact in use by a corpus is noted under the name `<stage>/<corpus>`.
+        keep_with: arguments; garbage collection keeps an artefact while these inputs are kept.
+        pinned: the ref `<stage>/<corpus>` records the artefact that a corpus uses.
     """
 
     tables: Mapping[str, pa.Schema] = field(default_factory=dict)
@@ -158,21 +158,21 @@ class StageFacts:
 
 
 def artifact_key(stage: str, version: int, inputs: Mapping[str, str], settings: Mapping[str, Any]) -> str:
-    """Return the key under which an artefact is found.
+    """Return the key of an artefact.
 
     Args:
-        inputs: logical digest of each input by the name of the argument.
+        inputs: logical digest of each input, by name of the argument.
     """
     return sha256_json({"stage": stage, "version": version, "inputs": inputs, "settings": settings})
 
 
 def stays_inside(name: str) -> bool:
-    """Return True if a relative name from an untrusted source leads to a place inside its folder."""
+    """Return True if a relative path from an untrusted source stays inside its folder."""
     return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def describe_inputs(inputs: Mapping[str, Input]) -> dict[str, dict[str, Any]]:
-    """Return inputs in the form that a manifest keeps."""
+    """Return inputs in the form of `Manifest.inputs`."""
     described = {}
     for name, value in inputs.items():
         refs = value.refs if isinstance(value, RefSet) else (value,)

@@ -1,7 +1,7 @@
-"""MLflow's model registry: one registered model per corpus, a projection of the store.
+"""MLflow's model registry: one registered model per corpus.
 
-The ref `models/CORPUS` records which checkpoints were registered, under which version, and which of them have an alias.
-Names are looked up there, without MLflow; `Registry` writes MLflow, which can be rebuilt from the record.
+The ref `models/CORPUS` of the store records the registered checkpoints with their versions and aliases. Models are
+looked up there, without MLflow; `Registry` writes to MLflow, which can be rebuilt from the record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODEL_NAME = "sheepfold"
 DEFAULT_CORPUS = "default"
 MODELS_REF = "models/"
-MOST_VERSIONS = 200_000  # of one search; MLflow allows no more
+MOST_VERSIONS = 200_000  # MLflow's limit on the results of a search
 CHAMPION, CHALLENGER, PREVIOUS = ALIASES = "champion", "challenger", "previous"
 DIGEST_TAG = "sheepfold.checkpoint_digest"
 CHECKPOINT_KEY_TAG = "sheepfold.checkpoint_key"
@@ -47,10 +47,10 @@ class Registered:
     Attributes:
         evaluation: metrics of the last promotion.
         gates: verdicts of the last promotion.
-        traced: True if that promotion's settings allowed to search the training text for generated passages.
+        traced: True if the last promotion searched the training text for memorised spans.
         tags: tags of the model version.
-        version: its number in MLflow; empty while MLflow does not have it.
-        run_id: its run in MLflow.
+        version: number in MLflow; empty while MLflow does not have it.
+        run_id: run in MLflow.
     """
 
     checkpoint: ArtifactRef
@@ -67,7 +67,7 @@ class Models:
     """Registered checkpoints of a corpus, as the store records them.
 
     Attributes:
-        models: by digest of the checkpoint, the oldest first.
+        models: by digest of the checkpoint, oldest first.
         aliases: digest of the checkpoint by alias.
     """
 
@@ -86,7 +86,7 @@ def read_models(store: Store, corpus: str) -> Models:
 
 
 def write_models(store: Store, corpus: str, models: Models) -> None:
-    """Write the record of a corpus's registered checkpoints; on S3 only if nobody wrote it since it was read."""
+    """Write the record of a corpus's registered checkpoints; on S3 only if it has not changed since it was read."""
     value = {"models": [asdict(item) for item in models.models.values()], "aliases": dict(models.aliases)}
     store.write_ref(MODELS_REF + corpus, value)
 
@@ -96,9 +96,9 @@ class ModelVersion:
     """One version of a registered model.
 
     Attributes:
-        name: of the registered model.
+        name: name of the registered model.
         checkpoint: the artefact that it was made from.
-        model_id: of the logged model that metrics are tied to; empty if there is none, or if it was not asked for.
+        model_id: id of the logged model that metrics are tied to; empty if there is none, or it was not requested.
     """
 
     name: str
@@ -111,7 +111,7 @@ class ModelVersion:
 
 
 def registered_versions(store: Store) -> list[ModelVersion]:
-    """Return all versions that a store records, by name, the oldest first."""
+    """Return all versions that a store records, by name, oldest first."""
     found = []
     for corpus in (ref.removeprefix(MODELS_REF) for ref in store.refs(MODELS_REF)):
         known = read_models(store, corpus)
@@ -125,10 +125,10 @@ def registered_versions(store: Store) -> list[ModelVersion]:
 
 
 def find_version(versions: Iterable[ModelVersion], model: str, corpus: str) -> ModelVersion | None:
-    """Return the version behind an alias, a number, a `models:/` address or a run id; None if there is none.
+    """Return the version with an alias, a number, a `models:/` address or a run id; None if there is none.
 
     Args:
-        corpus: whose model an alias or a number belongs to that names none.
+        corpus: the corpus of an alias or a number that names no model.
     """
     name, separator, rest = model.removeprefix("models:/").partition("@" if "@" in model else "/")
     if not separator:
@@ -150,8 +150,8 @@ class Registry:
         self.name = model_name(corpus)
 
     def versions(self) -> list[ModelVersion]:
-        """Return all versions in MLflow, the oldest first."""
-        aliases = [  # search results of versions lack them
+        """Return all versions in MLflow, oldest first."""
+        aliases = [  # the results of `search_model_versions` lack them
             (alias, str(version))
             for model in self.client.search_registered_models(f"name = '{self.name}'")
             for alias, version in model.aliases.items()
@@ -161,7 +161,7 @@ class Registry:
         for item in sorted(found, key=lambda item: int(item.version)):
             checkpoint = ArtifactRef(*(item.tags.get(tag, "") for tag in (STAGE_TAG, CHECKPOINT_KEY_TAG, DIGEST_TAG)))
             names = tuple(sorted(alias for alias, version in aliases if version == str(item.version)))
-            logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", item.source or "")  # databases do not keep model_id
+            logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", item.source or "")  # MLflow's databases lack model_id
             model_id = logged[1] if logged else ""
             versions.append(
                 ModelVersion(
@@ -171,7 +171,7 @@ class Registry:
         return versions
 
     def by_digest(self) -> dict[str, ModelVersion]:
-        """Return the first version of each checkpoint by its digest, the oldest first."""
+        """Return the first version of each checkpoint by its digest, oldest first."""
         found: dict[str, ModelVersion] = {}
         for version in self.versions():
             found.setdefault(version.checkpoint.digest, version)
@@ -181,7 +181,7 @@ class Registry:
         """Return the version of a checkpoint that the store records.
 
         Raises:
-            UserError: if MLflow lacks it, because its database is new or older.
+            UserError: if MLflow lacks it, because its database is new or was restored from an older one.
         """
         found = self.by_digest().get(digest)
         if found is None:
@@ -198,7 +198,7 @@ class Registry:
 
         Args:
             description: the model card, Markdown.
-            model: arguments of `mlflow.pyfunc.log_model`.
+            **model: arguments of `mlflow.pyfunc.log_model`.
         """
         from mlflow.exceptions import MlflowException
 
@@ -209,7 +209,7 @@ class Registry:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         own = {DIGEST_TAG: checkpoint.digest, CHECKPOINT_KEY_TAG: checkpoint.key, STAGE_TAG: checkpoint.stage}
-        # all tags in one request, so that a version can always be found by its digest
+        # with all tags in the same request, so that every version can be found by its digest
         self.client.create_model_version(
             self.name,
             source=source,
@@ -233,12 +233,12 @@ class Registry:
             filter_string=f"tags.`{DIGEST_TAG}` = '{checkpoint.digest}'",
             output_format="list",
         )
-        # not in the filter: PostgreSQL refuses MLflow's comparison of the status's name with its number
+        # not in the filter: there MLflow compares the status's name with its number, which PostgreSQL refuses
         for item in found:
             if item.status == LoggedModelStatus.READY:
                 return str(item.model_uri)
         with mlflow.start_run(run_id=run_id), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # MLflow asks for type hints and an example beside the signature
+            warnings.simplefilter("ignore")  # MLflow warns of missing type hints and input examples
             return str(mlflow.pyfunc.log_model(name=MODEL_NAME, tags=tags, **model).model_uri)
 
     def set_tags(self, version: ModelVersion, tags: Mapping[str, str]) -> None:

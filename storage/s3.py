@@ -1,12 +1,12 @@
-"""The artefact store on S3, with a folder of this machine as its cache: stages, DuckDB and training work on files.
+"""The artefact store on S3, with a local folder as its cache, because stages, DuckDB and training read files.
 
     <address>/<stage>/<key>/<sha256>/NAME     data files, below the first digits of their sha256
-    <address>/<stage>/<key>/manifest.json     put last and on condition: its presence is the commit
+    <address>/<stage>/<key>/manifest.json     put last, by a conditional write: its presence is the commit
     <address>/.refs/, .removed/               as in a folder
 
-Two machines may make the same artefact at once: nothing keeps them apart but the condition on the manifest (nothing is
-there yet, or still the artefact that is replaced). Data files are named by content, so no upload changes a file that a
-manifest lists. Unfinished work, its locks and its scratch stay on the machine that does it.
+Two machines may make the same artefact at once: the conditional write of the manifest decides (it succeeds if there is
+none yet, or still the one that is replaced). Data files are named by content, so an upload never changes a file that a
+manifest lists. Unfinished work, locks and scratch folders are local.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from storage.errors import Unreachable, UserError
 from storage.manifest import ArtifactRef, FileEntry, Manifest, stays_inside
 from storage.store import MANIFEST_NAME, Store, StoreError, has_size, parse_manifest
 
-ETAG_NAME = ".etag"  # beside a cached manifest: ETag of the object that it is a copy of
-TRANSFERS = 4  # files of an artefact that move at once
+ETAG_NAME = ".etag"  # in the cache, next to a manifest: ETag of the object that was downloaded
+TRANSFERS = 4  # files of an artefact that are transferred at once
 READS = 12  # manifests that are read at once
-LISTING_SECONDS = 300.0  # for which a listing is believed where an older state does no harm
-UPLOAD_SECONDS = 24 * 3600.0  # for which files without a manifest count as an upload of another machine
-USE_SECONDS = 3600.0  # between two records of the use of an artefact, because each is a request
+LISTING_SECONDS = 300.0  # lifetime of a cached listing, used where an older state is harmless
+UPLOAD_SECONDS = 24 * 3600.0  # during which files without a manifest count as an upload by another machine
+USE_SECONDS = 3600.0  # interval of recording the use of an artefact; each record is a request
 CLIENT: Any = {
     "allow_http": True,
     "timeout": timedelta(minutes=10),
@@ -49,7 +49,7 @@ CLIENT: Any = {
 }
 RETRY: Any = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
 _NAME_LENGTH = 16  # digits of a file's sha256 in its object's name
-_CONDITIONS: dict[str, Any] = {"If-None-Match": "create", "If-Match": {"e_tag": f'"{"0" * 32}"'}}  # of no object
+_CONDITIONS: dict[str, Any] = {"If-None-Match": "create", "If-Match": {"e_tag": f'"{"0" * 32}"'}}  # an unused ETag
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class S3Store(Store):
 
     Args:
         address: `s3://BUCKET/PREFIX`; the prefix may be empty.
-        root: folder of this machine for copies and unfinished work.
+        root: local folder for copies and unfinished work.
 
     Raises:
         UserError: if the address names no bucket.
@@ -79,10 +79,10 @@ class S3Store(Store):
         self._name, _, self._prefix = self._address.removeprefix("s3://").partition("/")
         if not self._address.startswith("s3://") or not self._name:
             raise UserError(f"{address!r} is not the address of a store: give s3://BUCKET/PREFIX, or a folder")
-        self._known: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
-        self._until: dict[str, float] = {}  # by stage: when its listing expires
+        self._listed: dict[str, dict[str, _Objects]] = defaultdict(dict)  # by stage and key
+        self._until: dict[str, float] = {}  # when the listing of a stage expires
         self._listing = threading.Lock()
-        self._conditions: dict[str, Any] = {}  # by record: that it is still as it was when it was read last
+        self._conditions: dict[str, Any] = {}  # by record: write mode that fails if it changed since it was read
 
     def __reduce__(self) -> tuple[Callable[..., S3Store], tuple[str, Path]]:
         return S3Store, (self._address, self.root)
@@ -106,7 +106,7 @@ class S3Store(Store):
     def keys(self, stage: str) -> list[str]:
         self._objects(stage, "")
         with self._listing:
-            return sorted(key for key, objects in self._known[stage].items() if objects)
+            return sorted(key for key, objects in self._listed[stage].items() if objects)
 
     def manifests(self, stage: str) -> Iterator[Manifest]:
         with ThreadPoolExecutor(READS) as threads:
@@ -136,43 +136,44 @@ class S3Store(Store):
         found = self._get(name)
         etag = None if found is None else self._put(name, found[0], {"e_tag": found[1]})
         if etag is not None:
-            self._know(ref.stage, ref.key, {**objects, MANIFEST_NAME: _Object(record.size, etag, time.time())})
+            self._note_objects(ref.stage, ref.key, {**objects, MANIFEST_NAME: _Object(record.size, etag, time.time())})
         return etag is not None
 
     def last_used(self, stage: str, key: str, fresh: bool = False) -> float:
         return max((found.modified for found in self._objects(stage, key, fresh).values()), default=0.0)
 
     def is_owned(self, stage: str, key: str) -> bool:
-        is_half = MANIFEST_NAME not in self._objects(stage, key)
-        is_upload = is_half and time.time() - self.last_used(stage, key) < UPLOAD_SECONDS
+        is_upload = (
+            MANIFEST_NAME not in self._objects(stage, key) and time.time() - self.last_used(stage, key) < UPLOAD_SECONDS
+        )
         return is_upload or super().is_owned(stage, key)
 
     # listings
     def _objects(self, stage: str, key: str, fresh: bool = False) -> _Objects:
-        """Return an artefact's objects as the bucket has them now if `fresh`, else as listed a short time ago."""
+        """Return an artefact's objects: from the bucket if `fresh`, else from the cached listing."""
         with self._listing:
             if fresh:
-                self._known[stage][key] = self._list_artifacts(stage, key).get(key, {})
+                self._listed[stage][key] = self._list_artifacts(stage, key).get(key, {})
             elif time.monotonic() > self._until.get(stage, 0.0):
                 begun = time.time()
-                self._known[stage] = self._list_artifacts(stage)
+                self._listed[stage] = self._list_artifacts(stage)
                 self._drop_removed(stage, begun)
                 self._until[stage] = time.monotonic() + LISTING_SECONDS
-            return self._known[stage].get(key, {})
+            return self._listed[stage].get(key, {})
 
     def _list_artifacts(self, stage: str, key: str = "") -> dict[str, _Objects]:
         """List the objects of one artefact, or of a whole stage if the key is empty."""
         artifacts: dict[str, _Objects] = {}
         for path, found in self._list(f"{stage}/{key}"):
             listed, _, name = path.removeprefix(f"{stage}/").partition("/")
-            if name and stays_inside(listed):  # a foreign name must not lead out of the cache
+            if name and stays_inside(listed):  # the name is not ours, and must not lead out of the cache
                 artifacts.setdefault(listed, {})[name] = found
         return artifacts
 
-    def _know(self, stage: str, key: str, objects: _Objects) -> None:
-        """Note the objects of an artefact that was made or removed here."""
+    def _note_objects(self, stage: str, key: str, objects: _Objects) -> None:
+        """Update the cached listing after an artefact was made or removed here."""
         with self._listing:
-            self._known[stage][key] = objects
+            self._listed[stage][key] = objects
 
     # the cache
     def _cache_lock(self, stage: str, key: str) -> AbstractContextManager[None]:
@@ -180,10 +181,10 @@ class S3Store(Store):
 
     def _drop_removed(self, stage: str, asked: float) -> None:
         """Delete cached copies of artefacts that another machine removed from the bucket."""
-        for key in set(super().keys(stage)) - self._known[stage].keys():
+        for key in set(super().keys(stage)) - self._listed[stage].keys():
             folder = self.root / stage / key
-            with suppress(*GONE):  # another process of this machine deletes it too
-                if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # else it may be newer than the listing
+            with suppress(*GONE):  # another local process deletes it too
+                if (folder / ETAG_NAME).stat().st_mtime < asked - 1:  # a later one may be newer than the listing
                     shutil.rmtree(folder, ignore_errors=True)
 
     def drop_copy(self, stage: str, key: str) -> None:
@@ -212,7 +213,7 @@ class S3Store(Store):
         return parse_manifest(text, f"{self.address}/{place}/{MANIFEST_NAME}"), objects
 
     def _fetch(self, manifest: Manifest, folder: Path, names: tuple[str, ...]) -> bool:
-        """Download the files of an artefact that are not in the cache; returns False if one is gone."""
+        """Download the files of an artefact that are not in the cache; returns False if the bucket lacks one."""
         wanted = [entry for entry in manifest.files if not names or entry.name in names]
         missing = [entry for entry in wanted if not has_size(folder / entry.name, entry.size)]
         if not missing:
@@ -246,62 +247,62 @@ class S3Store(Store):
         made = self.root / ".work" / stage / key / "complete"
         if there is None and made.is_dir():
             self._upload(made, parse_manifest((made / MANIFEST_NAME).read_bytes(), f"{made}/{MANIFEST_NAME}"), None)
-            there = self._known[stage][key][MANIFEST_NAME]
+            there = self._listed[stage][key][MANIFEST_NAME]
         return None if there is None else there.etag
 
     def _publish(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
-        """Upload the files, then the manifest if nobody else put one meanwhile.
+        """Upload the files, then the manifest unless another machine has put one.
 
         Raises:
-            StoreError: if another machine made this artefact meanwhile, with another result.
+            StoreError: if another machine made this artefact with a different result.
         """
         fsync_tree(made)
-        complete = made.rename(made.with_name("complete"))  # what a kill leaves of it is uploaded later
+        complete = made.rename(made.with_name("complete"))  # `_finish_commit` uploads it after a kill
         return self._upload(complete, manifest, replaces)
 
     def _upload(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:
-        place, before = f"{manifest.stage}/{manifest.key}", self._known[manifest.stage].get(manifest.key, {})
+        place, before = f"{manifest.stage}/{manifest.key}", self._listed[manifest.stage].get(manifest.key, {})
         with ThreadPoolExecutor(TRANSFERS) as threads:
             list(threads.map(lambda e: self._put(f"{place}/{_object_name(e)}", made / e.name), manifest.files))
         objects = {_object_name(entry): _Object(entry.size, "", time.time()) for entry in manifest.files}
         text = (made / MANIFEST_NAME).read_bytes()
         etag = self._put(f"{place}/{MANIFEST_NAME}", text, {"e_tag": replaces} if replaces else "create")
         if etag is None:
-            return self._yield_to_winner(manifest, objects.keys())
+            return self._use_committed(manifest, objects.keys())
         objects[MANIFEST_NAME] = _Object(len(text), etag, time.time())
-        self._know(manifest.stage, manifest.key, objects)
+        self._note_objects(manifest.stage, manifest.key, objects)
         self._delete(f"{place}/{name}" for name in before.keys() - objects.keys())
         write_file(made / ETAG_NAME, etag.encode())
         with self._cache_lock(manifest.stage, manifest.key):
             return super()._publish(made, manifest, replaces)
 
-    def _yield_to_winner(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:
-        """Return the artefact that another machine committed first.
+    def _use_committed(self, manifest: Manifest, uploaded: Iterable[str]) -> Manifest:
+        """Return the manifest that another machine committed first, after deleting our uploads.
 
         Raises:
-            StoreError: if its content is another.
+            StoreError: if its content differs from ours.
         """
         place = f"{manifest.stage}/{manifest.key}"
-        winner = self.find(manifest.stage, manifest.key, fresh=True)
-        if winner is None:
-            raise StoreError(f"{place} was removed by another machine while it was made: run the same command again")
-        self._delete(f"{place}/{name}" for name in set(uploaded) - {_object_name(entry) for entry in winner.files})
-        if winner.digest != manifest.digest:
+        first = self.find(manifest.stage, manifest.key, fresh=True)
+        if first is None:
+            raise StoreError(f"another machine removed {place} while it was made here: run the same command again")
+        self._delete(f"{place}/{name}" for name in set(uploaded) - {_object_name(entry) for entry in first.files})
+        if first.digest != manifest.digest:
             raise StoreError(
-                f"{place} was made meanwhile by another machine ({winner.created}), with another result than here: run "
-                f"the same command again to go on with that one, or with --refresh {manifest.stage} to replace it"
+                f"another machine made {place} at the same time ({first.created}) with a different result: run the "
+                f"same command again to use that one, or with --refresh {manifest.stage} to replace it"
             )
-        return winner
+        return first
 
     def _remove(self, stage: str, key: str, keep_manifest: bool) -> None:
         found = self._get(f"{stage}/{key}/{MANIFEST_NAME}") if keep_manifest else None
         if found is not None:
             self._keep_manifest(stage, key, found[0])
-        self._delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in a folder
+        self._delete([f"{stage}/{key}/{MANIFEST_NAME}"])  # first, as in `Store._remove`
         self._delete([path for path, _ in self._list(f"{stage}/{key}")])
         with self._cache_lock(stage, key):
             super()._remove(stage, key, keep_manifest=False)
-        self._know(stage, key, {})
+        self._note_objects(stage, key, {})
 
     # records
     def _read_record(self, record: str) -> bytes | None:
@@ -310,12 +311,16 @@ class S3Store(Store):
         return None if found is None else found[0]
 
     def _write_record(self, record: str, data: bytes) -> None:
-        """Write a record, on condition that it has not changed since this store read it."""
+        """Write a record.
+
+        Raises:
+            StoreError: if it changed since this store read it.
+        """
         self._check_conditional_writes()
         etag = self._put(record, data, self._conditions.get(record, "overwrite"))
         if etag is None:
             raise StoreError(
-                f"{self.address}/{record} was changed by another machine meanwhile: run the same command again"
+                f"another machine changed {self.address}/{record} at the same time: run the same command again"
             )
         self._conditions[record] = {"e_tag": etag}
 
@@ -331,7 +336,7 @@ class S3Store(Store):
     @cached_property
     def _bucket(self) -> Bucket:
         provider = None
-        if "AWS_ACCESS_KEY_ID" not in os.environ:  # obstore reads no profiles and no login files
+        if "AWS_ACCESS_KEY_ID" not in os.environ:  # obstore does not read profiles and credential files
             from obstore.auth.boto3 import Boto3CredentialProvider
 
             try:
@@ -358,13 +363,13 @@ class S3Store(Store):
             return None
 
     def _put(self, name: str, data: bytes | Path, mode: Any = "overwrite") -> str | None:
-        """Write an object; returns its ETag, or None if another object stands in the way of the condition."""
+        """Write an object; returns its ETag, or None if the condition failed."""
         try:
             with self._explained("write to"):
                 return str(obstore.put(self._bucket, name, data, mode=mode)["e_tag"])
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = self._get(name)
-            # our own write, if the answer to an earlier attempt was lost
+            # equal data is our own write, whose response to an earlier attempt was lost
             return found[1] if found is not None and found[0] == data else None
 
     def _list(self, prefix: str) -> Iterator[tuple[str, _Object]]:
@@ -379,14 +384,14 @@ class S3Store(Store):
 
     @contextmanager
     def _explained(self, action: str) -> Iterator[None]:
-        """Raise errors of S3 as sentences that say what to do, without anything of the keys."""
+        """Raise S3's errors as UserError with advice, without any secret."""
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             raise
         except (exceptions.BaseError, FileNotFoundError) as error:
             found = str(error)
-            what = found.partition("\n")[0]
+            summary = found.partition("\n")[0]
             if "NoSuchBucket" in found:
                 raise UserError(
                     f"there is no bucket {self._name!r} for {self.address}: create it, or correct the address"
@@ -394,17 +399,17 @@ class S3Store(Store):
             if isinstance(error, FileNotFoundError):
                 raise
             refused = ("403 Forbidden", "401 Unauthorized", "ertificate")
-            if any(word in found for word in refused) or ("status code: 4" in what and "429" not in what):
+            if any(word in found for word in refused) or ("status code: 4" in summary and "429" not in summary):
                 raise UserError(
-                    f"cannot {action} {self.address} ({what}): check the keys, their rights and the settings of S3"
+                    f"cannot {action} {self.address} ({summary}): check the keys, their rights and the settings of S3"
                 ) from error
             raise Unreachable(
-                f"cannot {action} {self.address}: S3 did not answer as it should, in several attempts ({what}). What "
-                "is finished is kept: look at the server and the network, and run again"
+                f"cannot {action} {self.address}: no valid response from S3 in several attempts ({summary}). Check the "
+                "server and the network, and run the same command again; finished work is kept"
             ) from error
 
     def _check_conditional_writes(self) -> None:
-        """Raise UserError if the server ignores conditions on a write; asked once for each cache."""
+        """Raise UserError if the server does not support conditional writes; checked once per cache folder."""
         marker = self.root / ".conditional-writes"
         if marker.is_file():
             return
@@ -414,8 +419,8 @@ class S3Store(Store):
         self._delete([trial])
         if ignored:
             raise UserError(
-                f"the server of {self.address} writes without regard to {ignored[0]}, so two machines could overwrite "
-                "each other's artefacts: use Amazon S3, MinIO or another server with conditional writes"
+                f"the server of {self.address} ignores the header {ignored[0]}, so two machines could overwrite each "
+                "other's artefacts: use Amazon S3, MinIO or another server with conditional writes"
             )
         self.root.mkdir(parents=True, exist_ok=True)
         write_file(marker, b"")

@@ -1,7 +1,7 @@
-"""Every Parquet schema of Sheepfold, versioned, and the names of the files in artefacts, in one place.
+"""All Parquet schemas, versioned, and the names of the files in artefacts.
 
-No table holds a time: two runs over the same documents write the same rows. `digest` columns hold the sha256 of the
-row's content and make logical digests cheap.
+No table holds a time, so that two runs over the same documents write the same rows. A `digest` column holds the sha256
+of the row's content, from which logical digests are computed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
-# Names of the files in artefacts that more than one module reads. They stand here so that a reader of a table does not
-# import the code that makes it, which would count as the reader's own code (see `tests/fingerprints.py`).
+# Names of files that several modules read. They are defined here because a stage's fingerprint covers the modules that
+# it imports (see `tests/fingerprints.py`): a reader of a table must not import its writer.
 FILES_FILE = "files.parquet"
 EXTRACTS_FILE = "extracts.parquet"
 PAGES_FILE = "pages.parquet"
@@ -62,13 +62,13 @@ def _type(kind: str) -> pa.DataType:
     return pa.type_for_alias(kind)
 
 
-# One row for every path walked, and one for every member of an archive or table (`container` is set).
+# One row per path found, and one per member of an archive or table (`container` is set).
 FILES = _schema(
     "files",
     "path source label container? size:int64 sha256? media_type? status reason reason_code licence? doc_id? segment?",
 )
 
-# One row for every distinct file content that was looked into, extracted or not, and for each member in it (`locator`).
+# One row per distinct file content that was read, extracted or not, and per member in it (`locator`).
 EXTRACTS = _schema(
     "extracts",
     """
@@ -77,10 +77,10 @@ EXTRACTS = _schema(
     """,
 )
 
-# One row for every page (a TIFF frame and a whole text file are pages too).
+# One row per page; a TIFF frame and a whole text file are pages too.
 PAGES = _schema("pages", "doc_id page:int32 text:large_string method engine confidence:float64? error?")
 
-# One row for every document of a segment: its normalised text, and how it was come by.
+# One row per document of a segment: its normalised text, and how the text was extracted.
 NORMALISED = _schema(
     "normalised",
     """
@@ -89,65 +89,65 @@ NORMALISED = _schema(
     """,
 )
 
-# Pairs of documents whose texts are near-duplicates, with the exact Jaccard similarity of their shingles.
+# Near-duplicate pairs of documents, with the exact Jaccard similarity of their shingles.
 NEAR_PAIRS = _schema("near_pairs", "doc_id other_id similarity:float64")
 
-# Every pair of texts whose similarity was ever computed: a later run looks it up.
+# Pairs of texts whose similarity was computed, for later runs.
 VERIFIED_PAIRS = _schema("verified_pairs", "text_sha256 other_sha256 similarity:float64")
 
-# The cluster of every document: all that equal or nearly equal each other, directly or through others.
+# The cluster of every document: a connected component of equal texts and near-duplicates.
 CLUSTERS = _schema("clusters", "doc_id text_sha256 cluster cluster_size:int64")
 
-# Stretches of a document's normalised text that are left out of what is trained on, and why.
+# Spans of a document's normalised text that are cut before training, and why.
 CUTS = _schema("cuts", "doc_id start:int64 length:int64 reason_code")
 
-# One row for every document of a segment: the text that models see, after cuts and redactions.
+# One row per document of a segment: the text that models are trained on, after cuts and redactions.
 REFINED = _schema("refined", "doc_id kind text:large_string n_bytes:int64 redactions:int64 cut_chars:int64 digest")
 
-# What the corpus makes of each document: its cluster, its split, whether it is kept.
+# The curation of each document of the corpus: its cluster, its split, and if it is kept.
 SELECTION = _schema("selection", "doc_id segment cluster split kept:bool licence? n_bytes:int64")
 
-# Documents that curation dropped, and why. It holds no path: the same documents elsewhere give the same table. The
-# catalogue's view `quarantine` adds the paths, and the files that extraction refused.
+# Documents that curation dropped, and why. Paths are not part of it, so that moved documents give the same table; the
+# catalogue's view `quarantine` adds them, and the files that extraction refused.
 DROPPED = _schema("dropped", "doc_id reason_code reason")
 
-# One row for every document of a token shard; `offset` and `length` find its ids in the flat shard beside the table.
+# One row per document of a token shard; `offset` and `length` are the place of its ids in the shard.
 TOKENS = _schema("tokens", "doc_id offset:int64 length:int64 n_bytes:int64 lost_bytes:int64 digest")
 
 # The group of every training document that a mix reads.
 GROUPS = _schema("groups", "doc_id group")
 
-# One row for every piece of a sequence: a span of a token shard. Those of one sequence follow one another. Where
-# `ahead` is 1, the last id of the span is only a label.
+# One row per piece of a sequence: a span of a token shard. Pieces of one sequence are consecutive. If `ahead` is 1, the
+# last id of the span is only a label.
 SEQUENCES = _schema("sequences", "sequence:int64 split doc_id chunk:int32 shard start:int64 length:int32 ahead:int8")
 
-# The frozen documents that models are compared on, and by what their results are told apart: the language (or the
-# programming language), the folder of the source, and how the text was come by (text, ocr, both).
+# The frozen documents of an evaluation set, and the dimensions of its slices: the kind, the language (or programming
+# language), the folder of the source, and the extraction method (text, ocr, both).
 EVALSET = _schema("evalset", "doc_id kind language source method text:large_string")
 
-# Documents of a segment that share 13-grams with an evaluation set: how many they have and share.
+# Documents of a segment that share 13-grams with an evaluation set: numbers of their own and of shared ones.
 EVALSET_OVERLAP = _schema("evalset_overlap", "doc_id grams:int64 shared:int64 digest")
 
-# How often each token id occurs in the training split.
+# Occurrences of each token id in the training split.
 TOKEN_COUNTS = _schema("token_counts", "token:int32 count:int64")
 
 # The training curve.
 HISTORY = _schema("history", "step:int64 metric value:float64")
 
-# Results of an evaluation, baselines among them.
+# Results of an evaluation, with the baselines.
 METRICS = _schema("metrics", "metric value:float64")
 
-# Sums over the predicted tokens of documents, which add up to those of any set of them. `charged_nats` is what first
-# tokens cost that nothing predicts; top1 counts tokens; of the baselines there is the nll of the same tokens.
+# Sums over the predicted tokens of documents; sums of a set of documents add up from them. `charged_nats` is the charge
+# for first tokens, which have no context; `top1` counts tokens; the baselines' nll is of the same tokens.
 _SUMS = """
     tokens:int64 bytes:int64 lost_bytes:int64 top1:int64
     nll_nats:float64 charged_nats:float64 uniform_nats:float64 unigram_nats:float64 ngram_nats:float64?
 """
 
-# One row for every evaluation document.
+# One row per evaluation document.
 EVALUATED = _schema("evaluated", f"doc_id kind language source method {_SUMS}")
 
-# An evaluation by slice: those of each dimension divide the same documents.
+# An evaluation by slice: the slices of one dimension partition the documents.
 SLICES = _schema(
     "slices",
     f"""
@@ -156,12 +156,11 @@ SLICES = _schema(
     """,
 )
 
-# What each gate says of a model: passed, failed or skipped.
+# The verdict of each gate on a model: passed, failed or skipped.
 VERDICTS = _schema("verdicts", "gate verdict number:float64? limit:float64? sentence")
 
-# One row for every generated continuation.
-# `logprobs`, `ids`, `top_ids` and `top_logprobs` have an entry for each token; `fields` holds the other columns of the
-# prompt's record as JSON, and `error` why a prompt was not continued.
+# One row per completion. `logprobs`, `ids`, `top_ids` and `top_logprobs` have an entry per token; `fields` holds the
+# other columns of the prompt's record as JSON, `error` the reason why a prompt has no completion.
 COMPLETIONS = _schema(
     "completions",
     """
@@ -170,8 +169,8 @@ COMPLETIONS = _schema(
     """,
 )
 
-# What was measured on a document; shares are 0 to 1. All but `n_chars`, `licence` and `pii` (in characters of the text)
-# describe its first `measured_chars` characters. What each is, and whose definition: `tasks.curate.measure`.
+# Measures of a document; shares are 0 to 1. All but `n_chars`, `licence` and `pii` (offsets in characters) describe its
+# first `measured_chars` characters. `tasks.curate.measure` defines them, with their sources.
 MEASURES = _schema(
     "measures",
     """
@@ -191,20 +190,20 @@ MEASURES = _schema(
     """,
 )
 
-# What the user's classifier says of each document of a segment: the probability, 0 to 1, that it is good.
+# Score of the user's classifier for each document of a segment: the probability, 0 to 1, that it is good.
 SCORES = _schema("scores", "doc_id score:float64 digest")
 
-# One row for every document of a segment that can be traced to; the anchors are numbered in the order of the rows.
+# One row per document of a segment in the trace index; the anchors are numbered in the order of the rows.
 TRACED = _schema("traced", "doc_id anchors:int64")
 
-# How much of each completion stands word for word in training text; `longest` is in words, the rest in characters.
+# Memorised text of each completion; `longest` is in words, the rest in characters.
 MEMORISED = _schema("memorised", "id sample:int32 n_chars:int64 covered_chars:int64 longest:int64")
 
-# One row for every span of a completion that stands in a training document; places are in characters.
+# One row per memorised span of a completion; places are in characters.
 MEMORISED_SPANS = _schema(
     "memorised_spans",
     "id sample:int32 start:int64 length:int64 words:int64 doc_id doc_start:int64 doc_length:int64",
 )
 
-# How many of an evaluation document's 13-grams stand in training text.
+# 13-grams of each evaluation document, and how many of them occur in training text.
 CONTAMINATION = _schema("contamination", "doc_id grams:int64 seen:int64 share:float64")

@@ -1,12 +1,12 @@
-"""The artefact store: immutable, content-addressed folders, and the few names that may move.
+"""The artefact store: immutable, content-addressed folders, and mutable refs.
 
     <store>/<stage>/<key>/     data files and manifest.json; complete, or absent
     <store>/.work/             unfinished work: `out` becomes the artefact, `scratch` survives a kill
     <store>/.locks/            owners of unfinished work
-    <store>/.refs/<name>.json  movable names: corpora, pinned tokenisers and evaluation sets, models, tombstones
-    <store>/.removed/          manifests of removed artefacts, for the lineage of artefacts that stay
+    <store>/.refs/<name>.json  refs: corpora, pinned tokenisers and evaluation sets, models, tombstones
+    <store>/.removed/          manifests of removed artefacts, for the lineage of the remaining ones
 
-`Store` keeps it in a folder; `storage.s3.S3Store` keeps it on S3, with such a folder as its cache.
+`Store` is the store in a folder; `storage.s3.S3Store` is the store on S3, with such a folder as its cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INPUTS_NAME = ".inputs.json"  # of unfinished work, in its scratch folder
 
 
 class StoreError(UserError):
-    """The store holds something it should not, or lacks something it should hold."""
+    """The content of the store is damaged, missing or in conflict."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Workspace:
     Attributes:
         out: becomes the artefact; empty at the start.
         scratch: kept when the process dies, for stages that resume.
-        replaces: sha256 (on S3 the ETag) of the manifest that this artefact's may replace; None if there is none.
+        replaces: sha256 (on S3 the ETag) of the manifest that the commit replaces; None if there is none.
     """
 
     out: Path
@@ -85,12 +85,12 @@ class Store:
         """Return the manifest of a complete artefact; None if it is absent, or lacks files or bytes.
 
         Args:
-            fresh: ask the store itself, not a recent listing of it.
+            fresh: read the store itself, not a cached listing.
         """
         manifest = self.read_manifest(stage, key)
         for entry in manifest.files if manifest is not None else ():
             if not has_size(self.root / stage / key / entry.name, entry.size):
-                return None  # a removed or cut file: the artefact is made again
+                return None  # a missing or truncated file: the artefact is made again
         return manifest
 
     def read_manifest(self, stage: str, key: str) -> Manifest | None:
@@ -134,8 +134,8 @@ class Store:
 
     def _absent(self, ref: ArtifactRef) -> StoreError:
         return StoreError(
-            f"the artefact {ref.stage}/{ref.key} is not in the store {self.address}; it was removed, or the name came "
-            "from another store: run the command that made it again"
+            f"the artefact {ref.stage}/{ref.key} is not in the store {self.address}; it was removed, or the name is "
+            "from another store: run the command that makes it again"
         )
 
     @property
@@ -146,19 +146,19 @@ class Store:
     # making artefacts
     @contextmanager
     def workspace(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Workspace]:
-        """Own the making of one artefact, after waiting for another living owner.
+        """Lock one artefact for making it, after waiting for another owner; yields its folders.
 
         Args:
-            on_wait: called once with a sentence that names that owner.
+            on_wait: called once before a wait, with a message that names the owner.
         """
         with self._hold(stage, key, on_wait):
             work = self.root / ".work" / stage / key
             replaces = self._finish_commit(stage, key)
-            # made again, it must not resume from the work on the present one, which a kill after its commit leaves
+            # a refresh must not resume from work on the present artefact, which a kill after its commit leaves
             scratch = work / ("scratch" if replaces is None else f"scratch-{sha256_json(replaces)[:16]}")
             for leftover in list(work.iterdir()) if work.is_dir() else []:
                 if leftover != scratch:
-                    shutil.rmtree(leftover)  # half-made output of a dead owner, or scratch of a finished artefact
+                    shutil.rmtree(leftover)  # output of a killed owner, or scratch of a finished artefact
             (work / "out").mkdir(parents=True)
             scratch.mkdir(exist_ok=True)
             yield Workspace(work / "out", scratch, replaces)
@@ -166,13 +166,13 @@ class Store:
                 shutil.rmtree(work)
 
     def _finish_commit(self, stage: str, key: str) -> str | None:
-        """Complete a commit whose owner was killed; returns what is there now, as `Workspace.replaces`."""
+        """Complete a commit whose owner was killed; returns the value for `Workspace.replaces`."""
         work, folder = self.root / ".work" / stage / key, self.root / stage / key
         finish_publish(work / "out", folder, work / "replaced")
         return sha256_file(folder / MANIFEST_NAME) if (folder / MANIFEST_NAME).is_file() else None
 
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
-        """Make the workspace's `out` the artefact that `manifest` names; returns the manifest with its files listed."""
+        """Commit the workspace's `out` as the artefact of `manifest`; returns the manifest with its files listed."""
         manifest = replace(manifest, files=_list_files(workspace.out))
         write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
         return self._publish(workspace.out, manifest, workspace.replaces)
@@ -184,14 +184,13 @@ class Store:
         return manifest
 
     def add(self, kind: str, sources: Mapping[str, Path]) -> ArtifactRef:
-        """Copy files from outside into the store as an artefact without inputs; harmless if it is there.
+        """Copy files into the store as an artefact without inputs, unless it exists.
 
-        The copies are hashed, so key and digest are those of the bytes in the store even if a source is edited
-        meanwhile.
+        The copies are hashed, so that key and digest are right even if a source is edited during the copy.
 
         Args:
             kind: the artefact's stage.
-            sources: files by the names that they get.
+            sources: paths of the files, by name in the artefact.
 
         Raises:
             UserError: if a source cannot be read.
@@ -220,13 +219,13 @@ class Store:
         return manifest.ref
 
     def note_inputs(self, workspace: Workspace, inputs: Iterable[ArtifactRef]) -> None:
-        """Record which artefacts unfinished work reads, so that garbage collection keeps them."""
+        """Record the inputs of unfinished work, so that garbage collection keeps them."""
         text = json.dumps(sorted({(ref.stage, ref.key) for ref in inputs}))
         (workspace.scratch / INPUTS_NAME).write_text(text, encoding="utf-8")
 
     # removing artefacts
     def remove(self, stage: str, key: str, keep_manifest: bool = False) -> None:
-        """Remove an artefact; harmless if it is absent or only half there.
+        """Remove an artefact, complete or not; does nothing if it is absent.
 
         Args:
             keep_manifest: keep its manifest, for the lineage of artefacts that were made from it.
@@ -243,7 +242,7 @@ class Store:
         if manifest.is_file():
             if keep_manifest:
                 self._keep_manifest(stage, key, manifest.read_bytes())
-            manifest.unlink()  # first: without it the folder is no artefact, wherever a kill falls
+            manifest.unlink()  # first: without it the folder is not an artefact, also after a kill
             fsync_path(folder)
         for place in (folder, self.root / ".work" / stage / key):
             if place.is_dir():
@@ -252,7 +251,7 @@ class Store:
     def _keep_manifest(self, stage: str, key: str, text: bytes) -> None:
         try:
             parse_manifest(text, f"{stage}/{key}")
-        except StoreError:  # of a damaged artefact there is nothing to keep
+        except StoreError:  # it is damaged
             return
         self._write_record(_removed(stage, key), text)
 
@@ -272,26 +271,26 @@ class Store:
         return sorted((parts[0], parts[1]) for parts in names if len(parts) == 2)
 
     def drop_copy(self, stage: str, key: str) -> None:
-        """Delete the local copy of an artefact that rests elsewhere; a store in a folder has none."""
+        """Delete the cached copy of an artefact in a remote store; a store in a folder has none."""
 
     # use, owners and unfinished work
     def touch(self, ref: ArtifactRef) -> bool:
-        """Record that an artefact is used now; returns False if it is gone."""
+        """Record the use of an artefact; returns False if it is absent."""
         try:
             os.utime(self.root / ref.stage / ref.key / MANIFEST_NAME)
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # a read-only store is not garbage-collected either
+            return True  # a read-only store cannot be garbage-collected either
         return True
 
     def last_used(self, stage: str, key: str, fresh: bool = False) -> float:
-        """Return when an artefact was made or used last, in seconds since the epoch; 0 if it is absent.
+        """Return the time of an artefact's last use or its creation, in seconds since the epoch; 0 if it is absent.
 
-        A store on S3 records uses an hour apart.
+        A store on S3 records uses once per hour.
 
         Args:
-            fresh: ask the store itself, not a recent listing of it.
+            fresh: read the store itself, not a cached listing.
         """
         try:
             return (self.root / stage / key / MANIFEST_NAME).stat().st_mtime
@@ -299,7 +298,7 @@ class Store:
             return 0.0
 
     def unfinished(self, owned: bool = False) -> list[Unfinished]:
-        """Return unfinished work without a living owner, or with one if `owned`."""
+        """Return unfinished work without an owner, or with one if `owned`."""
         work = self.root / ".work"
         return [
             _read_unfinished(work / stage / key)
@@ -314,16 +313,16 @@ class Store:
             shutil.rmtree(self.root / ".work" / stage / key, ignore_errors=True)
 
     def owners(self) -> list[str]:
-        """Return a phrase for each process that works in this folder now."""
+        """Return a phrase for each process that holds a lock in this folder."""
         held = (path for path in sorted((self.root / ".locks").rglob("*.lock")) if is_held(path))
         return [f"{read_owner(path)} works on {path.stem}" for path in held]
 
     def is_owned(self, stage: str, key: str) -> bool:
-        """Return True if a process works on an artefact now, as far as this machine can tell."""
+        """Return True if a process works on an artefact; processes of other machines may remain unseen."""
         return is_held(self._lock_path(f"{stage}-{key}"))
 
     def lock(self, name: str) -> AbstractContextManager[None]:
-        """Hold a named lock; it keeps out the other processes that use this folder."""
+        """Hold a named lock against other processes that use this folder."""
         return owner_lock(self._lock_path(name))
 
     def _hold(self, stage: str, key: str, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
@@ -332,9 +331,9 @@ class Store:
     def _lock_path(self, name: str) -> Path:
         return self.root / ".locks" / f"{name}.lock"
 
-    # movable names
+    # refs
     def read_ref(self, name: str) -> dict[str, Any] | None:
-        """Return the value of a movable name, or None.
+        """Return the value of a ref, or None.
 
         Raises:
             StoreError: if it cannot be read.
@@ -351,18 +350,18 @@ class Store:
             ) from error
 
     def write_ref(self, name: str, value: dict[str, Any]) -> None:
-        """Move a name, in one step."""
+        """Write a ref, atomically."""
         self._write_record(_ref(name), json.dumps(value, indent=1, sort_keys=True).encode())
 
     def remove_ref(self, name: str) -> None:
-        """Remove a name; harmless if it is absent."""
+        """Remove a ref, if it exists."""
         self._remove_record(_ref(name))
 
     def refs(self, prefix: str) -> list[str]:
-        """Return the movable names that start with `prefix`."""
+        """Return the names of the refs that start with `prefix`."""
         return sorted(name for name in self._records(".refs") if name.startswith(prefix))
 
-    # records: small JSON files that are replaced in one step
+    # records: small JSON files that are replaced atomically
     def _read_record(self, record: str) -> bytes | None:
         return read_bytes(self.root / record)
 
@@ -392,13 +391,13 @@ def open_store(address: str, cache: Path | None = None) -> Store:
         cache: folder for local copies of a store on S3; by default that of the home in the environment.
 
     Raises:
-        UserError: for an address of another kind.
+        UserError: for an address of another kind, and for S3 without obstore.
     """
     if "://" not in address:
         return Store(Path(address))
     if not address.startswith("s3://"):
         raise StoreError(
-            f"SHEEPFOLD_STORE is {address!r}, but only folders and s3:// are served: give s3://BUCKET/PREFIX or a path"
+            f"SHEEPFOLD_STORE is {address!r}, which is neither a folder nor on S3: give s3://BUCKET/PREFIX or a path"
         )
     if find_spec("obstore") is None:
         raise StoreError(f"{address} needs obstore, which is not installed: pip install 'sheepfold[s3]'")
@@ -417,20 +416,23 @@ def _list_files(out: Path) -> list[FileEntry]:
 def parse_manifest(text: bytes, place: str) -> Manifest:
     """Return the manifest with this text.
 
+    Args:
+        place: path or address of the manifest, for the message.
+
     Raises:
-        StoreError: if it is not one; the message names the place.
+        StoreError: if it is not a manifest.
     """
     try:
         return Manifest.from_json(text.decode("utf-8"))
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(
             f"{place} cannot be read ({error}); a commit never leaves such a file, so the disk or another program "
-            f"changed it: remove {place.removesuffix(f'/{MANIFEST_NAME}')} and run again"
+            f"damaged it: remove {place.removesuffix(f'/{MANIFEST_NAME}')} and run again"
         ) from error
 
 
 def has_size(path: Path, size: int) -> bool:
-    """Return True if a file is there and has this many bytes."""
+    """Return True if a file exists and has this many bytes."""
     try:
         return path.stat().st_size == size
     except GONE:
@@ -438,7 +440,7 @@ def has_size(path: Path, size: int) -> bool:
 
 
 def _refuse_to_wait(owner: str) -> None:
-    raise StoreError(f"it cannot be removed now: {owner}; try again when that has ended")
+    raise StoreError(f"it cannot be removed now: {owner}; try again when that process has ended")
 
 
 def _removed(stage: str, key: str) -> str:
@@ -456,7 +458,7 @@ def _copy(source: Path, target: Path) -> None:
     try:
         reading = source.open("rb")
     except OSError as error:
-        raise UserError(f"{source} cannot be read ({error.strerror}): give a file that can") from error
+        raise UserError(f"{source} cannot be read ({error.strerror}): give a readable file") from error
     with reading, target.open("wb") as writing:
         shutil.copyfileobj(reading, writing)
 
@@ -466,22 +468,22 @@ def _read_unfinished(work: Path) -> Unfinished:
     touched = size = 0.0
 
     def refuse(error: OSError) -> None:
-        if not isinstance(error, GONE):  # what cannot be listed is not empty
+        if not isinstance(error, GONE):  # os.walk would take a folder that it cannot list for an empty one
             raise error
 
     for folder, _, files in os.walk(work, onerror=refuse):
         for path in (Path(folder), *(Path(folder, name) for name in files)):
-            with suppress(*GONE):  # its owner may work or end meanwhile
+            with suppress(*GONE):  # its owner may be at work
                 found = path.lstat()
                 touched, size = max(touched, found.st_mtime), size + found.st_size
     for path in work.glob(f"*/{INPUTS_NAME}"):
-        with suppress(FileNotFoundError, ValueError):  # gone, or torn by a kill
+        with suppress(FileNotFoundError, ValueError):  # removed, or cut off by a kill
             inputs = frozenset((stage, key) for stage, key in json.loads(path.read_bytes()))
     return Unfinished(work.parent.name, work.name, inputs, touched, int(size))
 
 
 def _folders(parent: Path) -> list[str]:
-    """Return the names of the folders in a folder, in order, without hidden ones."""
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
     if not parent.is_dir():
         return []
     return sorted(entry.name for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))

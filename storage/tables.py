@@ -1,4 +1,4 @@
-"""Reading and writing Parquet: explicit schemas, zstd, row groups small enough for two cores to share a file."""
+"""Reading and writing Parquet: explicit schemas, zstd, row groups of limited size to read in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.digest import rows_digest
 from storage.without_pandas import WithoutPandas
 
 sys.meta_path.insert(0, WithoutPandas())
-pa.array([""])  # Arrow looks for pandas this once; and again where somebody converts a table to pandas
+pa.array([""])  # Arrow imports pandas at its first array; later only to convert a table to pandas
 del sys.meta_path[0]
 
 ROW_GROUP_ROWS = 1_000
@@ -27,14 +27,14 @@ ZSTD_LEVEL = 3
 
 
 class TableWriter:
-    """Writes rows under a schema of `storage.schemas`, as they come.
+    """Writes rows under a schema of `storage.schemas`, one row group at a time.
 
     Attributes:
         count: rows written so far.
 
     Raises:
         pyarrow.ArrowInvalid: if a row does not fit the schema.
-        ValueError: if a row lacks a column or brings one that the schema does not have.
+        ValueError: if a row lacks a column or has one that the schema lacks.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -48,19 +48,19 @@ class TableWriter:
         self._writer = pq.ParquetWriter(path, schema, **_options(schema))
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows."""
+        """Write rows."""
         for row in rows:
             if row.keys() != self._names:
                 raise ValueError(f"{self._path.name}: row has {sorted(row)}, the schema {sorted(self._names)}")
             self._batch.append(row)
-            # one row group of long documents must not fill the memory
+            # a row group is also limited in bytes, because documents may be long
             self._bytes += sum([len(row[name] or "") for name in self._texts])
             self.count += 1
             if len(self._batch) == ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
                 self._flush()
 
     def _flush(self) -> None:
-        if self._batch:  # a row group of no rows is noise in every reader's metadata
+        if self._batch:  # without rows Parquet would get an empty row group
             self._writer.write_table(pa.Table.from_pylist(self._batch, schema=self._schema))
         self._batch, self._bytes = [], 0
 
@@ -78,7 +78,7 @@ class TableWriter:
 def _options(schema: pa.Schema) -> dict[str, Any]:
     """Return the options of Parquet's writer.
 
-    Long texts get no dictionary and no statistics: both would hold several copies of each in memory, for nothing.
+    Long texts get no dictionary and no statistics, which would hold several copies of each in memory without benefit.
     """
     short = [field.name for field in schema if field.type != pa.large_string()]
     return {
@@ -90,13 +90,13 @@ def _options(schema: pa.Schema) -> dict[str, Any]:
 
 
 def unpacked_size(path: Path) -> int:
-    """Bytes of a table's columns before compression: what reading it takes, about."""
+    """Return the bytes of a table's columns before compression: about the memory to read it."""
     metadata = pq.read_metadata(path)
     return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a table."""
+    """Return the number of rows of a table."""
     return int(pq.read_metadata(path).num_rows)
 
 
@@ -105,7 +105,7 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
 
     Raises:
         pyarrow.ArrowInvalid: if a row does not fit the schema.
-        ValueError: if a row lacks a column or brings one that the schema does not have.
+        ValueError: if a row lacks a column or has one that the schema lacks.
     """
     with TableWriter(path, schema) as writer:
         writer.write(rows)
@@ -113,7 +113,7 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]
 
 
 def write_columns(path: Path, schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a table of short values from whole columns, several times faster than from rows.
+    """Write a table of short values from whole columns, which is several times faster than from rows.
 
     Raises:
         pyarrow.ArrowInvalid: if a column does not fit the schema.
@@ -126,7 +126,7 @@ def write_columns(path: Path, schema: pa.Schema, columns: Mapping[str, Sequence[
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write a table of short values as it comes, in record batches with the columns of the schema; returns its rows."""
+    """Write a table of short values from record batches with the columns of the schema; returns the number of rows."""
     count = 0
     with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
         for batch in batches:
@@ -136,30 +136,30 @@ def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
 
 def stream_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """All rows of a table as dictionaries, a row group at a time in memory."""
+    """Yield the rows of a table as dictionaries, with one row group in memory."""
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             yield from file.read_row_group(group, columns=columns).to_pylist()
 
 
 def stream_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
-    """Some columns of a table, each as a list, for one row group after the other."""
+    """Yield the columns of each row group of a table, as lists by name."""
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             yield file.read_row_group(group, columns=columns).select(columns).to_pydict()
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """All rows of a table as dictionaries, or of some of its columns."""
+    """Return the rows of a table as dictionaries, with all or some of its columns."""
     rows: list[dict[str, Any]] = pq.read_table(path, columns=columns).to_pylist()
     return rows
 
 
 def read_places(path: Path, column: str, places: Sequence[int]) -> dict[int, Any]:
-    """Values of a column in some rows, by the rows' places; row groups without any of them are not read.
+    """Return the values of a column in some rows, by row number; only row groups with such rows are read.
 
     Args:
-        places: numbers of the rows, from 0, in rising order.
+        places: row numbers from 0, sorted.
     """
     found: dict[int, Any] = {}
     begin = 0
@@ -175,22 +175,22 @@ def read_places(path: Path, column: str, places: Sequence[int]) -> dict[int, Any
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
-    """Some columns of a table, each as a list."""
+    """Return columns of a table, as lists by name."""
     return pq.read_table(path, columns=columns).select(columns).to_pydict()
 
 
 def members(names: pa.ChunkedArray, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """(n,) whether each name is among the wanted ones; asking the set is sooner done than making it an Arrow array."""
+    """Return (n,) True for names in `wanted`; a look-up in the set is faster than converting it to an Arrow array."""
     return np.fromiter(map(wanted.__contains__, names.to_pylist()), bool, len(names))
 
 
 def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None = None, identity: str = "doc_id") -> str:
-    """Logical digest of tables with `doc_id` and `digest` columns, read as one table.
+    """Return the logical digest of tables with `doc_id` and `digest` columns, read as one table.
 
     Args:
-        paths: the tables; how rows are spread over them does not matter.
-        live: for each table, the rows in it that count, by `identity`; all of them when None.
-        identity: the column that `live` names values of.
+        paths: the tables; the digest does not depend on the distribution of rows over them.
+        live: for each table, the values of `identity` of the rows to include; None for all rows.
+        identity: a column of the tables.
     """
     parts = []
     for place, path in enumerate(paths):

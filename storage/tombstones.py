@@ -1,9 +1,9 @@
-"""Tombstones: forgotten documents, which no ingestion brings back from any path.
+"""Tombstones: records of forgotten documents, which keep an ingestion from reading them again.
 
-A document is identified by its id and by its bytes, so the same bytes in another folder or archive are the same
-forgotten document. One ref holds all tombstones and the artefacts that are still to be removed: both change in one
-step, so the removal is resumed after a kill. Tombstones hold when files are listed, extracted and imported, and when a
-run publishes (`tasks.upkeep.forget.refuse_forgotten`).
+A document is identified by its id and by its bytes, so the same bytes in another folder or archive are refused too. One
+ref holds the tombstones and the artefacts that are still to be removed, so that both change atomically and a killed
+removal can be resumed. Tombstones are checked when files are listed, extracted and imported, and when a run publishes
+(`tasks.upkeep.forget.refuse_forgotten`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.store import Store
 
 TOMBSTONES_REF = "forgotten/documents"
 FORGETTING_LOCK = "forgetting"
-FORGOTTEN: Final = "forgotten"  # the code of the reason
+FORGOTTEN: Final = "forgotten"  # reason code
 REASON = "it was asked to be forgotten (`sheepfold forget`)"
 _EMPTY = hashlib.sha256(b"").hexdigest()  # an empty file is no document
 
@@ -28,11 +28,11 @@ class Tombstone:
     """One forgotten document.
 
     Attributes:
-        sha256: of its bytes; for a member of a container, of the member's bytes.
-        reason: given by the person.
-        since: ISO 8601.
+        sha256: sha256 of its bytes; of the member's bytes for a member of a container.
+        reason: reason given by the user.
+        since: time in ISO 8601.
         seen_by: STAGE/KEY of trainings that read it; trainings that continue them are found by their bases.
-        places: sha256 of its paths, absolute and relative to the source: it is found by path, and no path is kept.
+        places: sha256 of its paths, absolute and relative to the source, to find it by path without recording the path.
     """
 
     doc_id: str
@@ -48,8 +48,8 @@ class Tombstones:
     """All forgotten documents of a store.
 
     Attributes:
-        pending: artefacts (stage, key) that are still to be removed; empty where a forgetting has yet to look for them,
-            None where the store holds nothing of the forgotten documents.
+        pending: artefacts (stage, key) that are still to be removed; empty until they were searched, None if the store
+            holds nothing of the forgotten documents.
     """
 
     documents: Mapping[str, Tombstone] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def read_tombstones(store: Store) -> Tombstones:
 
 
 def write_tombstones(store: Store, tombstones: Tombstones) -> None:
-    """Replace the tombstones and the pending removals in one step."""
+    """Replace the tombstones and the pending removals atomically."""
     documents = {}
     for doc_id, item in tombstones.documents.items():
         documents[doc_id] = asdict(item)

@@ -1,7 +1,7 @@
-"""MLflow tracking: one run per training attempt, as a projection of the store.
+"""MLflow tracking: one run per training attempt.
 
-Each point is written only once, also after a kill. MLflow is imported inside functions because the import takes seconds
-and most commands do not need it.
+Each point is written once, also after a kill. MLflow is imported inside functions, because the import takes seconds and
+most commands do not need it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRAIN_KEY_TAG = "sheepfold.train_key"
 CORPUS_TAG = "sheepfold.corpus"
 ATTEMPT_TAG = "sheepfold.attempt"
 REFRESHES_TAG = "sheepfold.refreshes"
-FAULT_SHARE = 0.03  # upper bound of the share of training time spent on requests to an MLflow that does not answer
+FAULT_SHARE = 0.03  # upper bound of the share of training time spent on requests to an MLflow that does not respond
 SYSTEM_PREFIX = "system/"  # prefix of the metrics of the machine
 SYSTEM_SECONDS = 10.0  # interval of the machine's metrics
 ENDING_SECONDS = 5.0  # time limit for writing the last of them
@@ -42,20 +42,21 @@ DIGEST_LENGTH = 36  # longest dataset digest that MLflow's tables hold
 # messages of MLflow's client about responses that are not MLflow's JSON, such as those of its Host header check
 _REFUSAL = re.compile("error code 4[0-9][0-9] |request to endpoint was successful but")
 
-# MLflow without telemetry, pickles, detection of projects, logs and bars, unless the environment says else
+# defaults: MLflow without telemetry, pickles, detection of projects, log lines and progress bars
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_UV_AUTO_DETECT": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 Point = tuple[str, int, float]  # metric, step, value
 
 
 def quieten() -> None:
-    """Set MLflow's settings in the environment, which it reads when it is imported."""
+    """Set defaults of MLflow in the environment, which it reads at its import."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
 
@@ -117,7 +118,7 @@ class Tracking:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self.client = client(home)  # before any import of MLflow, which reads its settings then
+        self.client = client(home)  # before other imports of MLflow: it sets what MLflow reads at import
         from mlflow.exceptions import MlflowException, RestException
 
         try:
@@ -129,12 +130,12 @@ class Tracking:
                 raise
             if _REFUSAL.search(str(error)):
                 raise UserError(
-                    f"MLflow at {home.tracking_uri} refuses ({error}): check MLFLOW_TRACKING_URI, the login in "
+                    f"MLflow at {home.tracking_uri} refuses access ({error}): check MLFLOW_TRACKING_URI, the login in "
                     "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, and the host names that the server allows "
                     "(--allowed-hosts of `sheepfold up`, MLFLOW_SERVER_ALLOWED_HOSTS of another server)"
                 ) from error
             raise Unreachable(
-                f"MLflow does not answer at {home.tracking_uri} ({error}): start it, or correct MLFLOW_TRACKING_URI, "
+                f"MLflow does not respond at {home.tracking_uri} ({error}): start it, or correct MLFLOW_TRACKING_URI, "
                 "and run the same command again; finished stages are kept"
             ) from error
 
@@ -158,7 +159,7 @@ class Tracking:
         return str(found.experiment_id)
 
     def runs(self, train_key: str) -> list[str]:
-        """Return the ids of all runs of a training, one per attempt, the oldest first."""
+        """Return the ids of all runs of a training, one per attempt, oldest first."""
         return self._tagged(TRAIN_KEY_TAG, train_key)
 
     def _tagged(self, tag: str, value: str) -> list[str]:
@@ -197,7 +198,7 @@ class Tracking:
         A run that failed or was killed is marked as running again.
 
         Args:
-            attempt: distinguishes trainings under one key; empty for the first one.
+            attempt: identifies one of several trainings with the same key; empty for the first one.
         """
         from mlflow.entities import Param, RunTag
 
@@ -212,7 +213,7 @@ class Tracking:
         return run_id
 
     def last_steps(self, run_id: str) -> dict[str, int]:
-        """Return the last step in MLflow of each metric of a run."""
+        """Return the last step of each metric of a run in MLflow."""
         metrics = [key for key in self.latest_metrics(run_id) if not key.startswith(SYSTEM_PREFIX)]
         return {key: max(steps) for key, steps in self._held_steps(run_id, metrics).items()}
 
@@ -236,24 +237,24 @@ class Tracking:
         self.client.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, step, value in points])
 
     def log_missing(self, run_id: str, points: Iterable[Point]) -> None:
-        """Write the points that MLflow does not hold yet; gaps in the middle of a curve are filled."""
+        """Write the points that MLflow lacks, also in the middle of a curve."""
         wanted = list(points)
-        # one request per metric, and an evaluated run has many others
+        # only for these metrics, because each is a request and an evaluated run has many others
         asked = self.latest_metrics(run_id).keys() & {point[0] for point in wanted}
         held = self._held_steps(run_id, asked)
         self.log_points(run_id, [point for point in wanted if point[1] not in held.get(point[0], ())])
 
     def finish(self, run_id: str, status: str = "FINISHED") -> None:
-        """Set a run's final status, unless it has it already."""
+        """Set a run's final status, if it differs."""
         if self.client.get_run(run_id).info.status != status:
             self.client.set_terminated(run_id, status=status)
 
     def has_file(self, run_id: str, name: str) -> bool:
-        """Return True if a run has an artifact of that name."""
+        """Return True if a run has an artefact of that name in MLflow."""
         return any(entry.path == name for entry in self.client.list_artifacts(run_id))
 
     def remove_files(self, run_id: str, endings: tuple[str, ...]) -> list[str]:
-        """Delete the artifacts of a run whose names have one of these endings; returns their names."""
+        """Delete the artefacts of a run in MLflow whose names have one of these endings; returns their names."""
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         repository = get_artifact_repository(self.client.get_run(run_id).info.artifact_uri)
@@ -294,7 +295,7 @@ class Tracking:
             ending.join(ENDING_SECONDS)
 
     def log_dataset(self, run_id: str, name: str, digest: str, location: str, context: str) -> None:
-        """Log a dataset as input of a run; MLflow keeps one of a name and digest."""
+        """Log a dataset as input of a run; MLflow stores each name and digest once."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         dataset = Dataset(name, digest[:DIGEST_LENGTH], source_type="local", source=json.dumps({"uri": location}))
@@ -316,7 +317,7 @@ class Tracking:
         Args:
             model_id: id of the logged model, or empty.
             step: last step of the training.
-            name, digest, location: the dataset that they were measured on.
+            name, digest, location: the dataset of the measurement.
         """
         from mlflow.entities import Metric
 
@@ -337,10 +338,10 @@ class Tracking:
 
 
 class PointBuffer:
-    """Buffers points and writes each once, also after a resume; keeps them while MLflow does not answer.
+    """Buffers points and writes each once, also after a resume; keeps them while MLflow does not respond.
 
     Args:
-        tracking: the MLflow to write to.
+        tracking: MLflow of the home.
         run_id: the training's run.
         seconds: longest time that a point is buffered.
     """
@@ -362,7 +363,7 @@ class PointBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered points, unless MLflow does not answer."""
+        """Write the buffered points; after a failed attempt not before a pause."""
         began = time.monotonic()
         if began < self._not_before:
             return
@@ -371,7 +372,7 @@ class PointBuffer:
         self._flushed = time.monotonic()
 
     def _write(self) -> None:
-        """Write the points that a run before a kill, or a write that failed, did not write."""
+        """Write the points that MLflow lacks; after a resume or a failed write its last steps are read first."""
         written, self._written = self._written, None
         if written is None:
             written = self._tracking.last_steps(self._run_id)
@@ -380,7 +381,7 @@ class PointBuffer:
         self._written, self._points = written, []
 
     def end(self, status: str) -> None:
-        """Write the buffered points and mark the run as FAILED or KILLED, if MLflow answers."""
+        """Write the buffered points and mark the run as FAILED or KILLED, if MLflow responds."""
         self.flush()
         self._attempt(lambda: self._tracking.finish(self._run_id, status))
 
@@ -392,8 +393,8 @@ class PointBuffer:
         except MlflowException as error:
             if not self._failed:
                 logger.warning(
-                    "MLflow does not take the training's curve (%s); the training goes on, and the curve is completed "
-                    "later",
+                    "MLflow does not accept the training's metrics (%s): check its server; the training continues, and "
+                    "missing points are written when it responds",
                     error,
                 )
             self._failed = True

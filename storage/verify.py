@@ -1,9 +1,9 @@
-"""Verification of a store: files against manifests, tables against schemas, inputs present; repair; damage explained.
+"""Verification of a store (files, table schemas, inputs, refs) and repair of damage.
 
-Repair removes a damaged artefact: its key follows from inputs and settings, so the next run that needs it makes it
-again. A damaged name is removed only where a run writes it again; that of a pinned stage (the tokeniser, the evaluation
-set) is restored from the corpus's own name, because the next run would fit another one without it. The tombstones stay:
-without them forgotten documents would come back.
+Repair removes a damaged artefact; the next run that needs it makes it again. A damaged ref is removed only if a run
+writes it again. The ref of a pinned stage (tokeniser, evaluation set) is restored from the corpus's ref, because
+without it the next run would make another artefact. A damaged ref of tombstones is kept: without it forgotten documents
+would be read again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from storage.tombstones import TOMBSTONES_REF
 
 WHOLE, DIGESTS, SCHEMAS = "artefacts whole", "file digests", "table schemas"
 INPUTS, NAMES = "inputs present", "names"
-CORPUS = "corpus/"  # names that every run over a corpus writes
+CORPUS = "corpus/"  # refs that every run over a corpus writes
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Check:
     """Result of one kind of check.
 
     Attributes:
-        checked: number of things that were checked.
-        problems: one sentence each.
-        damaged: STAGE/KEY of artefacts, and names, that are not what was written.
+        checked: number of items that were checked.
+        problems: messages, one per problem.
+        damaged: STAGE/KEY of artefacts, and refs, whose content is not what was written.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Repair:
-    """Repair of one artefact or name.
+    """Repair of one artefact or ref.
 
     Attributes:
-        thing: STAGE/KEY of an artefact, or a name.
+        thing: STAGE/KEY of an artefact, or name of a ref.
         done: False if it is still damaged.
-        what: a sentence on what was done, or why nothing was.
+        what: a phrase on the repair, or on why there was none.
     """
 
     thing: str
@@ -61,22 +61,22 @@ class Repair:
 
 
 def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
-    """Check digests, schemas and inputs of every artefact, and that names can be read.
+    """Check digests, schemas and inputs of every artefact, and that refs can be read.
 
-    Other processes may work meanwhile: what they make or remove during the check is no problem.
+    Other processes may make and remove artefacts during the check.
 
     Args:
-        facts: by stage.
+        facts: properties of the stages, by name.
     """
     checked: Counter[str] = Counter()
     present = set(store.artifacts())
     suspects = [name for name in sorted(present) if _faults(store, facts, name, present, checked)]
     checks = {kind: Check(kind, checked[kind]) for kind in (WHOLE, DIGESTS, SCHEMAS, INPUTS)}
-    if suspects:  # a second look passes over what was in the middle of a commit
-        again = copy.copy(store)  # which has no listings yet
+    if suspects:  # checked again, because they may have been in the middle of a commit
+        again = copy.copy(store)  # the copy has no cached listings
         present = set(again.artifacts())
         found = [(name, fault) for name in suspects for fault in _faults(again, facts, name, present, Counter())]
-        left = set(copy.copy(store).artifacts())  # an artefact whose input was removed on purpose was removed before it
+        left = set(copy.copy(store).artifacts())  # garbage collection removes an artefact before its inputs
         for name, (kind, problem) in found:
             if name in left:
                 checks[kind].problems.append(problem)
@@ -87,9 +87,9 @@ def check_store(store: Store, facts: Mapping[str, StageFacts]) -> list[Check]:
 def _faults(
     store: Store, facts: Mapping[str, StageFacts], name: Name, present: Collection[Name], checked: Counter[str]
 ) -> list[tuple[str, str]]:
-    """Return what is wrong with an artefact: each time the kind of check that found it, and a sentence."""
+    """Return the problems of an artefact: (kind of check, message)."""
     checked[WHOLE] += 1
-    owned = store.is_owned(*name)  # before it is looked at: it may be half there while an owner commits or removes it
+    owned = store.is_owned(*name)  # before it is read: it may be incomplete while an owner commits or removes it
     faults = []
     try:
         manifest = store.find(*name)
@@ -97,15 +97,15 @@ def _faults(
             faults = _file_faults(store, facts, manifest, checked)
     except StoreError as error:
         return [(WHOLE, str(error))]
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # removed during the check
         manifest = None
     if manifest is None:
-        lacks = f"{'/'.join(name)} lacks files, or has them cut short; it is made again when it is needed"
+        lacks = f"{'/'.join(name)} lacks files, or has truncated ones; it is made again when it is needed"
         return faults if owned else [*faults, (WHOLE, lacks)]
     for ref in manifest.input_refs():
         checked[INPUTS] += 1
         if (ref.stage, ref.key) not in present and not _is_recorded(store, ref):
-            faults.append((INPUTS, f"{'/'.join(name)} was made from {ref.stage}/{ref.key}, which is gone"))
+            faults.append((INPUTS, f"{'/'.join(name)} was made from {ref.stage}/{ref.key}, which is not in the store"))
     return faults
 
 
@@ -114,7 +114,7 @@ def _file_faults(
 ) -> list[tuple[str, str]]:
     try:
         folder = store.folder(manifest.ref)
-    except StoreError as error:  # a store on S3 checks the digests of what it downloads
+    except StoreError as error:  # a store on S3 checks digests when it downloads
         checked[DIGESTS] += 1
         return [(DIGESTS, str(error))]
     tables = facts.get(manifest.stage, StageFacts()).tables
@@ -151,14 +151,14 @@ def _check_names(store: Store) -> Check:
 
 
 def find_damage(store: Store, stage: str, key: str) -> str:
-    """Return a phrase on what is wrong with an artefact; empty if it is sound.
+    """Return a phrase on the damage of an artefact; empty if there is none.
 
     Raises:
         StoreError: if its manifest cannot be read, or a file in a store on S3 is not what the manifest lists.
     """
     manifest = store.find(stage, key, fresh=True)
     if manifest is None:
-        return f"{stage}/{key} lacks files, or has them cut short"
+        return f"{stage}/{key} lacks files, or has truncated ones"
     folder = store.folder(manifest.ref)
     for entry in manifest.files:
         if fault := _content_fault(folder / entry.name, entry.sha256):
@@ -167,7 +167,7 @@ def find_damage(store: Store, stage: str, key: str) -> str:
 
 
 def _content_fault(path: Path, sha256: str) -> str:
-    """Return what is wrong with the bytes of a file, as the end of a sentence; empty if nothing is."""
+    """Return the damage of a file as the end of a sentence; empty if there is none."""
     try:
         return "" if sha256_file(path) == sha256 else "is not what its manifest lists"
     except FileNotFoundError:
@@ -178,10 +178,9 @@ def _content_fault(path: Path, sha256: str) -> str:
 
 @contextmanager
 def explain_damage(store: Store, refs: Iterable[ArtifactRef]) -> Iterator[None]:
-    """Raise StoreError in place of an error inside, if one of the artefacts that are read is damaged.
+    """Replace an error inside by StoreError if one of the artefacts that are read is damaged.
 
-    Gigabytes are not hashed before each use: the files are checked when something cannot be read, because the errors of
-    the libraries name no cause.
+    Files are not hashed before each use, but after an error, because errors of the libraries do not name the cause.
     """
     try:
         yield
@@ -193,19 +192,20 @@ def explain_damage(store: Store, refs: Iterable[ArtifactRef]) -> Iterator[None]:
             if damage:
                 raise StoreError(
                     f"{damage}, so the disk or another program changed it: run again with --refresh {ref.stage}, or "
-                    "let `sheepfold verify --repair` remove all that is damaged and run again"
+                    "remove all damaged artefacts by `sheepfold verify --repair` and run again"
                 ) from error
         raise
 
 
 def repair(store: Store, checks: Iterable[Check], facts: Mapping[str, StageFacts]) -> list[Repair]:
-    """Remove what checks found to be damaged; it may be killed at any moment and called again.
+    """Remove damaged artefacts and refs; may be killed at any moment and called again.
 
     Args:
-        facts: by stage.
+        checks: results of `check_store`.
+        facts: properties of the stages, by name.
     """
     damaged = {check.name: check.damaged for check in checks}
-    # the names of corpora last: pinned names are restored from them
+    # refs of corpora last: pinned refs are restored from them
     names = sorted(damaged.pop(NAMES), key=lambda name: name.startswith(CORPUS))
     artefacts = dict.fromkeys(thing for things in damaged.values() for thing in things)
     return [
@@ -222,12 +222,13 @@ def _repair_artifact(store: Store, facts: Mapping[str, StageFacts], thing: str) 
     except StoreError as error:
         wrong = str(error).rpartition(": ")[0]  # without the advice
     if not wrong:
-        return Repair(thing, True, "sound by now, or fetched again from a store on S3")
+        return Repair(thing, True, "no longer damaged, or downloaded again from S3")
     try:
         store.remove(stage, key, keep_manifest=True)
     except StoreError as error:
-        return Repair(thing, False, f"left: {error}")
-    other = "; a run over other documents than then makes another one" if facts.get(stage, StageFacts()).pinned else ""
+        return Repair(thing, False, f"kept: {error}")
+    pinned = facts.get(stage, StageFacts()).pinned
+    other = "; from other documents than at the time it will be another one" if pinned else ""
     return Repair(thing, True, f"removed, because {wrong}: the next run that needs it makes it again{other}")
 
 
@@ -236,15 +237,15 @@ def _repair_name(store: Store, facts: Mapping[str, StageFacts], name: str) -> Re
         return Repair(
             name,
             False,
-            "left: without it forgotten documents would come back; restore it from a backup, or remove it and forget "
-            "them again before the next run",
+            "kept: without it forgotten documents would be read again; restore it from a backup, or remove it and "
+            "forget them again before the next run",
         )
     stage, _, corpus = name.partition("/")
     if not name.startswith(CORPUS) and not facts.get(stage, StageFacts()).pinned:
-        return Repair(name, False, "left, because no run writes it again: restore it from a backup, or remove it")
+        return Repair(name, False, "kept, because no run writes it again: restore it from a backup, or remove it")
     with store.lock(name):
         if _read_name(store, name) is not None:
-            return Repair(name, True, "it can be read by now")
+            return Repair(name, True, "it is readable again")
         known = (_read_name(store, f"{CORPUS}{corpus}") or {}).get(stage)
         if known:
             store.write_ref(name, known[0])
@@ -254,7 +255,7 @@ def _repair_name(store: Store, facts: Mapping[str, StageFacts], name: str) -> Re
 
 
 def _read_name(store: Store, name: str) -> dict[str, Any] | None:
-    """Return the value of a movable name; None if there is none that can be read."""
+    """Return the value of a ref; None if it is absent or cannot be read."""
     try:
         return store.read_ref(name)
     except StoreError:

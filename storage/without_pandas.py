@@ -1,8 +1,7 @@
-"""Keeps pandas out of processes that make tables: Arrow imports it at its first array.
+"""An import hook that refuses pandas, which Arrow imports at its first array although no table here needs it.
 
-That takes 0.7 s and 50 MB, for nothing: no table comes from pandas here, and none becomes one. Only an import is
-refused: `importlib.util.find_spec`, by which torch's compiler looks for many packages, finds a module without an
-origin. (None in `sys.modules` would not do: Arrow's compiled code takes that for the module.)
+That import takes 0.7 s and 50 MB. `importlib.util.find_spec` still finds a module, without an origin: torch's compiler
+probes many packages with it. None in `sys.modules` does not work, because Arrow's compiled code uses it as the module.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class WithoutPandas(Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a module that cannot be loaded (ModuleNotFoundError) for pandas, and nothing else."""
+        """Return a spec for pandas whose loading raises ModuleNotFoundError; None for other modules."""
         return ModuleSpec(fullname, self) if fullname == "pandas" else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -27,4 +26,4 @@ class WithoutPandas(Loader):
         raise ModuleNotFoundError("tables are made without pandas here", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Never called: there is no module."""
+        """Do nothing: `create_module` raises first."""

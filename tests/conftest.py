@@ -1,4 +1,4 @@
-"""What tests of several parts share."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which way each worked example went, and how many processes were killed; the tests note both with each test."""
+    """Print the outcome of each worked example and the number of killed processes, which tests record as properties."""
     kills: Counter[str] = Counter()
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):

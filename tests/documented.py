@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CONTROL = {"&&", "||", "|", ";", "&", ">", ">>", "<"}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A block of commands in a page.
+    """A block of commands, or of a program, in a page.
 
     Attributes:
         page: its path, relative to the root of the project.
@@ -39,12 +38,13 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def shown() -> list[Shown]:
-    """All blocks of all pages, in their order."""
+def shown(language: str = "bash") -> list[Shown]:
+    """All blocks of a language of all pages, in their order."""
+    block_of = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     found = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        for block in _BLOCK.finditer(text):
+        for block in block_of.finditer(text):
             line = text.count("\n", 0, block.start(1)) + 1
             found.append(Shown(page.relative_to(ROOT).as_posix(), line, block.group(1)))
     return found

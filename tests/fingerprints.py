@@ -77,7 +77,7 @@ def write(entries: Entries) -> None:
 
 
 def complaints(known: Entries, now: Entries) -> list[str]:
-    """What was neither marked as a change of results nor acknowledged as none, one sentence for each stage."""
+    """Return a message for each stage whose code changed without a new version or an acknowledgement."""
     found = []
     for name in sorted(known.keys() | now.keys()):
         if name not in known:

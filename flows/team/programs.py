@@ -1,9 +1,9 @@
-"""Programs that supervisord runs for a team, in the home folder: started, watched, deployed to and stopped.
+"""The servers and workers of a team, run by supervisord in the home folder: start, health, deployments, stop.
 
-supervisord starts each as `python -m flows.team.programs NAME`, which sets its environment from the kept settings and
-replaces itself by the server or worker, so that the configuration holds no password; one that ends is started again.
-`register [FILE]` makes what is missing of work pools, queue and automations on the Prefect server of PREFECT_API_URL,
-and the deployments.
+supervisord starts each as `python -m flows.team.programs NAME`, which reads its environment from the recorded settings
+and replaces itself by the server or worker, so that the configuration holds no password; one that ends is restarted.
+`register [FILE]` creates missing work pools, the queue, automations and the deployments on the Prefect server of
+PREFECT_API_URL.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ POOL, GPU_POOL, RETRAIN_QUEUE = "sheepfold", "sheepfold-gpu", "retrain"
 POOLS = {WORKER: POOL, GPU_WORKER: GPU_POOL}
 FLOWS = Path(__file__).parents[1]
 PREFECT_FILE, AUTOMATIONS_FILE = FLOWS / "prefect.yaml", FLOWS / "automations.yaml"
-PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of a program, of supervisord and of all they start
+PROGRAM = "SHEEPFOLD_PROGRAM"  # HOME:NAME, in the environment of supervisord, the programs and their descendants
 MLFLOW_AUTH = "mlflow-auth.ini"
-# supervisord's socket, and the link to its folder, which is a temporary one: its address has at most 107 bytes, and a
-# home may lie deeper, or on a file system without sockets
+# supervisord's socket, and the link to its temporary folder: the path of a socket has at most 107 bytes, which a home
+# may exceed, and a file system may not support sockets
 SOCKET, SOCKET_FOLDER = "supervisor.sock", "socket"
 PREFECT_SCHEMA, MLFLOW_SCHEMA = "sheepfold_prefect", "sheepfold_mlflow"
 RUNS_AT_ONCE = {WORKER: max(4, os.cpu_count() or 1), GPU_WORKER: 1}
 LOOPBACK_HOSTS = ("localhost", "localhost:*", "127.0.0.1", "127.0.0.1:*", "[[]::1]", "[[]::1]:*")  # also of a tunnel
 BUSY_SECONDS = 60
-HEALTH_SECONDS = 600.0  # a first start makes databases, maybe on a busy machine
+HEALTH_SECONDS = 600.0  # long, because a first start creates databases
 POLL_SECONDS = 0.5
 STOP_SECONDS = 15
 TAIL_LINES = 20
 NO_STATE = {"statename": "STOPPED", "pid": 0}
-CLIENT = httpx.Client(trust_env=False, timeout=60)  # no proxy: the servers are on this machine
+CLIENT = httpx.Client(trust_env=False, timeout=60)  # without a proxy, because the servers are local
 COMMON = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_CLIENT_MAX_RETRIES": "7",
-    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # a server whose database is away
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # while the server's database is unreachable
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_WORKER_QUERY_SECONDS": "3",
@@ -99,7 +99,7 @@ def program(name: str, home: Home, settings: TeamSettings) -> tuple[list[str], d
 
 
 def _environment(name: str, home: Home, variables: Mapping[str, str]) -> dict[str, str]:
-    # servers and logins of the caller's shell are not the team's
+    # without the servers and logins of the caller's shell
     inherited = {
         key: value
         for key, value in os.environ.items()
@@ -120,7 +120,7 @@ def _prefect_variables(home: Home, settings: TeamSettings) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         # in memory, a restart would end every run of a deployment with a limit
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        # a server that was away finds the runs whose heartbeats it waited for
+        # after an outage the server still knows the runs whose heartbeats it expects
         "PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "P30D",
     }
     if settings.postgres:
@@ -130,7 +130,7 @@ def _prefect_variables(home: Home, settings: TeamSettings) -> dict[str, str]:
     if settings.auth:
         variables[PREFECT_LOGIN] = settings.secrets[PREFECT_LOGIN]
     if settings.host in EVERYWHERE:
-        variables["PREFECT_UI_API_URL"] = "/api"  # under the name that the browser used
+        variables["PREFECT_UI_API_URL"] = "/api"  # relative, because browsers use different host names
     return variables
 
 
@@ -139,16 +139,16 @@ def _mlflow_variables(home: Home, settings: TeamSettings) -> dict[str, str]:
     if settings.host not in LOOPBACK:
         cards = [item for card in psutil.net_if_addrs().values() for item in card if item.family == socket.AF_INET]
         names += [socket.gethostname(), socket.getfqdn(), settings.reached_at, *(item.address for item in cards)]
-    # without a port: behind a proxy
+    # also without a port, for a proxy
     hosts = [host.lower() for name in names for host in (name, f"{name}:{settings.mlflow_port}")]
     artifacts = home.mlflow_artifacts.as_uri()
     variables = {
         "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{home.path / 'mlflow.db'}",
-        "MLFLOW_DEFAULT_ARTIFACT_ROOT": artifacts,  # also read without the server, as the database is
+        "MLFLOW_DEFAULT_ARTIFACT_ROOT": artifacts,  # a folder, to read it without the server as well
         "MLFLOW_ARTIFACTS_DESTINATION": artifacts,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_ENABLE_AI_GATEWAY": "false",
-        # other names are refused, against DNS rebinding
+        # other host names are refused, against DNS rebinding
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join([*LOOPBACK_HOSTS, *hosts]),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
             f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")
@@ -172,17 +172,17 @@ def register(
     stopped: datetime | None = None,
     **options: Any,
 ) -> None:
-    """Make what is missing of pools, queue and automations, run `prefect deploy`, and queue lost runs again.
+    """Create missing pools, queue and automations, run `prefect deploy`, and queue lost runs again.
 
     Args:
-        file: describes the deployments.
+        file: the deployments.
         variables: environment of a client of the server.
-        schedules: switches the schedules on or off; by default each stays as it is.
-        stopped: when no worker of the home ran; `None` if one ran all the time, or unknown.
-        options: further ones of `subprocess.run`.
+        schedules: switch the schedules on or off; None leaves each as it is.
+        stopped: time at which no worker of the home ran; None if one may have run all the time.
+        **options: further arguments of `subprocess.run`.
 
     Raises:
-        Unreachable: if the server does not answer, or refuses.
+        Unreachable: if the server does not respond, or responds with an error.
         subprocess.CalledProcessError: if `prefect deploy` fails.
     """
     import yaml
@@ -200,7 +200,7 @@ def register(
     try:
         subprocess.run(command, env=variables, check=True, **options)
     finally:
-        for item in ask("deployments/filter", {}):  # `prefect deploy` made every schedule as inactive as in the file
+        for item in ask("deployments/filter", {}):  # `prefect deploy` deactivated every schedule, as in the file
             active = {schedule["slug"] for schedule in before.get(item["id"], []) if schedule["active"]}
             for schedule in item["schedules"]:
                 if schedules or (schedules is None and schedule["slug"] in active):
@@ -210,10 +210,9 @@ def register(
 
 
 def _lost_runs(ask: Callable[..., Any], stopped: datetime | None) -> list[dict[str, Any]]:
-    """Return crashed runs, and those that run since before `stopped` on pools that have no worker but the home's.
+    """Return crashed runs, and runs started before `stopped` on pools whose only worker is the home's.
 
-    The automations find them too, but a server that was started after a run began waits a quarter of an hour before it
-    believes that the run crashed.
+    The automations find them too, but a server that was started after the run takes 15 minutes to detect the crash.
     """
 
     def runs(states: list[str], **query: Any) -> list[dict[str, Any]]:
@@ -232,14 +231,14 @@ def _lost_runs(ask: Callable[..., Any], stopped: datetime | None) -> list[dict[s
 
 
 def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, method: str = "") -> Any:
-    """Return the answer of Prefect's API; what exists already is no error, and a busy server is asked again.
+    """Return the response of Prefect's API; a conflict with an existing object is ignored, a busy server is retried.
 
     Args:
-        variables: environment of a client, as of `TeamSettings.client_variables`.
-        method: by default POST with a body, else GET.
+        variables: environment of a client, see `TeamSettings.client_variables`.
+        method: HTTP method; by default POST with a body, GET without.
 
     Raises:
-        Unreachable: if the server does not answer, or refuses.
+        Unreachable: if the server does not respond, or responds with an error.
     """
     user, _, password = variables.get("PREFECT_API_AUTH_STRING", "").partition(":")
     address, auth = f"{variables['PREFECT_API_URL']}/{path}", (user, password) if user else None
@@ -253,12 +252,12 @@ def ask_prefect(variables: Mapping[str, str], path: str, body: Any = None, metho
         if answer.status_code != httpx.codes.CONFLICT:
             answer.raise_for_status()
     except httpx.HTTPError as error:
-        raise Unreachable(f"Prefect's server does not do what it is asked ({error}): look at its log") from error
+        raise Unreachable(f"the request to Prefect's server failed ({error}): see its log") from error
     return answer.json() if answer.content else None
 
 
 def processes(home: Home, name: str = "") -> list[psutil.Process]:
-    """Return the living processes of a program, or of all programs of a home, and all that they started."""
+    """Return the running processes of one program or of all programs of a home, with their descendants."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -269,16 +268,16 @@ def processes(home: Home, name: str = "") -> list[psutil.Process]:
 
 
 def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | None = None) -> list[str]:
-    """Start what does not run, wait until it is healthy, and make the deployments.
+    """Start programs that do not run, wait until they are healthy, and create the deployments.
 
     Args:
-        schedules: switches the schedules of the deployments on or off; by default each stays as it is.
+        schedules: switch the schedules of the deployments on or off; None leaves each as it is.
 
     Returns:
         The names of the programs started.
 
     Raises:
-        UserError: if the settings cannot be used, differ from those of running servers, or a program fails.
+        UserError: if the settings are invalid, differ from those of running servers, or a program fails.
     """
     settings = settings.with_secrets()
     settings.check()
@@ -289,10 +288,10 @@ def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | Non
         running = bool(program_states(home))
         if running and settings.of_servers() != TeamSettings.kept(home).of_servers():
             raise UserError(
-                f"the servers of {home.path} run with other settings or passwords: `sheepfold down` first, then `up`"
+                f"the servers of {home.path} run with other settings or passwords: run `sheepfold down`, then `up`"
             )
         if not running:
-            _end(processes(home))  # left by a supervisord that was killed, or itself out of reach
+            _end(processes(home))  # processes of a killed supervisord, or one whose socket is lost
             _check_ports(settings)
         stopped = None if running else datetime.now(UTC)
         settings.keep(home)
@@ -345,7 +344,7 @@ def _start_supervisord(home: Home, settings: TeamSettings) -> None:
 
 
 def make_schemas(address: str) -> None:
-    """Make a schema for each server: both keep their migrations in a table named alembic_version."""
+    """Create a schema per server, because both name the table of their migrations alembic_version."""
     import psycopg2  # type: ignore[import-untyped]
 
     try:
@@ -372,7 +371,7 @@ def _prepare_mlflow_users(folder: Path, password: str) -> None:
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
         "grant_default_workspace_access = false\n",
     )
-    if (folder / "mlflow-users.db").exists():  # MLflow gives a password to a new administrator only
+    if (folder / "mlflow-users.db").exists():  # MLflow itself sets the password only of a new administrator
         quieten()
         from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
 
@@ -383,7 +382,7 @@ def _prepare_mlflow_users(folder: Path, password: str) -> None:
 
 
 def _configuration(address: Path) -> str:
-    """Return supervisord's configuration; programs run in the home, the folder above it."""
+    """Return supervisord's configuration; programs run in its parent folder, the home."""
     python, listening = (str(path).replace("%", "%%") for path in (sys.executable, address))
     text = f"""\
 ; Written by `sheepfold up`.
@@ -397,7 +396,7 @@ file={listening}
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
-    for name in SERVICES:  # a killed worker leaves its runs, which `down` then ends in good order
+    for name in SERVICES:  # workers are killed, so that their runs continue until `down` ends them
         text += f"""
 [program:{name}]
 command="{python}" -P -m flows.team.programs {name}
@@ -431,7 +430,7 @@ def _remove_socket(home: Home) -> None:
 
 
 def program_states(home: Home) -> dict[str, dict[str, Any]]:
-    """Return supervisord's information about each program; empty if it does not run, or is about to end."""
+    """Return supervisord's information about each program; empty if it does not run, or is ending."""
     try:
         return {item["name"]: item for item in _rpc(home).getAllProcessInfo()}
     except (OSError, HTTPException, Fault):
@@ -442,7 +441,7 @@ def _wait_healthy(name: str, home: Home, settings: TeamSettings) -> None:
     until = time.monotonic() + HEALTH_SECONDS
     while not _healthy(name, state := program_states(home).get(name, NO_STATE), settings):
         if (ended := state["statename"] not in ("STARTING", "RUNNING")) or time.monotonic() > until:
-            raise UserError(f"{name} {'ended while it started' if ended else 'does not answer'}; {_tail(home, name)}")
+            raise UserError(f"{name} {'ended while it started' if ended else 'does not respond'}; {_tail(home, name)}")
         time.sleep(POLL_SECONDS)
 
 
@@ -467,7 +466,7 @@ def _deploy(home: Home, settings: TeamSettings, schedules: bool | None, stopped:
         try:  # runs start in the folder of the home
             register(PREFECT_FILE, variables, schedules, stopped, cwd=home.path.parent, stdout=log, stderr=log)
         except subprocess.CalledProcessError:
-            raise UserError(f"the deployments cannot be made; {_tail(home, DEPLOY)}") from None
+            raise UserError(f"the deployments cannot be created; {_tail(home, DEPLOY)}") from None
 
 
 def bring_down(home: Home, say: Say) -> list[str]:
@@ -487,7 +486,7 @@ def _stop(home: Home, say: Say) -> list[str]:
             say(f"stopping {name}")
             with suppress(Fault):  # it does not run
                 supervisor.stopProcess(name)
-            _end(processes(home, name))  # its runs report to the server
+            _end(processes(home, name))  # before the server, to which its runs report
         say("stopping the servers")
         supervisor.shutdown()
         with suppress(psutil.NoSuchProcess):
@@ -506,7 +505,7 @@ def _end(found: list[psutil.Process]) -> None:
 
 
 def running_team(home: Home) -> dict[str, str]:
-    """Return the variables of a client of the home's servers; empty if its Prefect server does not run."""
+    """Return the client variables of the home's servers; empty if its Prefect server does not run."""
     running = program_states(home).get(PREFECT, NO_STATE)["pid"]
     return TeamSettings.kept(home).client_variables(home) if running else {}
 
@@ -528,7 +527,7 @@ def team_status(home: Home) -> dict[str, Any]:
         "database": without_password(settings.postgres) if settings.postgres else "SQLite",
         "auth": settings.auth,
         "sources": settings.source.splitlines(),
-        "environment_file": str(team_folder(home) / ENVIRONMENT),  # also holds the names and passwords
+        "environment_file": str(team_folder(home) / ENVIRONMENT),  # with names and passwords
         "logs": str(team_folder(home) / "logs"),
         "deployments": _deployments(settings.client_variables(home)) if services[PREFECT]["healthy"] else [],
     }
@@ -550,7 +549,7 @@ def _deployments(variables: dict[str, str]) -> list[dict[str, Any]]:
 def main(name: str) -> None:
     """Replace this process by a program of the home in the current folder."""
     home = Home.from_environment(Path.cwd())
-    if name not in POOLS:  # a killed MLflow server leaves one that listens; runs of a killed worker go on
+    if name not in POOLS:  # a killed MLflow server leaves a child that listens; runs of a killed worker continue
         for process in processes(home, name):
             with suppress(psutil.Error):
                 process.kill()

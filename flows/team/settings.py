@@ -1,7 +1,7 @@
-"""Settings of a team's servers, kept with their passwords in HOME/team.
+"""Settings of a team's servers, recorded with their passwords in HOME/team.
 
-Options that are not given keep their last value, so that `sheepfold up` alone starts the same servers again. Files that
-may hold a password have mode 0600; passwords reach a process by its environment, never by its command line.
+Options that are not given keep their last value, so that `sheepfold up` without options starts the same servers again.
+Files with passwords have mode 0600; processes get passwords in their environment, never on the command line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SETTINGS, ENVIRONMENT = "settings.json", "environment"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 MLFLOW_USER, MLFLOW_PASSWORD_LENGTH = "admin", 12  # MLflow refuses shorter passwords
-# the servers' own variables, which may give the secrets for the next start
+# variables of the servers; set in the environment of `sheepfold up`, they replace the recorded secrets
 SECRETS = PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY = (
     "PREFECT_SERVER_API_AUTH_STRING",
     "MLFLOW_AUTH_ADMIN_PASSWORD",
     "MLFLOW_FLASK_SERVER_SECRET_KEY",
 )
-_HOSTS = re.compile(r"[\w.:\[\], -]*")  # no `*`: it would let any web page in
+_HOSTS = re.compile(r"[\w.:\[\], -]*")  # without `*`, which would admit any web page
 _POSTGRES = re.compile(
     r"postgres(ql)?://((?P<PGUSER>[^:@/?#\[\]]+)(:(?P<PGPASSWORD>[^@/?#\[\]]*))?@)?"
     r"(?P<PGHOST>\[[0-9a-fA-F:]+\]|[\w.-]+)?(:(?P<PGPORT>\d+))?(/(?P<PGDATABASE>[^@/?#]*))?"
@@ -41,27 +41,27 @@ _POSTGRES_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "host", "por
 
 
 class TeamSettings(TeamOptions, frozen=True):
-    """Options of `sheepfold up` as they are kept, with secrets.
+    """Recorded options of `sheepfold up`, with secrets.
 
     Attributes:
-        secrets: passwords and keys by the servers' own variables; empty without `auth`.
+        secrets: passwords and keys, by the names in `SECRETS`; empty without `auth`.
     """
 
     secrets: dict[str, str] = Field(default={})
 
     @classmethod
     def kept(cls, home: Home) -> TeamSettings:
-        """Return the settings that a home kept last."""
+        """Return the recorded settings of a home, or the defaults."""
         path = team_folder(home) / SETTINGS
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return cls()
-        except ValueError:  # not shown: it quotes what may be a password
+        except ValueError:  # its message may quote a password, so it is not shown
             raise UserError(f"{path} is damaged: remove it and give the options of `sheepfold up` again") from None
 
     def keep(self, home: Home) -> None:
-        """Keep the settings, and the client variables for shells, and for `Home` if MLflow's database is elsewhere."""
+        """Write the settings, the client variables for shells, and those for `Home` if MLflow uses PostgreSQL."""
         write_private(team_folder(home) / SETTINGS, self.model_dump_json(indent=1))
         variables, tracking = self.client_variables(home), home.path / TEAM_TRACKING
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
@@ -73,41 +73,44 @@ class TeamSettings(TeamOptions, frozen=True):
             tracking.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Check that the settings agree.
+        """Check the settings.
 
         Raises:
-            UserError: if they do not, or would open the servers to everyone.
+            UserError: if they are in conflict, or would expose the servers without passwords.
         """
         if self.prefect_port == self.mlflow_port:
             raise UserError(f"both servers cannot listen on port {self.prefect_port}: give --mlflow-port another one")
         if self.host not in LOOPBACK and not self.auth:
             raise UserError(
-                f"on {self.host} everyone who reaches this machine could start runs and read models: give --auth too"
+                f"on {self.host} anyone with access to the network could start runs and read models: give --auth too"
             )
         if self.postgres:
             postgres_variables(self.postgres)
         if not _HOSTS.fullmatch(self.allowed_hosts):
             raise UserError(
-                f"--allowed-hosts is {self.allowed_hosts!r}; it takes names separated by commas, each with a port or "
-                "without one, such as mlflow.example.org,flock:5000"
+                f"--allowed-hosts is {self.allowed_hosts!r}: give names separated by commas, with or without a port, "
+                "such as mlflow.example.org,flock:5000"
             )
         if self.auth and len(self.secrets.get(MLFLOW_PASSWORD, "")) < MLFLOW_PASSWORD_LENGTH:
-            raise UserError(f"{MLFLOW_PASSWORD} has fewer than {MLFLOW_PASSWORD_LENGTH} characters: MLflow refuses it")
+            raise UserError(
+                f"{MLFLOW_PASSWORD} has fewer than {MLFLOW_PASSWORD_LENGTH} characters, which MLflow refuses: set a "
+                "longer one"
+            )
 
     def with_secrets(self) -> TeamSettings:
-        """Return the settings with the secrets of the environment, else the kept ones, else random ones."""
+        """Return the settings with secrets from the environment, else the recorded ones, else random ones."""
         new = {name: secrets.token_urlsafe(18) for name in SECRETS}
         new[PREFECT_LOGIN] = f"admin:{new[PREFECT_LOGIN]}"
         given = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
         return self.model_copy(update={"secrets": {**new, **self.secrets, **given} if self.auth else {}})
 
     def of_servers(self) -> TeamSettings:
-        """Return the settings that a running server cannot change."""
+        """Return the settings that need a restart of the servers."""
         return self.model_copy(update={"source": "", "prompts": ""})
 
     @property
     def reached_at(self) -> str:
-        """Host under which both servers are reached from this machine."""
+        """Local host name or address of both servers, for URLs."""
         host = "127.0.0.1" if self.host in EVERYWHERE else self.host
         return f"[{host}]" if ":" in host else host
 
@@ -139,20 +142,20 @@ def postgres_variables(address: str) -> dict[str, str]:
     """Return an address of PostgreSQL as the environment variables that all its drivers read.
 
     Raises:
-        UserError: if it cannot be read without doubt, or has an option that one of the drivers does not know.
+        UserError: if its format is invalid, or it has an option that one of the drivers does not support.
     """
     found = _POSTGRES.fullmatch(address)
-    if not found:  # the address is not shown: it may hold a password
+    if not found:  # the address may hold a password, so it is not shown
         raise UserError(
-            "--postgres takes postgresql://USER:PASSWORD@HOST:PORT/DATABASE, and got something else: in a name or "
-            "password, write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B and ] as %5D"
+            "--postgres has another format than postgresql://USER:PASSWORD@HOST:PORT/DATABASE: correct it; in a name "
+            "or password, write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B and ] as %5D"
         )
     parts = {name: unquote(value.strip("[]")) for name, value in found.groupdict().items() if value}
     options = dict(parse_qsl(parts.pop("options", "")))
     if unknown := set(options) - set(_POSTGRES_OPTIONS):
         raise UserError(
-            f"--postgres has the option {min(unknown)}, which Prefect's server does not take; leave it out (options "
-            f"that both servers take: {', '.join(_POSTGRES_OPTIONS)})"
+            f"--postgres has the option {min(unknown)}, which Prefect's server does not support: leave it out (options "
+            f"of both servers: {', '.join(_POSTGRES_OPTIONS)})"
         )
     return {**parts, **{f"PG{name.upper()}": value for name, value in options.items()}}
 
@@ -163,5 +166,5 @@ def team_folder(home: Home) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file atomically that only its owner may read."""
+    """Write a file atomically, readable by its owner only."""
     write_file(path, text.encode(), mode=0o600)

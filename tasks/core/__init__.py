@@ -1,1 +1,1 @@
-"""Stages: their declaration and keys, the run they belong to, how they are executed, and settings."""
+"""Stages, their execution, runs and settings."""

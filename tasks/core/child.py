@@ -1,7 +1,7 @@
-"""A child process that may be killed at any moment, and the messages between it and its parent: JSON, one line each.
+"""A child process that may be killed at any moment, and its messages: JSON lines.
 
-The parent uses `ChildProcess`, the child `serve`. Messages are JSON, not pickle: what a process that parses hostile
-files sends back must not be able to run code in its parent.
+The parent uses `ChildProcess`, the child `serve`. Messages are JSON, not pickle, because a child that parses untrusted
+files must not be able to run code in its parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MAX_MESSAGE_BYTES = 2 * 1024**3
-_READ_BYTES = 1 << 16  # what a pipe holds; asking for more allocates more, each time
+_READ_BYTES = 1 << 16  # capacity of a pipe; a larger buffer would be allocated at each read for nothing
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False,
     separators=(",", ":"),
@@ -32,7 +32,7 @@ _ENCODER = json.JSONEncoder(
 
 
 class ProtocolError(Exception):
-    """The bytes in the pipe are no message."""
+    """The bytes in the pipe are not a valid message."""
 
 
 class ChildEnded(Exception):
@@ -40,7 +40,7 @@ class ChildEnded(Exception):
 
 
 class Stopped(Exception):
-    """The parent is to wait no longer."""
+    """The descriptor `stop` ended a wait."""
 
 
 def write_message(descriptor: int, message: Mapping[str, Any], errors: str = "surrogatepass") -> None:
@@ -49,20 +49,20 @@ def write_message(descriptor: int, message: Mapping[str, Any], errors: str = "su
     Args:
         descriptor: File descriptor in blocking mode.
         message: JSON-able values, paths and dataclasses.
-        errors: Treatment of lone surrogates. Python holds file names that are not UTF-8 in them, so they are kept;
-            "replace" turns them into "?".
+        errors: Treatment of lone surrogates, in which Python keeps file names that are not UTF-8; "replace" turns them
+            into "?".
 
     Raises:
-        BrokenPipeError: Nobody reads the other end any more.
+        BrokenPipeError: The other end is closed.
     """
-    # at once, as each write wakes the reader
+    # in one write if possible, because each wakes the reader
     view = memoryview(_ENCODER.encode(message).encode("utf-8", errors) + b"\n")
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 class MessageReader:
-    """Put messages together from whatever pieces a pipe delivers.
+    """Assembles messages from the pieces that a pipe delivers.
 
     Args:
         descriptor: File descriptor to read.
@@ -73,10 +73,10 @@ class MessageReader:
         self._buffer = bytearray()
 
     def read_available(self) -> list[dict[str, Any]] | None:
-        """Read once and return the messages that are complete; None at the end of the stream.
+        """Read once and return the complete messages; None at the end of the stream.
 
         Raises:
-            ProtocolError: The bytes are no message.
+            ProtocolError: The bytes are not a valid message.
         """
         data = os.read(self._descriptor, _READ_BYTES)
         if not data:
@@ -102,20 +102,20 @@ def _parse(line: bytearray) -> dict[str, Any]:
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command line that runs a module; the current folder, which may hold a `json.py`, is not searched."""
+    """Return the command line of a module; `-P` keeps modules of the current folder from being imported."""
     return [sys.executable, "-P", "-m", module]
 
 
 class ChildProcess:
-    """A child process in a process group of its own, which is killed with all that it started.
+    """A child process in its own process group, so that it can be killed with its descendants.
 
-    A terminal's Ctrl-C does not reach it: the parent handles that.
+    A terminal's Ctrl-C does not reach it; the parent handles that.
 
     Args:
         command: Command line.
-        environment: Variables beside those of this process.
+        environment: Variables in addition to those of this process.
         stderr: File for its standard error; None for that of this process.
-        stop: File descriptor that becomes readable when nothing is to be waited for any more.
+        stop: File descriptor; when it becomes readable, waiting ends.
 
     Raises:
         OSError: It cannot be started.
@@ -148,24 +148,24 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, which is that of its group, too."""
+        """Process id, which is also the id of its group."""
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a request; that the child is dead is noticed by `receive`."""
+        """Send a request; if the child has ended, `receive` raises."""
         with contextlib.suppress(BrokenPipeError):
             write_message(self._requests.fileno(), message)
 
     def receive(self, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Return the messages that came, at least one.
+        """Wait for messages and return them, at least one.
 
         Args:
             deadline: Time of `time.monotonic` until which to wait.
 
         Raises:
-            TimeoutError: None came before the deadline.
-            ChildEnded: None came, and none will.
-            ProtocolError: The child sent something else.
+            TimeoutError: No message arrived before the deadline.
+            ChildEnded: The child ended without a message.
+            ProtocolError: The child sent an invalid message.
             Stopped: The descriptor `stop` became readable.
         """
         while True:
@@ -182,12 +182,12 @@ class ChildProcess:
                 return messages
 
     def is_alive(self) -> bool:
-        """Return whether the process still runs."""
-        # not reaped here: until then its number, and so its group's, belongs to nobody else
+        """Return True if the process runs."""
+        # WNOWAIT: until the process is reaped, no other process or group can get its id
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def resident_bytes(self) -> int:
-        """Return the memory that it has; 0 if it is gone."""
+        """Return the resident memory in bytes; 0 after its end."""
         import psutil
 
         try:
@@ -199,8 +199,8 @@ class ChildProcess:
         """Kill the process group; returns the exit status, or minus the signal that ended the process.
 
         Args:
-            grace: Seconds that the child and processes outside of its group have to end by themselves, as they do when
-                their standard input is closed.
+            grace: Seconds to wait before that: the child, and processes that it started outside of its group, end when
+                standard input is closed.
         """
         if grace:
             self._requests.close()
@@ -208,7 +208,7 @@ class ChildProcess:
             with contextlib.suppress(TimeoutError, ChildEnded, ProtocolError, Stopped):
                 while True:
                     self.receive(deadline)
-        if self._process.returncode is None:  # else the number may be another's by now
+        if self._process.returncode is None:  # after that another process may have the id
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         status = self._process.wait()
@@ -218,7 +218,7 @@ class ChildProcess:
 
 
 def python_path() -> dict[str, str]:
-    """Return the variable by which a child finds this source tree, if the packages are not installed."""
+    """Return PYTHONPATH with this source tree for a child; empty if the packages are installed."""
     root = str(Path(__file__).resolve().parents[2])
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return {}
@@ -231,14 +231,14 @@ def serve(
     """Take over standard input and output in the child.
 
     Args:
-        leave: Ends the process; called when the parent closes its end of the pipe or dies, by whatever signal.
+        leave: Ends the process; called when the parent closes its end of the pipe or ends.
         errors: Treatment of lone surrogates in answers; see `write_message`.
 
     Returns:
-        The requests as they come, and a function that sends an answer.
+        An iterator of requests, which waits for the next, and a function that sends an answer.
     """
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not get between the messages
+    os.dup2(2, 1)  # output of libraries must not mix with the messages
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
@@ -260,7 +260,7 @@ def serve(
 
 
 def limit_added_memory(n_bytes: int | None) -> None:
-    """Limit the address space to what this process has by now and `n_bytes` more; None lifts the limit.
+    """Limit the address space to the present size of this process and `n_bytes` more; None removes the limit.
 
     Only Linux enforces it.
     """

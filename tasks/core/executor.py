@@ -1,11 +1,11 @@
-"""Carry out requests to stages: as Prefect tasks inside a flow, on threads of this process outside of one.
+"""Execution of stages: as Prefect tasks inside a flow, on threads of this process outside of one.
 
-Inside a flow each missing artefact is a task run named after stage, place and corpus, which waits for the task runs
-behind its inputs, so that Prefect's graph shows every edge. Artefacts that are in the store share one task run, which
-ends as `Cached`.
+Inside a flow each missing artefact is a task run, named after stage, number and corpus. It waits for the task runs of
+its inputs, so that Prefect's graph shows every edge. The cached artefacts of a call share one task run in the state
+`Cached`.
 
     SHEEPFOLD_TASK_RUNNER   `threads` (of the process that runs the flow), or `ray`
-    SHEEPFOLD_RAY_ADDRESS   HOST:PORT (on a node), ray://HOST:PORT (from elsewhere); empty starts Ray here
+    SHEEPFOLD_RAY_ADDRESS   HOST:PORT (on a node), ray://HOST:PORT (from elsewhere); empty starts Ray locally
     SHEEPFOLD_RAY_CPUS      processors and extraction processes of each task
 """
 
@@ -82,41 +82,41 @@ def _as_tasks(run: Run, stage: Stage, missing: Sequence[Request], many: bool) ->
 
 
 def _arguments(run: Run, request: Request) -> dict[str, Any]:
-    """Return the arguments of a task, quoted so that Prefect neither walks through nor copies them, and its edges."""
+    """Return the arguments of a task with its edges; quoted, so that Prefect does not traverse and copy them."""
     from prefect.utilities.annotations import quote
 
-    given = {"run": run, "request": request, "settings": request.settings, **request.inputs, **request.beside}
-    return {**{name: quote(value) for name, value in given.items()}, "wait_for": _edges(run, request.behind())}
+    given = {"run": run, "request": request, "settings": request.settings, **request.inputs, **request.unkeyed}
+    return {**{name: quote(value) for name, value in given.items()}, "wait_for": _edges(run, request.dependencies())}
 
 
 def _edges(run: Run, refs: Iterable[ArtifactRef]) -> list[Any]:
-    """Return an edge from each task run of this flow run that gave one of some artefacts."""
+    """Return an edge from each task run of this flow run that returned one of the artefacts."""
     from prefect.runtime import flow_run
 
     found = (run.task_runs.get((ref.stage, ref.key)) for ref in refs)
-    # a task of another flow run is no node of this one's graph
+    # the graph of a flow run has no nodes of other flow runs
     return [_edge(source) for source, place in dict.fromkeys(filter(None, found)) if str(place) == flow_run.id]
 
 
 def _edge(task_run: UUID) -> Any:
-    """Return a state by which Prefect's graph draws an edge from a task run; it holds nothing else to be traced."""
+    """Return a state for `wait_for` that makes Prefect draw an edge from a task run."""
     from prefect.client.schemas.objects import StateDetails, StateType
     from prefect.states import State
 
     return State(type=StateType.COMPLETED, data=True, state_details=StateDetails(task_run_id=task_run))
 
 
-def show_found(
+def show_cached(
     run: Run, stage: Stage, refs: Sequence[ArtifactRef], many: bool = True, inputs: Iterable[ArtifactRef] = ()
 ) -> None:
-    """Show artefacts that are in the store as one task run that ends as `Cached`; outside a flow nothing is shown."""
+    """Show cached artefacts as one task run in the state `Cached`; does nothing outside a flow."""
     if not refs or not in_flow():
         return
     from prefect.states import Completed
 
     def cached() -> Any:
         shown = f"{stage.name}/{refs[0].key[:12]}" if len(refs) == 1 else f"{len(refs)} artefacts of {stage.name}"
-        # never a list: Prefect knows results by `id`, and would draw edges from one that was freed to its successor
+        # not a list: Prefect identifies results by `id()`, so a later object with the same id would get an edge
         data = refs[0] if len(refs) == 1 else None
         return Completed(name="Cached", message=f"found {shown} in the store", data=data)
 
@@ -127,12 +127,12 @@ def show_found(
 
 
 def _outcome(run: Run, request: Request, state: Any) -> StageResult:
-    # a task in another process leaves what it made in the store alone, later than this process listed it
+    # fresh: a task in another process may have made it after this process listed the store
     made = run.store.find(request.stage.name, request.key, fresh=True)
     if made is None:
         raise RuntimeError(
-            f"the task of stage {request.stage.name} ended, but the store does not have its artefact: do the machines "
-            "share the store?"
+            f"the task of stage {request.stage.name} ended, but its artefact is not in the store {run.store.address}: "
+            "let all machines use the same store"
         )
     run.task_runs[made.stage, made.key] = _ids(state)
     return StageResult(made, cached=state.name == "Cached")
@@ -148,8 +148,8 @@ def _task(stage: Stage) -> Task[..., Any]:
     from prefect.tasks import exponential_backoff
 
     def call(run: Run, request: Request, settings: Any, **inputs: Any) -> Any:
-        # a copy in another process has a machine of its own, which ends with the task
-        with nullcontext() if not run.travelled else run.machine:
+        # a copy in another process has its own machine, which is closed with the task
+        with run.machine if run.is_copy else nullcontext():
             outcome = stage.make(run, request, _progress_artifact(stage.name))
         shown = f"{stage.name}/{outcome.ref.key[:12]}"
         if outcome.cached:
@@ -176,10 +176,10 @@ def _without_results(function: Callable[..., Any], **options: Any) -> Task[..., 
 
 
 def act(run: Run, name: str, function: Callable[[], T], after: Iterable[ArtifactRef] = ()) -> T:
-    """Call a function that makes no artefact; inside a flow as a task run of its own.
+    """Call a function that makes no artefact; inside a flow as a task run.
 
     Args:
-        after: Artefacts that it works with.
+        after: Artefacts whose task runs it waits for.
     """
     if not in_flow():
         return function()
@@ -189,7 +189,7 @@ def act(run: Run, name: str, function: Callable[[], T], after: Iterable[Artifact
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Return True for errors that may pass: faults of disks and connections, but no full disk and no wrong input."""
+    """Return True for errors worth a retry: I/O and connection errors, except a full disk and wrong input."""
     if lasting_fault(error) is not None or isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError | FileExistsError
     ):
@@ -198,7 +198,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def _progress_artifact(name: str) -> Listener:
-    """Return a listener that keeps a Prefect progress artefact up to date; made at the first report."""
+    """Return a listener that updates a Prefect progress artefact, created at the first report."""
     import httpx
     from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
@@ -211,8 +211,8 @@ def _progress_artifact(name: str) -> Listener:
                 artifact.append(create_progress_artifact(progress=percent, description=f"{name}: work done"))
             else:
                 update_progress_artifact(artifact[0], progress=percent)
-        except httpx.HTTPError as error:  # hours of work do not fail because a bar could not be drawn
-            logger.warning("%s: Prefect does not take the progress (%s)", name, error)
+        except httpx.HTTPError as error:  # not a reason to fail hours of work
+            logger.warning("%s: Prefect's server does not accept the progress (%s): check its log", name, error)
 
     return listen
 
@@ -221,7 +221,7 @@ def on_ray() -> bool:
     """Return True if tasks run on Ray.
 
     Raises:
-        UserError: if the setting names no runner, or Ray is not installed.
+        UserError: if the setting is not a known runner, or Ray is not installed.
     """
     chosen = os.environ.get("SHEEPFOLD_TASK_RUNNER") or "threads"
     if chosen not in RUNNERS:
@@ -235,7 +235,7 @@ def ray_cpus() -> int:
     """Return the processors of each task on Ray.
 
     Raises:
-        UserError: if the setting is no whole number from 1.
+        UserError: if the setting is not a whole number from 1.
     """
     given = os.environ.get("SHEEPFOLD_RAY_CPUS") or "1"
     if not given.isdecimal() or not int(given):
@@ -252,7 +252,7 @@ def task_runner(workers: int) -> TaskRunner[Any]:
     from prefect.utilities.annotations import quote
     from prefect_ray import RayTaskRunner
 
-    # by itself a quoted value comes back from a pickle as a tuple of it
+    # without this, pickle turns a quoted value into a tuple
     copyreg.pickle(quote, lambda quoted: (quote, (quoted.unwrap(),)))
     address = os.environ.get("SHEEPFOLD_RAY_ADDRESS") or None
     runner: TaskRunner[Any] = RayTaskRunner(address=address, init_kwargs={"log_to_driver": False})
@@ -260,7 +260,7 @@ def task_runner(workers: int) -> TaskRunner[Any]:
 
 
 def _ray_options() -> AbstractContextManager[Any]:
-    """Inside, tasks that are submitted to Ray hold their processors."""
+    """Return a context in which tasks submitted to Ray reserve their processors."""
     if not on_ray():
         return nullcontext()
     from prefect_ray.context import remote_options

@@ -1,6 +1,6 @@
-"""The machine that a run computes on: workers, device, process pools. Nothing here shapes a key.
+"""The machine that a run computes on: workers, device, process pools. Nothing of it is part of a key.
 
-Everything is made at first use, so that a run that finds all its artefacts starts no process and imports no torch.
+Everything is created at first use, so that a run with all artefacts cached starts no process and does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def usable_cores() -> int:
 
 
 def detect_device() -> str:
-    """Return `cuda` or `cpu`; torch is only asked where a GPU's driver is, because importing it takes seconds."""
+    """Return `cuda` or `cpu`; torch is imported only if a GPU driver is present, because that takes seconds."""
     if not Path("/dev/nvidiactl").exists():
         return "cpu"
     import torch
@@ -35,7 +35,7 @@ def detect_device() -> str:
 
 
 def describe_device(device: str) -> str:
-    """Return the kind of device, threads and torch version as one string."""
+    """Return the name of the device, threads and torch version as one string."""
     kind = device
     if device == "cuda":
         import torch
@@ -45,7 +45,7 @@ def describe_device(device: str) -> str:
 
 
 def threads_each(processes: int) -> int:
-    """Return the threads of each process that shares a training."""
+    """Return the number of threads per process of a training."""
     return max(1, usable_cores() // processes)
 
 
@@ -54,11 +54,11 @@ class Machine:
 
     Args:
         workers: Extraction processes, and units computed at once; 0 means one per core.
-        deterministic: Only kernels that give the same bits each time, which a GPU takes no other way.
-        limits: Deadlines and memory of extraction, and memory of queries; None takes the defaults.
+        deterministic: Use deterministic kernels only, for the same bits in each run on a GPU.
+        limits: Deadlines and memory of extraction, and memory of queries; None for the defaults.
 
     Attributes:
-        computing: Lock held by whatever takes all cores of this process.
+        computing: Lock for work that uses all cores of this process.
     """
 
     def __init__(self, workers: int = 0, deterministic: bool = False, limits: Limits | None = None) -> None:
@@ -71,20 +71,20 @@ class Machine:
         self._subprocesses: Subprocesses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for a task on another machine, which has so many processors."""
+        """Pickle for a task on another machine, with the processors of a Ray task as workers."""
         from tasks.core.executor import ray_cpus
 
         return type(self), (ray_cpus(), self.deterministic, self.limits)
 
     @property
     def query_bytes(self) -> int:
-        """Memory of queries over a whole corpus."""
+        """Memory limit of queries over a whole corpus, in bytes."""
         from tasks.readers.records import Limits
 
         return (self.limits or Limits()).query_memory_bytes
 
     def pool(self) -> ExtractionPool:
-        """Return the killable extraction processes, shared by all segments."""
+        """Return the pool of extraction processes, shared by all segments."""
         from tasks.ingest.pool import ExtractionPool
 
         with self._lock:
@@ -104,7 +104,7 @@ class Machine:
 
     @cached_property
     def device(self) -> str:
-        """Device of training: the first GPU, else the CPU with all usable cores."""
+        """Device of training: the first GPU, otherwise the CPU with all usable cores."""
         device = detect_device()
         import torch
 
@@ -112,10 +112,10 @@ class Machine:
         return device
 
     def seed(self, seed: int) -> dict[str, str]:
-        """Seed every random generator; returns the modes as text."""
+        """Seed every random generator; returns the modes for the manifest."""
         from model.randomness import seed_everything
 
-        device = self.device  # first, because choosing it sets the number of threads
+        device = self.device  # first, because this sets the number of threads
         return {"device": device, **seed_everything(seed, deterministic=self.deterministic)}
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Progress of long stages: a bar on a terminal, a line now and then elsewhere, and a Prefect artefact in the UI."""
+"""Progress of a run: a live view on a terminal, nothing where output is piped, and a Prefect artefact in the UI.
+
+The live view has a line for each running stage; what is printed meanwhile stands above it.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,80 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, Task
 
-logger = logging.getLogger("sheepfold")
+    from tasks.core.run import StageReport
 
-SECONDS = 15.0  # between two lines where there is no terminal, and two updates of the Prefect artefact
+SECONDS = 15.0  # between two updates of the Prefect artefact
+SLOWEST = 3  # stages named in the line of a flow
 
 Listener = Callable[[float], None]
 
-_lock = threading.Lock()
-
 
 @cache
-def _bars() -> Progress:
-    """Return the bars of all stages, on standard error."""
+def _view() -> Progress:
+    """Return the live view, on standard error."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+    from rich.table import Column
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description:>12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
+    class State(ProgressColumn):
+        """Units done, the note of the stage, and rate and time left unless the note has them."""
+
+        def render(self, task: Task) -> Text:
+            """Return the text of one line."""
+            if not task.total:
+                return Text(f"{task.elapsed or 0:.0f} s")
+            state = f"{task.completed:,.0f}/{task.total:,.0f} {task.fields['note']}"
+            if task.speed and not state.endswith("left"):
+                state += f", {task.speed:.3g}/s, {task.time_remaining or 0:.0f} s left"
+            return Text(state, no_wrap=True, overflow="ellipsis")
+
+    return Progress(
+        TextColumn("{task.description:>9}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=5)),
+        State(table_column=Column(no_wrap=True, overflow="ellipsis")),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def show(text: str) -> None:
+    """Print a line on standard error, above the live view."""
+    _view().console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def show_stages(name: str, stages: Iterable[StageReport], seconds: float) -> None:
+    """Print on a terminal what a flow computed and what it found in the store."""
+    lines = list(stages)
+    computed = sorted((line for line in lines if line.computed), key=lambda line: -line.seconds)
+    if not lines or not sys.stderr.isatty():
+        return
+    slowest = ", ".join(f"{line.stage} {line.seconds:.1f} s" for line in computed[:SLOWEST] if line.seconds >= 0.05)
+    found = f"{len(lines)} stage{'s' * (len(lines) > 1)}, {len(lines) - len(computed)} cached, {seconds:.1f} s"
+    show(f"{name:>9} {found}{f' ({slowest})' if slowest else ''}")
+
+
+class TerminalHandler(logging.Handler):
+    """Prints the records of a command: warnings, on a terminal also the project's own information."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO if sys.stderr.isatty() else logging.WARNING)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Leave out Prefect's records, which are in the log of the flow run."""
+        return not record.name.startswith("prefect.")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        show(self.format(record))
 
 
 class StageProgress:
@@ -46,35 +93,32 @@ class StageProgress:
         listener: Called with the percentage, at most every few seconds.
     """
 
+    _lock = threading.Lock()
+
     def __init__(self, name: str, listener: Listener | None = None) -> None:
-        self._name = name
         self._listener = listener
-        self._bar: TaskID | None = None
-        self._line_at = time.monotonic()
         self._heard_at = 0.0
+        self._line = None
+        if sys.stderr.isatty():
+            with self._lock:
+                self._line = _view().add_task(name, total=None, note="")
+                _view().start()
 
     def update(self, done: float, total: float, note: str = "") -> None:
         """Show that `done` of `total` units are done."""
         now = time.monotonic()
-        if sys.stderr.isatty():
-            if self._bar is None:
-                with _lock:
-                    self._bar = _bars().add_task(self._name, total=None, note="")
-                    _bars().start()
-            _bars().update(self._bar, completed=done, total=total, note=note)
-        elif now - self._line_at > SECONDS:
-            self._line_at = now
-            logger.info("%s: %g of %g %s", self._name, done, total, note)
+        if self._line is not None:
+            _view().update(self._line, completed=done, total=total, note=note)
         if self._listener is not None and (now - self._heard_at > SECONDS or done >= total):
             self._heard_at = now
             self._listener(100.0 * done / total if total else 100.0)
 
     def close(self) -> None:
-        """Remove the bar; the last one gives the terminal back."""
-        if self._bar is None:
+        """Remove the line; the last one gives the terminal back."""
+        if self._line is None:
             return
-        with _lock:
-            _bars().remove_task(self._bar)
-            self._bar = None
-            if not _bars().tasks:
-                _bars().stop()
+        with self._lock:
+            _view().remove_task(self._line)
+            self._line = None
+            if not _view().tasks:
+                _view().stop()

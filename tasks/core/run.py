@@ -1,4 +1,4 @@
-"""A run: the home, the machine, the options and the report of one command or flow, handed to every stage call."""
+"""The context of one command or flow, passed to every stage call: home, store, machine, options and report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds per unit where this store has no measurement yet: rough figures of 670 mixed files, of which many are scans,
-# on a two-core laptop.
+# Seconds per unit for plans without a measurement in the store: from 670 mixed files, many of them scans, on a two-core
+# laptop.
 FIRST_GUESS = {
     "extract": 0.2,
     "normalise": 0.002,
@@ -43,9 +43,9 @@ class StageReport:
 
     Attributes:
         computed: Units (files, documents, artefacts) computed, or to be computed in a plan.
-        reused: Units that were there already.
+        reused: Cached units.
         seconds: Wall time, or an estimate in a plan.
-        reason: In a plan, why it is not cached; in a run, empty.
+        reason: In a plan, why it is not cached; empty in a run.
     """
 
     stage: str
@@ -58,7 +58,7 @@ class StageReport:
     reason: str = ""
 
     def add(self, computed: int = 0, reused: int = 0, rows: int = 0, seconds: float = 0.0) -> None:
-        """Add to the figures."""
+        """Add to the totals."""
         self.cached = self.cached and not computed
         self.computed += computed
         self.reused += reused
@@ -70,22 +70,22 @@ class Run:
     """Context of one run.
 
     Args:
-        home: Where everything lies.
-        machine: Workers, device and pools; a plan needs none.
+        home: Addresses of the store, databases and reports.
+        machine: Workers, device and pools; None in a plan.
         corpus: Name of the corpus.
         refresh: Names of stages to compute again.
         retry_failed: Extract files again whose extraction failed.
-        plan: Compute nothing, and report what would be computed, why, and how long it takes.
+        plan: Compute nothing; report what would be computed, why, and the expected time.
 
     Attributes:
         reports: Lines of the report by stage.
-        notes: Sentences that the person should read at the end.
+        notes: Remarks for the user, shown at the end.
         produced: Artefacts by stage, for the ref of the corpus.
         forgotten: Documents that were forgotten when this run listed its files; None before that.
         tags: Tags of MLflow runs.
-        task_runs: Prefect's task run and flow run behind each artefact, by (stage, key).
-        last_subflow: Result of the latest subflow, by which Prefect draws an edge from it.
-        travelled: This is a copy in another process, whose machine ends with the task.
+        task_runs: Prefect's task run and flow run that returned each artefact, by (stage, key).
+        last_subflow: Result of the latest subflow, for the edge to the next one in Prefect's graph.
+        is_copy: True in a task of another process, which closes its machine.
     """
 
     def __init__(
@@ -110,31 +110,31 @@ class Run:
         self.tags: dict[str, str] = {}
         self.task_runs: dict[tuple[str, str], tuple[UUID, UUID]] = {}
         self.last_subflow: object = None
-        self.travelled = False
+        self.is_copy = False
         self._machine = machine
         self._refreshed: set[tuple[str, str]] = set()
         self._expected: dict[str, float] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what a task on another machine needs."""
-        return type(self), (self.home, self._machine, self.corpus), {"travelled": True}
+        """Pickle the parts that a task on another machine needs."""
+        return type(self), (self.home, self._machine, self.corpus), {"is_copy": True}
 
     @property
     def machine(self) -> Machine:
-        """The machine; a plan has none."""
+        """The machine; a plan does not have one."""
         if self._machine is None:
             raise RuntimeError("a plan computes nothing, so it has no machine")
         return self._machine
 
     @cached_property
     def tracking(self) -> Tracking:
-        """MLflow's tracking side of the home."""
+        """Connection to MLflow's tracking of the home."""
         from storage.tracking import Tracking
 
         return Tracking(self.home)
 
     def wants_refresh(self, stage: str, key: str) -> bool:
-        """Return True the first time that an artefact of a stage to be refreshed is asked for."""
+        """Return True at the first request of an artefact of a stage to be refreshed."""
         identity = (stage, key)
         wanted = stage in self.refresh and identity not in self._refreshed
         self._refreshed.add(identity)
@@ -151,24 +151,24 @@ class Run:
         """Return several artefacts that are read as one table.
 
         Args:
-            live: For each artefact, the rows in it that count; only they enter the digest.
-            identity: Column that `live` names values of.
-            segments: Keys of the extraction segments behind the artefacts.
+            live: For each artefact, the values of `identity` of the rows in use; only these are part of the digest.
+            identity: A column of the tables.
+            segments: Keys of the extraction segments of the artefacts.
         """
         waiting = [ref for ref in refs if not ref.made]
         if waiting:
             return RefSet((waiting[0],), "")
         for ref in refs if not self.plan else ():
-            self.store.touch(ref)  # some were found by an index, and no stage was asked for them
+            self.store.touch(ref)  # those found by an index were not requested from a stage
         with explain_damage(self.store, refs):
             digest = union_digest([self.store.folder(ref, table) / table for ref in refs], live, identity)
         return RefSet(tuple(refs), digest, tuple(segments), tuple(live) if identity == "doc_id" else None)
 
     def add(self, kind: str, files: Mapping[str, Path]) -> tuple[ArtifactRef, list[Path]]:
-        """Copy files from outside into the store.
+        """Copy files into the store.
 
         Returns:
-            The artefact, and the files as stages read them; in a plan a reference without digest, and the originals.
+            The artefact, and its files; in a plan a reference without digest, and the original files.
         """
         if self.plan:
             return ArtifactRef(kind, "", ""), [files[name] for name in sorted(files)]
@@ -176,7 +176,7 @@ class Run:
         return ref, added_files(self.store, ref)
 
     def read(self, ref: ArtifactRef, function: Callable[[ArtifactRef], T], assume: T) -> T:
-        """Return what a function reads from an artefact; `assume` where a plan would have to make it first."""
+        """Return the result of a function of an artefact; `assume` if the artefact is missing in a plan."""
         return function(ref) if ref.made else assume
 
     def line(self, stage: Stage) -> StageReport:
@@ -184,7 +184,7 @@ class Run:
         return self.reports.setdefault(stage.name, StageReport(stage.name))
 
     def count(self, stage: Stage, units: int, outcome: StageResult) -> None:
-        """Report an artefact of so many units; a plan compares the code that made it with today's."""
+        """Report an artefact and its units; in a plan also if the code of its stage changed."""
         rows = outcome.manifest.counts.get("rows", 0)
         computed = 0 if outcome.cached else units
         self.line(stage).add(computed, units - computed, rows, outcome.seconds)
@@ -192,19 +192,19 @@ class Run:
             self.compare_tools(stage, outcome.manifest)
 
     def reuse(self, stage: Stage, ref: ArtifactRef) -> ArtifactRef:
-        """Report an artefact that is used because a ref pins it."""
+        """Report a pinned artefact that is used."""
         found = self.store.find(ref.stage, ref.key)
         self.line(stage).add(reused=1, rows=found.counts.get("rows", 0) if found else 0)
         self.line(stage).key = ref.key
         return ref
 
     def note(self, text: str) -> None:
-        """Add a sentence that the person should read at the end."""
+        """Add a remark for the user, shown at the end."""
         if text not in self.notes:
             self.notes.append(text)
 
     def remember(self, **refs: ArtifactRef | Sequence[ArtifactRef]) -> None:
-        """Record artefacts by stage for the ref that is moved when the run is complete."""
+        """Record artefacts by stage, for the ref of the corpus that is written when the run is complete."""
         for stage, value in refs.items():
             listed = [value] if isinstance(value, ArtifactRef) else value
             self.produced[stage] = [ref for ref in listed if ref.made]
@@ -212,13 +212,13 @@ class Run:
     # plans
 
     def expect_seconds(self, stage: Stage, seconds: float) -> None:
-        """Set how long a plan says that a stage takes."""
+        """Set the seconds per unit of a stage in a plan."""
         self._expected[stage.name] = seconds
 
     def would_make(
         self, stage: Stage, request: Request | None, reason: str, units: int, many: bool = False
     ) -> ArtifactRef:
-        """Report in a plan that an artefact is missing; returns its reference, which has no digest."""
+        """Report a missing artefact in a plan; returns its reference, which has no digest."""
         if request is not None:
             if request.refresh:
                 reason = "refresh asked for"
@@ -231,7 +231,7 @@ class Run:
         return ArtifactRef(stage.name, key, "")
 
     def _difference(self, stage: Stage, settings: Any, inputs: Mapping[str, Input]) -> str:
-        """Name what differs between a request and the newest artefact of its stage."""
+        """Return a phrase on the difference between a request and the newest artefact of its stage."""
         known = max(self.store.manifests(stage.name), key=lambda manifest: manifest.created, default=None)
         if known is None:
             return "never computed"
@@ -245,7 +245,7 @@ class Run:
         return f"changed setting: {', '.join(different)}" if different else "not in the store"
 
     def compare_tools(self, stage: Stage, found: Manifest, tools: Mapping[str, str] | None = None) -> None:
-        """Note that the code of a stage or its tools changed since an artefact was made."""
+        """Add notes on changes of a stage's code or tools since an artefact was made."""
         changes = [
             f"{name} is {now}; artefacts of stage {stage.name} were made with {found.tools[name]}"
             for name, now in (tools or {}).items()
@@ -254,7 +254,7 @@ class Run:
         if found.code != stage.code:
             changes.append(f"the code of stage {stage.name} changed since its artefacts were made")
         for change in changes:
-            self.note(f"{change}; they stay in use; --refresh {stage.name} computes them again")
+            self.note(f"{change}; they are used as they are: --refresh {stage.name} computes them again")
 
     def _seconds_per_unit(self, stage: Stage) -> float:
         if stage.name in self._expected:

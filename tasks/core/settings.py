@@ -1,9 +1,9 @@
 """All settings of a run, in sections; each stage reads its own section and nothing else.
 
 A section's fields are the one definition of its settings: type, default, range and meaning. The command line, the
-configuration file, the environment, the flows' forms and docs/reference/settings.md follow from them. Unknown names are refused,
-because a mistyped setting that is ignored is a wrong result. A section is imported when it is first asked for: a prompt
-at the keyboard needs one of twenty.
+configuration file, the environment, the flows' forms and docs/reference/settings.md follow from them. Unknown names are
+refused, because a mistyped setting that is ignored is a wrong result. A section is imported when it is first asked for:
+a prompt at the keyboard needs one of twenty.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ class GenerateSettings(Sampling):
         0, "Context to generate with, where the model's positions are computed; 0 is the one it was trained with.", ge=0
     )
     rope_scaling: Literal["", "none", "linear", "ntk", "yarn", "llama3"] = option(
-        "", "How rotary wavelengths are stretched to that context; left out, as the model has them."
+        "", "Scaling of rotary positions to that context; empty keeps that of the model."
     )
     shard_tokens: int = option(
-        2**17, "New tokens per shard of a file of prompts; work that is lost is lost by shards.", ge=1
+        2**17, "New tokens per shard of a file of prompts; a kill costs the shards in work.", ge=1
     )
     batch_size: int = option(0, "Continuations computed together; 0 picks by the device.", ge=0)
 
@@ -156,9 +156,11 @@ class TrainSettings:
     There is one budget: steps before tokens before minutes, whichever is given.
     """
 
-    minutes: float = option(5.0, "Training time; a short probe turns it into a number of steps, once.", ge=0)
-    max_steps: int = option(0, "Optimiser steps; 0 leaves it to `max_tokens` or `minutes`.", ge=0)
-    max_tokens: int = option(0, "Training tokens; 0 leaves it to `minutes`.", ge=0)
+    minutes: float = option(
+        5.0, "Training time in minutes; a short measurement turns it into a number of steps, once.", ge=0
+    )
+    max_steps: int = option(0, "Optimiser steps; 0 means that `max_tokens` or `minutes` decides.", ge=0)
+    max_tokens: int = option(0, "Training tokens; 0 means that `minutes` decides.", ge=0)
     max_epochs: float = option(
         20.0, "Most passes over the training text under `minutes` or `max_tokens`; one step at least.", gt=0
     )
@@ -532,31 +534,3 @@ def networks_of(model: ModelSettings, vocab_size: int, **defaults: Any) -> dict[
     if not found:
         raise problem
     return found
-
-
-def reference() -> str:
-    """Return the page of all settings, docs/reference/settings.md."""
-    lines = [
-        "# Settings",
-        "",
-        "<!-- made by `python -m tasks.core.settings > docs/reference/settings.md` -->",
-        "",
-        "Values come from, in rising precedence: the defaults below, a configuration file (`--config`, TOML or JSON,",
-        "one table per section), the environment (`SHEEPFOLD_TRAIN__LR=0.001`), `--set train.lr=0.001` (or the flow",
-        "parameter `settings`), and the command's own options. Unknown names are refused. A training has one budget:",
-        "`minutes`, `max_steps` or `max_tokens`; one given in a source replaces that of the sources below it. A",
-        "setting without a default is worked out from others, such as the preset. A preset that is a document's recipe",
-        "([papers.md](../papers.md)) replaces defaults, and gives way to all else.",
-    ]
-    for section in SECTIONS:
-        lines += ["", f"## {section}", "", (section_class(section).__doc__ or "").split("\n\n")[0], ""]
-        lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
-        for name, info in settings_of(section).items():
-            default = "" if info.default is None else f"`{json.dumps(info.default)}`"
-            values = range_of(info) or kind_of(info)
-            lines.append(f"| `{section}.{name}` | {default} | {values} | {info.description} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -1,14 +1,14 @@
-"""`@stage` makes a plain function a stage: a task whose arguments are artefact references and settings.
+"""`@stage` turns a function of artefact references and settings into a stage.
 
 A stage function takes a `Work`, its settings and its inputs, writes files into `work.out` and returns the logical
-digest of what it wrote. Key, lock, commit, caching and Prefect's task follow from the declaration:
+digest of its output. The decorator adds key, lock, commit, caching and the Prefect task:
 
     ref = curate(run, settings.curate, snapshot=taken, documents=texts)
     refs = normalise.map(run, [Call(settings.normalise, {"segment": ref}) for ref in segments])
 
-A finished artefact is returned as it is. A missing one goes through `executor.carry_out`, as a Prefect task inside a
-flow, to `Stage.make`, which calls the function under a lock and commits what it wrote. Under a planning run nothing is
-computed: the reference has no digest.
+A cached artefact is returned. A missing one is made by `Stage.make`, which calls the function under a lock and commits
+its output; inside a flow `executor.carry_out` runs it as a Prefect task. In a plan nothing is computed, and the
+reference of a missing artefact has no digest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ FINGERPRINTS_FILE = "fingerprints.json"
 
 @cache
 def _fingerprints() -> dict[str, dict[str, Any]]:
-    """Version and fingerprint of each stage."""
     found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name(FINGERPRINTS_FILE).read_bytes())
     return found
 
@@ -61,19 +60,19 @@ def added_files(store: Store, ref: ArtifactRef) -> list[Path]:
 
 @dataclass
 class Work:
-    """Everything that a running stage may use.
+    """Context of a stage function.
 
     Attributes:
-        out: Folder of the artefact in the making; empty at the start.
+        out: Folder of the new artefact; empty at the start.
         scratch: Folder that survives a kill, for stages that resume.
         store: Store to read inputs from.
         home: Home folder, for caches and tracking.
         key: Key of the artefact.
-        machine: Workers, device and process pools; never part of a result.
+        machine: Workers, device and process pools; results must not depend on it.
         progress: Progress bar of the stage.
         counts: Figures for manifest and reports.
-        tools: Versions of the tools that did the work.
-        modes: Seeds and kernels in use.
+        tools: Versions of the tools in use, for the manifest.
+        modes: Seeds and kernels in use, for the manifest.
     """
 
     out: Path
@@ -92,11 +91,11 @@ class Work:
         self.modes.update(self.machine.seed(seed))
 
     def in_subprocess(self, function: Callable[..., Any], size: int, **arguments: Any) -> Any:
-        """Call a module-level function in a subprocess, or here if there is little to read.
+        """Call a module-level function in a subprocess, or in this process for little data.
 
         Args:
             function: Takes the arguments and `progress(done, total)`.
-            size: Bytes that it will read.
+            size: Bytes that it reads.
         """
 
         def progress(done: int, total: int) -> None:
@@ -115,7 +114,7 @@ class Work:
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Settings of a stage that has none."""
+    """Empty settings."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,11 @@ class Call:
     """One of several requests to a stage.
 
     Attributes:
-        settings: Settings of the stage; or a function that reads them from artefacts of `inputs` and `after`, called
-            when those are there.
+        settings: Settings of the stage, or a function that reads them from artefacts of `inputs` and `after`, called
+            when those are in the store.
         inputs: Inputs and unkeyed arguments by name.
-        units: Files or documents that it stands for, for reports and estimates.
-        after: Artefacts that settings or unkeyed arguments were read from: edges of the graph that no input draws.
+        units: Number of its files or documents, for reports and estimates.
+        after: Artefacts that settings or unkeyed arguments were read from: edges of the graph in addition to inputs.
     """
 
     settings: Any
@@ -138,7 +137,7 @@ class Call:
 
 @dataclass(frozen=True)
 class StageResult:
-    """Artefact of one request, found or made."""
+    """Artefact of one request, cached or made."""
 
     manifest: Manifest
     cached: bool
@@ -150,34 +149,34 @@ class StageResult:
 
     @property
     def seconds(self) -> float:
-        """Time that it took to make now."""
+        """Seconds of the computation; 0 if it was cached."""
         return 0.0 if self.cached else self.manifest.seconds
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request whose key is known.
+    """A request with its key.
 
     Attributes:
-        inputs: Artefacts and sets of them that are part of the key.
-        beside: Arguments that are not.
+        inputs: Artefacts and sets of them, which are part of the key.
+        unkeyed: Arguments that are not part of the key.
     """
 
     stage: Stage
     key: str
     settings: Any
     inputs: Mapping[str, Input]
-    beside: Mapping[str, Any]
+    unkeyed: Mapping[str, Any]
     refresh: bool
     after: tuple[ArtifactRef, ...] = ()
 
     def refs(self) -> list[ArtifactRef]:
-        """Return the artefacts behind all inputs."""
+        """Return the artefacts of all inputs."""
         sets = (value.refs if isinstance(value, RefSet) else (value,) for value in self.inputs.values())
         return list(chain.from_iterable(sets))
 
-    def behind(self) -> list[ArtifactRef]:
-        """Return all artefacts that it waits for."""
+    def dependencies(self) -> list[ArtifactRef]:
+        """Return the artefacts of all inputs, and those of `after`."""
         return [*self.refs(), *self.after]
 
 
@@ -205,24 +204,24 @@ class Stage:
         self.needed_inputs = {item.name for item in arguments if item.default is inspect.Parameter.empty}
 
     def __call__(self, run: Run, settings: Any, *, after: Any = (), **inputs: Any) -> ArtifactRef:
-        """Return the artefact of these settings and inputs, making it when it is not there."""
+        """Return the artefact of these settings and inputs, cached or made."""
         return self._find_or_make(run, [Call(settings, inputs, 1, tuple(after))], many=False)[0]
 
     def map(self, run: Run, calls: Sequence[Call]) -> list[ArtifactRef]:
-        """Return the artefacts of many requests, in their order; missing ones are made side by side."""
+        """Return the artefacts of many requests, in their order; missing ones are made in parallel."""
         return self._find_or_make(run, calls, many=True)
 
     def pinned(self, run: Run) -> ArtifactRef | None:
-        """Return the artefact that the corpus keeps under the name `STAGE/CORPUS`, if it is not to be made again."""
+        """Return the artefact of the corpus's ref `STAGE/CORPUS`; None without one, and for a refresh."""
         value = None if self.name in run.refresh else run.store.read_ref(f"{self.name}/{run.corpus}")
         found = None if value is None else run.store.find(self.name, value["key"])
         return None if found is None else found.ref
 
     def key(self, settings: Any, inputs: Mapping[str, Input]) -> str:
-        """Return the key of the artefact of these inputs and settings; inputs with a default may be left out.
+        """Return the key of the artefact of these inputs and settings; inputs with a default may be missing.
 
         Raises:
-            TypeError: if the inputs are not those that the stage takes.
+            TypeError: if the names of the inputs are wrong.
         """
         if not self.needed_inputs <= set(inputs) <= set(self.input_names):
             raise TypeError(f"stage {self.name} takes inputs {self.input_names}, got {sorted(inputs)}")
@@ -230,31 +229,31 @@ class Stage:
         return artifact_key(self.name, self.version, digests, plain(settings))
 
     def request(self, run: Run, call: Call) -> Request:
-        """Return a call with its key; a refresh asked for counts once for each key of a run."""
-        beside = {name: value for name, value in call.inputs.items() if name in self.unkeyed}
+        """Return a call with its key; each key is refreshed at most once per run."""
+        unkeyed = {name: value for name, value in call.inputs.items() if name in self.unkeyed}
         inputs = {name: value for name, value in call.inputs.items() if name not in self.unkeyed}
         key = self.key(call.settings, inputs)
-        return Request(self, key, call.settings, inputs, beside, run.wants_refresh(self.name, key), call.after)
+        return Request(self, key, call.settings, inputs, unkeyed, run.wants_refresh(self.name, key), call.after)
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-        """Pickle a stage by name, as functions are."""
+        """Pickle by name, like a function."""
         return resolve_name, (f"{self.function.__module__}:{self.function.__name__}",)
 
     @property
     def code(self) -> str:
-        """Fingerprint of its modules, as it was acknowledged last (`make fingerprints`); empty for a stage elsewhere.
+        """Fingerprint of its modules as last acknowledged (`make fingerprints`); empty for stages of other packages.
 
-        It is no part of a key: `plan` says where it is another than that of an artefact, and nothing is computed anew.
+        It is not part of the key: a plan reports artefacts with another fingerprint, and they stay in use.
         """
         return str(_fingerprints().get(self.name, {}).get("fingerprint", ""))
 
     def _find_or_make(self, run: Run, calls: Sequence[Call], many: bool) -> list[ArtifactRef]:
-        """Return the artefacts of some requests: those in the store; in a plan, references without a digest; else made.
+        """Return the artefacts of some requests, cached or made; in a plan, missing ones are without a digest.
 
         Args:
             many: The requests are units of one call, and are reported as one line.
         """
-        from tasks.core.executor import carry_out, show_found
+        from tasks.core.executor import carry_out, show_cached
 
         refs: dict[int, ArtifactRef] = {}
         found: dict[int, Request] = {}
@@ -278,8 +277,8 @@ class Stage:
             else:
                 missing[index] = request
         if not run.plan:
-            waited_for = [ref for request in found.values() for ref in request.behind()]
-            show_found(run, self, [refs[index] for index in found], many, waited_for)
+            dependencies = [ref for request in found.values() for ref in request.dependencies()]
+            show_cached(run, self, [refs[index] for index in found], many, dependencies)
             for index, outcome in zip(missing, carry_out(run, self, list(missing.values()), many), strict=True):
                 refs[index] = outcome.ref
                 run.count(self, calls[index].units, outcome)
@@ -292,7 +291,7 @@ class Stage:
         return ordered
 
     def make(self, run: Run, request: Request, listener: Listener | None = None) -> StageResult:
-        """Return the artefact, making it under its lock when it is not there.
+        """Return the artefact, making it under its lock if it is missing.
 
         Args:
             listener: Called with the percentage of the work done.
@@ -300,7 +299,7 @@ class Stage:
         store = run.store
         with store.workspace(self.name, request.key, on_wait=logger.warning) as workspace:
             found = store.find(self.name, request.key)
-            if found is not None and not request.refresh:  # made by the owner that we waited for
+            if found is not None and not request.refresh:  # made by another process during the wait
                 return StageResult(found, cached=True)
             refs = request.refs()
             store.note_inputs(workspace, refs)
@@ -308,7 +307,7 @@ class Stage:
             with closing(StageProgress(self.name, listener)) as progress:
                 work = Work(workspace.out, workspace.scratch, store, run.home, request.key, run.machine, progress)
                 with explain_damage(store, refs):
-                    digest = self.function(work, request.settings, **request.inputs, **request.beside)
+                    digest = self.function(work, request.settings, **request.inputs, **request.unkeyed)
             manifest = Manifest(
                 stage=self.name,
                 version=self.version,
@@ -339,17 +338,17 @@ def stage(
     keep_with: tuple[str, ...] = (),
     pinned: bool = False,
 ) -> Callable[[Callable[..., str]], Stage]:
-    """Make a function a stage.
+    """Turn a function into a stage.
 
     Args:
-        name: Folder of its artefacts in the store, and its name everywhere.
+        name: Name of the stage, also the folder of its artefacts in the store.
         version: Raised by hand when the same inputs and settings give another result than before.
-        unit: What `computed` counts (files, documents, artefact).
-        modules: Modules that shape the result but are not imported, such as the code of child processes.
-        unkeyed: Arguments that shape no result, such as the places of files that the settings name by their digests.
+        unit: Unit of `computed` in reports (files, documents, artefact).
+        modules: Modules that affect the result but are not imported, such as the code of child processes.
+        unkeyed: Arguments that do not affect the result, such as paths of files whose digests are settings.
         tables: Schema of each Parquet table, by file name.
-        keep_with: Inputs with which an artefact stays in the store although no name leads to it.
-        pinned: A corpus keeps the artefact under the name `STAGE/CORPUS`.
+        keep_with: Inputs; garbage collection keeps an artefact while these inputs are kept.
+        pinned: The ref `STAGE/CORPUS` records the artefact that a corpus uses.
     """
 
     facts = StageFacts(tables or {}, keep_with, pinned)

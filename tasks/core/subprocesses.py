@@ -1,8 +1,8 @@
 """Run pure table functions in subprocesses, to use several cores and to return memory to the operating system.
 
-The functions take folders and settings and return counts and a digest; tables travel through the file system. Arguments
-cross as JSON and are made what the function's annotations say. Calls are made in this process until they add up to what
-a subprocess is worth, which takes up to a second to start.
+The functions take folders and settings and return counts and a digest; tables are passed as files. Arguments are sent
+as JSON and converted by the function's annotations. A subprocess takes up to a second to start, so calls are made in
+this process until their data is worth one.
 
     python -m tasks.core.subprocesses      serves calls: requests in, progress and results out
 """
@@ -24,22 +24,22 @@ from storage.errors import UserError
 from storage.without_pandas import WithoutPandas
 from tasks.core.child import ChildEnded, ChildProcess, module_command, serve
 
-WORTH_A_PROCESS = 2**23  # bytes of tables, unpacked, over all calls; less is done sooner than a process has started
-LARGE_BYTES = 2**26  # a call that reads so much ends its process, whose memory has grown
-TABLE_BYTES_PER_FILE = 500  # of the tables over a whole corpus, unpacked, about
+WORTH_A_PROCESS = 2**23  # uncompressed bytes of tables over all calls; less takes less time than starting a process
+LARGE_BYTES = 2**26  # after a call of this size its process is ended, to return its memory
+TABLE_BYTES_PER_FILE = 500  # rough uncompressed size of the tables over a whole corpus, per file
 
 Progress = Callable[[int, int], None]
 
 
-class _DiedError(RuntimeError):
-    """The process of a call ended without an answer."""
+class _ProcessEnded(RuntimeError):
+    """The process of a call ended without a result."""
 
 
 class Subprocesses:
-    """Subprocesses for calls, kept for further ones.
+    """A pool of subprocesses for calls.
 
-    A call whose process dies is made once more, in a fresh one: the functions are pure and write whole files. In the
-    pools of `ProcessPoolExecutor` and loky one dead process fails all calls that wait.
+    A call whose process ends is repeated once in a new one: the functions are pure and write whole files. In
+    `ProcessPoolExecutor` and loky, one ended process fails all waiting calls.
 
     Args:
         processes: Calls at once.
@@ -49,17 +49,17 @@ class Subprocesses:
         self._slots = threading.BoundedSemaphore(processes)
         self._idle: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._in_place = 0  # bytes that were read in this process
+        self._in_place = 0  # bytes read in this process
 
     def call(self, function: Callable[..., Any], progress: Progress, size: int, **arguments: Any) -> Any:
-        """Call a module-level function with `progress` and the arguments, in a subprocess if they are worth one by now.
+        """Call a module-level function with `progress` and the arguments, in a subprocess if the data is worth one.
 
         Args:
-            size: Bytes that it will read.
-            arguments: Values with a JSON form: paths, dataclasses, numbers, strings, lists and mappings of such.
+            size: Bytes that it reads.
+            **arguments: Values with a JSON form: paths, dataclasses, numbers, strings, lists and mappings of these.
 
         Raises:
-            RuntimeError: if it fails there, or its process dies twice.
+            RuntimeError: if it fails in a subprocess, or its process ends twice.
             UserError: if it raises one.
         """
         with self._lock:
@@ -70,7 +70,7 @@ class Subprocesses:
         with self._slots:
             try:
                 return self._call(self._kept() or _start(), size, function, progress, arguments)
-            except _DiedError:
+            except _ProcessEnded:
                 return self._call(_start(), size, function, progress, arguments)
 
     def _kept(self) -> ChildProcess | None:
@@ -91,7 +91,7 @@ class Subprocesses:
         return result
 
     def close(self) -> None:
-        """End the processes; none of them must be at work."""
+        """End the processes; no call may be running."""
         while kept := self._kept():
             kept.kill()
 
@@ -108,8 +108,10 @@ def _answer(process: ChildProcess, function: Callable[..., Any], progress: Progr
             messages = process.receive()
         except ChildEnded:
             status = process.kill()
-            cause = f"the process of {name} ended with status {status} and no result"
-            raise _DiedError(f"{cause}; was its memory short?") from None
+            raise _ProcessEnded(
+                f"the process of {name} ended with status {status} and no result, often for lack of memory: use fewer "
+                "workers"
+            ) from None
         for message in messages:
             if "progress" in message:
                 progress(*message["progress"])
@@ -122,7 +124,7 @@ def _answer(process: ChildProcess, function: Callable[..., Any], progress: Progr
 
 
 def _from_json(value: Any, hint: Any) -> Any:
-    # not by pydantic, which refuses the names of files that are not UTF-8
+    # not by pydantic, which refuses file names that are not UTF-8
     if hint is Path:
         return Path(value)
     if is_dataclass(hint):

@@ -1,1 +1,1 @@
-"""From pages to the documents that a model reads: normalising, deduplication, split."""
+"""From pages to the documents that a model reads: normalisation, measures, deduplication, selection, split."""

@@ -1,8 +1,8 @@
-"""The document classifier: trained on the user's examples of wanted and unwanted text, it scores every document.
+"""The stages `classifier` and `score`: train a classifier on the user's good and bad examples, and score documents.
 
-Logistic regression on hashed words and pairs of neighbouring words (Weinberger et al. 2009, "Feature Hashing for Large
-Scale Multitask Learning"). A score is the probability that a document is wanted; thresholds are the policy's.
-scikit-learn is imported only to train: in the processes that score it would cost a second and 150 MB each.
+Logistic regression on hashed words and 2-grams of words (Weinberger et al. 2009, "Feature Hashing for Large Scale
+Multitask Learning"). A score is the probability that a document is good; the threshold is part of the policy.
+scikit-learn is imported only for training: it would cost each scoring process a second and 150 MB.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Progress = Callable[[int, int], None]
 WEIGHTS_FILE = "weights.npy"
 METRICS_FILE = "metrics.json"
 MIN_EXAMPLES = 10
-MAX_EXAMPLES = 2_000  # of one side; more would cost much and teach little
-MAX_CHARS = 2**23  # of all examples of one side
-READ_CHARS = 100_000  # of a text: enough to see what it is like
+MAX_EXAMPLES = 2_000  # per side
+MAX_CHARS = 2**23  # in all examples of one side
+READ_CHARS = 100_000  # at the beginning of a text
 BUCKETS = 1 << 18
 FOLDS = 5
 STRENGTHS = (0.1, 1, 10, 100, 1000)  # inverse strengths of the regularisation, scikit-learn's C
@@ -58,14 +58,14 @@ BATCH_DOCUMENTS = 256
 
 _COLUMN = "text"
 _POSSIBLE = "possible are text files and, with a column named text, JSON lines (.jsonl, .ndjson) and Parquet"
-_READ_BYTES = 8 * READ_CHARS  # of a text file: enough characters in every encoding, with what normalising takes out
+_READ_BYTES = 8 * READ_CHARS  # of a text file: enough for `READ_CHARS` in every encoding, after normalisation
 _LINES_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson")
 
 logger = logging.getLogger("sheepfold")
 
 
 class ExamplesError(UserError):
-    """Examples that are missing, too few, on both sides, or in no form that can be read."""
+    """Raised for examples that are missing, too few, on both sides, or in a format that is not read."""
 
 
 # examples
@@ -76,17 +76,17 @@ class Examples:
     """The examples of one side."""
 
     texts: list[str]  # normalised, distinct, in the order of their hashes; the first `READ_CHARS` characters of each
-    repeated: int  # equal, or nearly equal, to one of them: in a cross-validation they would flatter the classifier
+    repeated: int  # duplicates and near-duplicates, which would bias the cross-validation
     empty: int  # without text
     left_out: int  # beyond `MAX_EXAMPLES` or `MAX_CHARS`
-    places: dict[bytes, str]  # hash of each distinct text, and where it was first found
+    places: dict[bytes, str]  # place of the first occurrence of each distinct text, by its hash
 
 
 def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files that these files and folders stand for, without what is hidden in folders.
+    """Yield the given files and the files in the given folders, except hidden ones.
 
     Raises:
-        ExamplesError: if one is not there, or is a folder without files.
+        ExamplesError: A path does not exist, or is a folder without files.
     """
     for path in paths:
         if path.is_dir():
@@ -97,30 +97,30 @@ def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            raise ExamplesError(f"classifier.{side} names {path}, which is not there: expected a file or a folder")
+            raise ExamplesError(f"classifier.{side} names {path}, which does not exist: expected a file or a folder")
 
 
 def file_identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return what identifies the examples of one side: for each file how it is read and its sha256, sorted.
+    """Return the layout and sha256 of each file of one side, sorted.
 
     Raises:
-        ExamplesError: if one is not there, or is nothing that can be read.
+        ExamplesError: A path does not exist, or its format is not supported.
     """
     return tuple(sorted({f"{_form(side, path)} {sha256_file(path)}" for path in example_files(side, paths)}))
 
 
 def read_examples(side: str, paths: Sequence[Path]) -> Examples:
-    """Read the examples of one side; rows that are none are left out with a warning.
+    """Read the examples of one side; refused rows are left out with a warning.
 
-    The result depends neither on names nor on the order: where there are too many, those of the lowest hashes count.
+    The result depends neither on names nor on the order: of too many examples, those with the lowest hashes are used.
 
     Args:
         side: `good` or `bad`, for messages.
-        paths: files and folders. A file is one example, or a table of them; formats that need an extractor are
-            refused, because what it makes of them should be seen before it is learnt.
+        paths: Files and folders. A file is one example, or a table of them; formats that need extraction are refused,
+            because its result should be checked first.
 
     Raises:
-        ExamplesError: if they cannot be read, or are fewer than `MIN_EXAMPLES`.
+        ExamplesError: They cannot be read, or are fewer than `MIN_EXAMPLES`.
     """
     places: dict[bytes, str] = {}
     chosen: dict[bytes, str] = {}
@@ -138,7 +138,7 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
                 places[digest] = place
                 chosen[digest] = text
                 held += len(text)
-                if len(chosen) > 2 * MAX_EXAMPLES or held > 2 * MAX_CHARS:  # what is beyond the limits now, stays so
+                if len(chosen) > 2 * MAX_EXAMPLES or held > 2 * MAX_CHARS:  # bounds the memory
                     chosen = _within_limits(chosen)
                     held = sum(map(len, chosen.values()))
     distinct = list(_within_limits(chosen).values())
@@ -150,8 +150,8 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
     told = refused.sentence()
     if len(texts) < MIN_EXAMPLES:
         raise ExamplesError(
-            f"classifier.{side} gives {len(texts)} different texts (besides {repeated} repeated or nearly so, and "
-            f"{empty} empty), expected {MIN_EXAMPLES} or more: add examples; {_POSSIBLE}{'; ' * bool(told)}{told}"
+            f"classifier.{side} gives {len(texts)} different texts (and {repeated} duplicates or near-duplicates and "
+            f"{empty} empty ones), expected at least {MIN_EXAMPLES}: add examples; {_POSSIBLE}{'; ' * bool(told)}{told}"
         )
     if told:
         logger.warning("classifier.%s: %s", side, told)
@@ -159,11 +159,7 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
 
 
 def refuse_shared(good: Examples, bad: Examples) -> None:
-    """Refuse texts that are examples of both sides.
-
-    Raises:
-        ExamplesError: if there are any, naming one.
-    """
+    """Raise ExamplesError if texts are examples of both sides."""
     shared = sorted(good.places.keys() & bad.places.keys())
     if shared:
         raise ExamplesError(
@@ -195,7 +191,7 @@ def _form(side: str, path: Path) -> str:
         return PARQUET
     if found.kind in ("text", "code") and found.media_type.startswith("text/") and found.media_type != "text/html":
         return TEXT
-    raise ExamplesError(f"classifier.{side}: {path} is {found.media_type}, which is no example; {_POSSIBLE}")
+    raise ExamplesError(f"classifier.{side}: {path} is {found.media_type}, which is not supported; {_POSSIBLE}")
 
 
 def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, str]]:
@@ -229,7 +225,7 @@ def _text_column(columns: Columns) -> list[str]:
 
 
 def word_features(texts: Sequence[str]) -> csr_array:
-    """Return a sparse matrix (texts, `BUCKETS`) of hashed words and word pairs: `1 + log(frequency)`, rows of length 1.
+    """Return a sparse matrix (texts, `BUCKETS`) of hashed words and 2-grams: `1 + log(frequency)`, rows of L2 norm 1.
 
     A row does not depend on the other texts; a text without words has a row of zeros.
     """
@@ -249,20 +245,19 @@ def word_features(texts: Sequence[str]) -> csr_array:
 
 
 def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[F64, dict[str, Any]]:
-    """Train a classifier; the strength of the regularisation is the one of the lowest log loss in a cross-validation.
+    """Train a classifier, with the regularisation of the lowest log loss in a cross-validation.
 
     Args:
-        good, bad: normalised texts, `FOLDS` or more of each, in an order that has nothing to do with what they are
-            like (that of their hashes).
-        progress: told how many of how many strengths are done.
+        good, bad: Normalised texts, at least `FOLDS` of each, in the order of their hashes.
+        progress: Called with the number of finished strengths and of all.
 
     Returns:
-        A weight for each bucket and, last, the intercept; and figures of examples that the model had not seen: `auc`
-        with `fold_aucs` and their standard error `auc_error`; `accuracy` and `balanced_accuracy` at a score of 0.5;
-        `log_loss` (both sides weigh the same), the chosen `C` and the `grid` it comes from; `note` if it is weak.
+        (`BUCKETS` + 1,) the weights and, last, the intercept; and cross-validated metrics: `auc` with `fold_aucs` and
+        their standard error `auc_error`; `accuracy` and `balanced_accuracy` at a score of 0.5; `log_loss` with equal
+        weights of both sides, the chosen `C` and its `grid`; `note` if the AUC is below `WEAK_AUC`.
 
     Raises:
-        ExamplesError: if no example has a word.
+        ExamplesError: No example has a word.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, roc_auc_score
@@ -273,23 +268,23 @@ def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[
     features = word_features([*good, *bad])
     used = np.unique(features.indices)
     if not len(used):
-        raise ExamplesError("the examples of the classifier hold no words: expected texts of the kinds to tell apart")
+        raise ExamplesError("the examples of the classifier have no words: expected good and bad texts")
     features = features[:, used]
     is_good = np.arange(len(good) + len(bad)) < len(good)
     balanced = compute_sample_weight("balanced", is_good)
     folds = list(StratifiedKFold(FOLDS).split(features, is_good))
     models = [LogisticRegression(C=c, class_weight="balanced", solver="newton-cg", max_iter=1000) for c in STRENGTHS]
     unseen, grid = [], []
-    with threadpool_limits(1):  # what a linear algebra library sums up depends on its number of threads
+    with threadpool_limits(1):  # sums of a linear algebra library depend on its number of threads
         for model in models:
             scores = cross_val_predict(model, features, is_good, cv=folds, method="predict_proba")[:, 1]
             unseen.append(scores)
             grid.append({"C": model.C, "log_loss": round(log_loss(is_good, scores, sample_weight=balanced), 6)})
             progress(len(grid), len(models))
-        best = min(range(len(grid)), key=lambda place: grid[place]["log_loss"])  # the strongest of equals
+        best = min(range(len(grid)), key=lambda place: grid[place]["log_loss"])  # on a tie the strongest
         model = models[best].fit(features, is_good)
     scores = unseen[best]
-    # scores of different folds come of different models, so each fold has its AUC
+    # an AUC per fold, because the scores of different folds come from different models
     aucs = [float(roc_auc_score(is_good[fold], scores[fold])) for _, fold in folds]
     auc = round(float(np.mean(aucs)), 6)
     metrics = {
@@ -316,9 +311,9 @@ def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[
 
 
 def score_texts(texts: Sequence[str], weights: F64) -> F64:
-    """Return the probability that each text is good, to six digits.
+    """Return (n,) the probability that each text is good, at equal prior probabilities, rounded to six digits.
 
-    It is that of a document drawn from as many good as bad ones. A text scores the same in any company.
+    A score does not depend on the other texts.
     """
     logits = word_features(texts) @ weights[:-1] + weights[-1]
     return np.round(0.5 * (1.0 + np.tanh(0.5 * logits)), 6)
@@ -329,14 +324,14 @@ def score_texts(texts: Sequence[str], weights: F64) -> F64:
 
 @dataclass(frozen=True)
 class ClassifierStageSettings:
-    """Identity of the examples: how each file is read, and its digest; sorted."""
+    """Settings of the stage: layout and digest of each example file, sorted."""
 
     good: tuple[str, ...]
     bad: tuple[str, ...]
 
     @classmethod
     def of(cls, good: Sequence[Path], bad: Sequence[Path]) -> ClassifierStageSettings:
-        """Return what of the examples goes into the stage's key; raises what `file_identities` raises."""
+        """Return the settings for some files; raises what `file_identities` raises."""
         return cls(file_identities("good", good), file_identities("bad", bad))
 
 
@@ -344,7 +339,7 @@ class ClassifierStageSettings:
 def classifier(
     work: Work, settings: ClassifierStageSettings, *, good_files: ArtifactRef, bad_files: ArtifactRef
 ) -> str:
-    """Learn good from bad texts by the user's examples, and measure how well that went."""
+    """Train a classifier of good and bad texts on the user's examples, and compute its cross-validated metrics."""
     good, bad = read_examples("good", work.files(good_files)), read_examples("bad", work.files(bad_files))
     refuse_shared(good, bad)
     weights, metrics = train(good.texts, bad.texts, lambda done, total: work.progress.update(done, total, "fits"))
@@ -358,20 +353,20 @@ def classifier(
     if metrics["note"]:
         logger.warning("%s", metrics["note"])
     work.counts.update(counts, rows=len(good.texts) + len(bad.texts), weak=int(bool(metrics["note"])))
-    # of the weights alone: an example given twice alters a count, but no score
+    # the digest of the weights alone: a repeated example changes a count, but no score
     return sha256_file(work.out / WEIGHTS_FILE)
 
 
 def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | None:
-    """Return the classifier that a user's own examples train; None without examples.
+    """Return the classifier trained on the user's examples; None without examples.
 
     Raises:
-        ExamplesError: if one is not there, or is nothing that can be read.
+        ExamplesError: A path does not exist, or its format is not supported.
     """
     sides = {"good": listed_paths(examples.good), "bad": listed_paths(examples.bad)}
     if not sides["good"]:
         return None
-    ClassifierStageSettings.of(**sides)  # names a path that is not there
+    ClassifierStageSettings.of(**sides)  # raises for the user's own paths, not for their copies
     added = {
         side: run.add(
             "classifier_examples",
@@ -394,7 +389,7 @@ def score(work: Work, settings: NoSettings, *, documents: ArtifactRef, classifie
 
 
 def score_segment(source: Path, weights: Path, out: Path, progress: Progress) -> dict[str, Any]:
-    """Write the scores of a table of documents; returns their number and a digest."""
+    """Write the scores of a table of documents; return their number and a digest."""
     parameters = np.load(weights, allow_pickle=False)
 
     def rows() -> Iterator[dict[str, Any]]:

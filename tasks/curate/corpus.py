@@ -1,8 +1,8 @@
-"""The documents of a corpus and the rows that per-segment tables hold of them, as DuckDB tables.
+"""DuckDB session over the documents of a corpus and their rows in per-segment tables.
 
-Results are addressed by content, so an artefact found in the store may name a segment that is no longer in use: the
-same documents lie in others now. A document that lies in one table is read there; of several, in that of the segment
-noted for it. Memory is bounded by a setting, not by the number of documents.
+Results are addressed by content, so a cached artefact may name a segment that is no longer in use because its documents
+are in others now. A document in several tables is read from that of the segment noted for it. Memory is bounded by a
+setting, not by the number of documents.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """Folder of a per-segment artefact, and the key of the extraction segment behind it."""
+    """Folder of a per-segment artefact, and the key of its extraction segment."""
 
     segment: str
     folder: str
@@ -43,22 +43,22 @@ def tables_of(store: Store, tables: RefSet) -> list[SegmentTable]:
 
 
 def matching_folders(store: Store, documents: RefSet, made: RefSet) -> list[str]:
-    """Return, for each artefact of documents, the folder of what was made of it.
+    """Return for each artefact of documents the folder of the artefact derived from it.
 
     Args:
-        made: Artefacts with the input `documents`. They are matched by its content: of two segments with the same
-            documents, one artefact may have been made.
+        made: Artefacts with the input `documents`. They are matched by its digest, as two segments with the same
+            documents share one artefact.
     """
     folders = {manifest_of(store, ref).inputs["documents"]["digest"]: str(store.folder(ref)) for ref in set(made.refs)}
     return [folders[ref.digest] for ref in documents.refs]
 
 
 class Corpus:
-    """A DuckDB session with a table `wanted` of documents, and a table `located` of where each is read.
+    """A DuckDB session with a table `wanted` of documents, and a table `located` of the rows to read them from.
 
     Args:
-        memory_bytes: Memory of all queries; 0 leaves it to DuckDB. What is larger goes to `spill`.
-        spill: Folder for temporary files; without it nothing is written.
+        memory_bytes: Memory limit of queries, beyond which they use `spill`; 0 for DuckDB's default.
+        spill: Folder for temporary files; without it the session is in memory.
     """
 
     def __init__(self, memory_bytes: int = 0, spill: Path | None = None) -> None:
@@ -66,7 +66,7 @@ class Corpus:
 
         self._file = spill / "corpus.duckdb" if spill else None
         if self._file is not None:
-            self._file.unlink(missing_ok=True)  # of an attempt that was killed
+            self._file.unlink(missing_ok=True)  # left by a killed attempt
         self.connection = duckdb.connect(self._file or ":memory:")
         self.connection.execute("set preserve_insertion_order = false")
         if memory_bytes:
@@ -87,21 +87,21 @@ class Corpus:
         return self.connection.execute(query, dict(parameters) if parameters else None)
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """Yield the result of a query piece by piece; other queries may run between."""
+        """Yield the result of a query in batches; other queries may run in between."""
         with self.connection.cursor() as cursor:
             yield from cursor.sql(query).to_arrow_reader(ROWS_AT_ONCE)
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a result."""
+        """Yield the rows of a query's result."""
         for batch in self.batches(query):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def columns(self, query: str) -> list[npt.NDArray[Any]]:
-        """Return the columns of a result as NumPy arrays."""
+        """Return the columns of a query's result as NumPy arrays."""
         return [column.to_numpy() for column in self.arrow(query).columns]
 
     def write(self, path: Path, schema: pa.Schema, query: str) -> int:
-        """Write the result of a query under a schema of `storage.schemas`; returns its rows."""
+        """Write the result of a query with a schema of `storage.schemas`; return the number of rows."""
         return write_batches(path, schema, self.batches(query))
 
     def arrow(self, query: str) -> pa.Table:
@@ -109,7 +109,7 @@ class Corpus:
         return self.connection.sql(query).to_arrow_table()
 
     def insert(self, name: str, rows: pa.Table) -> None:
-        """Append rows to a table, which is made if it is not there."""
+        """Append rows to a table, which is created if needed."""
         self.connection.register("fresh_rows", rows)
         self.sql(f"create table if not exists {name} as select * from fresh_rows limit 0")
         self.sql(f"insert into {name} select * from fresh_rows")
@@ -122,15 +122,15 @@ class Corpus:
         schema: pa.Schema,
         live: Sequence[Collection[str]] | None = None,
     ) -> str:
-        """Return SQL for all rows of a per-segment table, with `part` (number of its folder) and `place` (row in it).
+        """Return SQL for all rows of a per-segment table, with `part` (index of its folder) and `place` (row in it).
 
-        It is to be run before rows of other live documents are asked for.
+        With `live`, the SQL has to run before the next call with `live`, which replaces its table.
 
         Args:
-            folders: One may stand for several segments with the same documents.
+            folders: Folders of the segments; segments with the same documents may share one.
             name: File name of the table in each of them.
-            schema: What it is if there are no folders.
-            live: For each folder, the documents that are read in it; None for all.
+            schema: Schema of the result if there are no folders.
+            live: For each folder, the documents to read from it; None for all.
         """
         if not folders:
             self.sql(f'drop table if exists "no {name}"')
@@ -138,7 +138,7 @@ class Corpus:
             return f'(select 0 as part, 0 as place, * from "no {name}")'
         paths = [Path(folder) / name for folder in folders]
         source = ", ".join(quoted(literal_path(path)) for path in dict.fromkeys(paths))
-        # a table, of which the optimiser knows more than of a list of values: that ran out of memory
+        # a table, because the optimiser knows its size: with a list of values queries ran out of memory
         numbered = pa.table([range(len(paths)), list(map(str, paths))], ["part", "path"])
         self.sql(f'drop table if exists "parts of {name}"')
         self.insert(f'"parts of {name}"', numbered)
@@ -157,14 +157,14 @@ class Corpus:
         return f"(from {rows} semi join live using (doc_id, part))"
 
     def want_live(self, snapshot: Path) -> None:
-        """Want the live documents of a snapshot, with the segments and the licences noted there."""
+        """Create `wanted` from the live documents of a snapshot, with their segments and licences."""
         self.sql(
             f"create table wanted as select doc_id, min(segment) as segment, max(nullif(licence, '')) as licence "
             f"from {parquet(snapshot / FILES_FILE)} where status = 'ok' and doc_id is not null group by doc_id"
         )
 
     def want_kept(self, curated: Path, split: str = "") -> None:
-        """Want the kept documents of a selection; of one side of the split when given."""
+        """Create `wanted` from the kept documents of a selection, or of one side of its split."""
         side = f" and split = {quoted(split)}" if split else ""
         self.sql(f"create table wanted as from {parquet(curated / SELECTION_FILE)} where kept{side}")
 
@@ -175,16 +175,16 @@ class Corpus:
         columns: Sequence[str] = (),
         live: Sequence[Collection[str]] | None = None,
     ) -> None:
-        """Make the table `located`: for each wanted document `part` (number of its table) and `place` (row in it).
+        """Create the table `located`: for each wanted document `part` (index of its table) and `place` (row in it).
 
         Args:
-            tables: The same document may lie in several.
+            tables: Tables, of which several may have the same document.
             name: File name of the table in each of them.
-            columns: Further columns to take from there.
-            live: For each table, the documents that are read in it, where that is known; the first counts.
+            columns: Further columns of the table to include.
+            live: For each table, the documents to read from it, if known; the first table with a document is used.
 
         Raises:
-            StoreError: If a document lies in none of them, or in several none of which is the noted one.
+            StoreError: A document is in none of them, or in several, none of which is that of its segment.
         """
         schema = pa.schema([(column, pa.null()) for column in ("doc_id", *columns)])
         rows = self.rows_of([table.folder for table in tables], name, schema, live)
@@ -193,7 +193,7 @@ class Corpus:
             f"create or replace table located as select found.doc_id, part, place{more} from {rows} as found "
             "join wanted on wanted.doc_id = found.doc_id"
         )
-        # no window, which would need more memory than it is given
+        # without a window function, which would exceed the memory limit
         if live is None:
             segments = ", ".join(quoted(table.segment) for table in tables)
             self.sql(
@@ -213,18 +213,18 @@ class Corpus:
                 f"select count(*) from {rows} where doc_id = $doc_id", {"doc_id": doc_id}
             ).fetchall()
             raise StoreError(
-                f"document {doc_id} lies in {n_found} of the {len(tables)} segments in use, expected one: "
-                "compute the listing again with `--refresh snapshot,curate`"
+                f"document {doc_id} is in {n_found} of the {len(tables)} segments in use, expected one: "
+                "compute the snapshot again with `--refresh snapshot,curate`"
             )
 
 
 def parquet(path: Path) -> str:
-    """Return a Parquet file as a table in SQL."""
+    """Return SQL for the rows of a Parquet file."""
     return f"read_parquet({quoted(literal_path(path))})"
 
 
 def kept_documents(store: Store, curated: ArtifactRef, split: str = "") -> set[str]:
-    """Return the ids of the kept documents; only of one side of the split when given."""
+    """Return the ids of the kept documents, or of one side of the split."""
     with Corpus() as corpus:
         corpus.want_kept(store.folder(curated), split)
         (doc_ids,) = corpus.columns("select doc_id from wanted")

@@ -1,14 +1,14 @@
-"""The stage that decides: policy, duplicates, split and leaks come together, and every document gets a row.
+"""The stage `curate`: select documents by policy, duplicates and leaks, and split them into training and validation.
 
-Everything it reads was measured before, so that another threshold costs seconds. What it drops is in `dropped.parquet`
-with a reason, what it leaves out of a text in `cuts.parquet`. Documents are rows of a `Corpus` and never objects; only
-13-grams are compared outside of the database, segment by segment.
+It only reads measures of earlier stages, so a changed threshold costs seconds. Dropped documents are in
+`dropped.parquet` with a reason, cuts of texts in `cuts.parquet`. Documents are rows of a `Corpus`; only 13-grams are
+compared outside the database, segment by segment.
 
-The split is a pure function of texts: a document is in validation if the hash of every text in its cluster (all that
-equal or nearly equal it) says so. Growth and merging clusters therefore only ever move documents out of validation.
-Three exceptions are rare and on purpose: where every hash says validation, one cluster is trained on all the same;
-where all that was held out stands in training text, the cluster of the next hash is held out instead; and where
-near-duplicates come in such masses that not all pairs of them are compared, a cluster may fall apart again.
+The split is a pure function of texts: a document is in validation if the hashes of all texts in its cluster of
+duplicates and near-duplicates are below the threshold. So growth and merging clusters only move documents out of
+validation, with three rare exceptions: if all clusters fall into validation, one is trained on; if all held-out
+documents are contained in training text, the cluster with the next hash is held out; and a cluster may split again if
+there are too many near-duplicates to compare all pairs.
 
 The queries read two tables of a `Corpus`: `candidates`, the live documents, numbered by `RANK`; and `refused`, the
 numbers of those that are not used, with a code and a reason.
@@ -44,13 +44,13 @@ from tasks.text.words import distinct
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
-GRAM_BYTES = 64  # of the memory of queries, for each 13-gram of validation that is held
-MAX_NEW_SPLITS = 8  # how often another cluster is held out when all that were stand in training text
+GRAM_BYTES = 64  # share of the query memory per 13-gram of validation in memory
+MAX_NEW_SPLITS = 8  # attempts to hold out another cluster if all held-out documents are contained in training text
 
-# Which of several like documents is kept, the first: typed before read by OCR, then the longest, then by id.
+# The first of several duplicates is kept: born-digital before OCR, then the longest, then by id.
 RANK = "ocr_share, n_bytes desc, doc_id"
 
-# Place of a text in [0, 1), evenly spread and fixed for ever.
+# Hash of a text in [0, 1), uniform; it must never change.
 _HASH_SHARE = "('0x' || left(sha256($salt || chr(0) || text_sha256), 16))::ubigint / 18446744073709551616::double"
 
 _CUTS = pa.schema([("number", pa.int64()), ("start", pa.int64()), ("length", pa.int64()), ("code", pa.string())])
@@ -59,7 +59,7 @@ Segments = Callable[[str], Iterable[SegmentSignatures]]
 
 
 class EmptyCorpus(UserError):
-    """There is not enough text to train on and to measure on."""
+    """Raised if the training or the validation side has no documents."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def curate(
     duplicates: ArtifactRef,
     evaluation: ArtifactRef,
 ) -> str:
-    """Choose the documents to use, split them into training and validation, and see that nothing leaks between.
+    """Select documents, split them into training and validation, and remove leaks between the sides.
 
-    Scores are those of the user's classifier; an empty set where there is none.
+    `scores` are those of the user's classifier, or an empty set.
     """
     measured = matching_folders(work.store, documents, measures)
     made = work.in_subprocess(
@@ -110,7 +110,7 @@ def curate(
         settings=settings,
     )
     work.counts.update(made["counts"])
-    # a selection of other texts under the same names is another selection
+    # the ids do not determine the texts
     return sha256_json([made["digest"], documents.digest])
 
 
@@ -127,14 +127,14 @@ def select_documents(
     settings: CurationSettings,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write what is kept, dropped and cut; returns counts and a digest.
+    """Write the tables of kept and dropped documents and of cuts; return counts and a digest.
 
     Args:
         tables: Segments and folders of the documents.
         measured, scored: For each of them the folder of its measures and signatures, and of its scores; no scores
-            where there is no classifier.
+            without a classifier.
         spill: Folder for temporary files.
-        memory_bytes: Memory of queries.
+        memory_bytes: Memory limit of queries.
     """
     chosen = settings.curate
     with Corpus(memory_bytes, spill) as corpus:
@@ -155,7 +155,7 @@ def select_documents(
 def _list_candidates(
     corpus: Corpus, measured: Sequence[str], scored: Sequence[str], clusters: str, policy: PolicySettings
 ) -> None:
-    """Make the tables `candidates` and `refused`."""
+    """Create the tables `candidates` and `refused`."""
     measures = corpus.rows_of(measured, schemas.MEASURES_FILE, schemas.MEASURES)
     scores = corpus.rows_of(scored, schemas.SCORES_FILE, schemas.SCORES)
     found = corpus.sql(
@@ -174,7 +174,7 @@ def _list_candidates(
     (lost,) = corpus.sql("select min(doc_id) from located anti join candidates using (doc_id)").fetchall()[0]
     if lost is not None:
         raise StoreError(
-            f"document {lost} has no measures or no cluster where they are expected: --refresh measure,dedup"
+            f"document {lost} has no measures or no cluster: compute them again with `--refresh measure,dedup`"
         )
     begin_selection(corpus)
     corpus.sql(
@@ -185,7 +185,11 @@ def _list_candidates(
 def _segments(
     corpus: Corpus, tables: Sequence[SegmentTable], measured: Sequence[str], candidates: str
 ) -> Iterator[SegmentSignatures]:
-    """Yield the signatures of candidates, segment by segment; one such reading at a time."""
+    """Yield the signatures of candidates, segment by segment; one such iterator at a time.
+
+    Args:
+        candidates: SQL from `from` on.
+    """
     corpus.sql(f"create or replace table reading as select part, place, number {candidates} order by part, place")
     for part, (table, folder) in enumerate(zip(tables, measured, strict=True)):
         places, numbers = corpus.columns(f"select place, number from reading where part = {part} order by place")
@@ -208,7 +212,7 @@ def _cut_evaluation_text(corpus: Corpus, segments: Segments, evaluation: Path, s
 
 
 def _refuse_shares(corpus: Corpus, shares: pa.Table, code: str, reason: str) -> None:
-    """Refuse documents for a share of their text; the reason begins with it."""
+    """Refuse documents for a share of their text, with which the reason begins."""
     corpus.connection.register("shares", shares)
     corpus.sql(
         "insert into refused select number, $code, format('{:.1f}% ', 100 * share) || $reason from shares",
@@ -218,7 +222,7 @@ def _refuse_shares(corpus: Corpus, shares: pa.Table, code: str, reason: str) -> 
 
 
 def begin_selection(corpus: Corpus) -> None:
-    """Make an empty table `refused`, and the view `in_use` of the candidates that are not in it."""
+    """Create an empty table `refused`, and the view `in_use` of the candidates that are not in it."""
     corpus.sql(
         "create table refused (number bigint, code varchar, reason varchar); "
         "create view in_use as from candidates anti join refused using (number)"
@@ -226,11 +230,10 @@ def begin_selection(corpus: Corpus) -> None:
 
 
 def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
-    """Refuse all but the best of documents that equal each other, and those that nearly equal one that is kept.
+    """Refuse all but the best of exact duplicates, and near-duplicates of a kept document.
 
     Args:
-        near_pairs: Table in SQL, pairs of `doc_id` and `other_id` with their `similarity`; documents with the same text
-            count as one.
+        near_pairs: SQL table of pairs of `doc_id` and `other_id` with their `similarity`, one document per text.
         drop_near: Drop near-duplicates; exact ones are always dropped.
     """
     corpus.sql(
@@ -250,18 +253,18 @@ def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
     first, second, similarity = corpus.columns("from near")
     ends = distinct(np.concatenate([first, second]))
     pairs = Pairs.sorted(np.searchsorted(ends, first), np.searchsorted(ends, second), similarity)
-    kept, stands_for = keep_best(len(ends), pairs, np.arange(len(ends)))
-    corpus.insert("stand_ins", pa.table({"number": ends[~kept], "keeper": ends[stands_for[~kept]]}))
+    kept, representative = keep_best(len(ends), pairs, np.arange(len(ends)))
+    corpus.insert("dropped", pa.table({"number": ends[~kept], "keeper": ends[representative[~kept]]}))
     corpus.sql(
-        "insert into refused select stand_ins.number, 'near_duplicate', 'nearly the same text as document ' || doc_id "
-        "|| format(' (Jaccard similarity {:.3f})', similarity) from stand_ins "
-        "join near on first = keeper and second = stand_ins.number join candidates on candidates.number = keeper"
+        "insert into refused select dropped.number, 'near_duplicate', 'nearly the same text as document ' || doc_id "
+        "|| format(' (Jaccard similarity {:.3f})', similarity) from dropped "
+        "join near on first = keeper and second = dropped.number join candidates on candidates.number = keeper"
     )
 
 
 def begin_split(corpus: Corpus, settings: CurateSettings) -> None:
-    """Make the table `clusters` of those with a document in use, and an empty table `barred` of clusters."""
-    # a member that is not used decides all the same: else a threshold could move a cluster into validation
+    """Create the table `clusters` of those with a document in use, and an empty table `barred` of clusters."""
+    # refused members count too: otherwise a threshold could move a cluster into validation
     corpus.sql(
         f"create table clusters as select cluster, max({_HASH_SHARE}) as share from candidates "
         "left join refused using (number) group by cluster having bool_or(refused.number is null)",
@@ -271,9 +274,9 @@ def begin_split(corpus: Corpus, settings: CurateSettings) -> None:
 
 
 def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
-    """Make the table `held_out` of the clusters in validation; the others, and all that are barred, are trained on.
+    """Create the table `held_out` of the clusters in validation; the others, and barred ones, are trained on.
 
-    If no cluster falls into validation, the one with the lowest hash is it; a single cluster is trained on.
+    If no cluster falls into validation, the one with the lowest hash is held out; a single cluster is trained on.
     """
     corpus.sql(
         "create or replace table held_out as select cluster from clusters anti join barred using (cluster) "
@@ -289,9 +292,9 @@ def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
 
 
 def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings, grams_at_once: int) -> None:
-    """Split the clusters, and refuse documents that stand on the other side: those of validation first.
+    """Split the clusters, and refuse documents contained in the other side, those of validation first.
 
-    If none of these would be left, other clusters are tried, in the order of their hashes.
+    If no validation document would be left, other clusters are held out, in the order of their hashes.
     """
 
     def leaks() -> tuple[int, pa.Table, pa.Table]:
@@ -309,13 +312,13 @@ def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSet
         corpus.sql("insert into barred from held_out")
     reason = f"of its runs of thirteen words stand in {{}} text; more than {settings.max_containment:.0%} are a leak"
     _refuse_shares(corpus, in_training, "contained_in_training", reason.format("training"))
-    if len(in_training):  # what stood in them alone stands in no validation text any more
+    if len(in_training):  # training documents that overlapped only with those are no leaks any more
         _, _, in_validation = leaks()
     _refuse_shares(corpus, in_validation, "contained_in_validation", reason.format("validation"))
 
 
 def _cut_paragraphs(corpus: Corpus, segments: Segments) -> None:
-    """Leave out paragraphs that a better document has as well."""
+    """Cut paragraphs that a document of better rank also has, and refuse documents that are empty then."""
     repeated_paragraphs(corpus, segments("from in_use"))
     emptied = []
     for segment in segments("from in_use semi join whole using (number)"):
@@ -334,7 +337,7 @@ def _cut_paragraphs(corpus: Corpus, segments: Segments) -> None:
 
 
 def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
-    """Write the tables; returns counts and a digest."""
+    """Write the tables; return counts and a digest."""
     corpus.sql(
         "create table selected as select doc_id, segment, cluster, case when held_out.cluster is not null then "
         "'validation' when clusters.cluster is not null then 'train' else 'none' end as split, code is null as kept, "
@@ -351,7 +354,7 @@ def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
     }
     for side in ("train", "validation"):
         ((counts[side],),) = corpus.sql(f"select count(*) from selected where kept and split = '{side}'").fetchall()
-    # where a document lies is not part of what was selected
+    # the segments of documents are not part of the digest
     content = sorted_rows_digest(
         corpus.rows(
             "select doc_id, sha256(json_array(cluster, split, if(kept, null, json_array(reason_code, reason)), "
@@ -363,11 +366,7 @@ def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
 
 
 def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:
-    """Refuse a selection that leaves a side of the split empty.
-
-    Raises:
-        EmptyCorpus: if there is nothing to train on, or nothing to measure on.
-    """
+    """Raise EmptyCorpus if a side of the split has no documents."""
     nothing: dict[str, int] = {}
     counts = run.read(curated, lambda ref: manifest_of(run.store, ref).counts, nothing)
     if counts.get("train", 1) and counts.get("validation", 1):
@@ -375,19 +374,18 @@ def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:
     found = manifest_of(run.store, snapshot).counts["rows"]
     if not found:
         raise EmptyCorpus(
-            "there are no files in the sources, so there is nothing to train on: name a folder or file with documents, "
-            "and see whether patterns or a .gitignore leave everything out"
+            "there are no files in the sources: name a folder or file with documents, and check whether patterns or "
+            "a .gitignore exclude everything"
         )
     raise EmptyCorpus(
-        f"of {found} file(s) found, the corpus has {counts['train']} document(s) to train on and "
-        f"{counts['validation']} to measure on; at least one of each is needed, and none may stand in another: add "
-        'documents; `sheepfold ingest SOURCE` and then `sheepfold sql "select * from quarantine"` list what became of '
-        "those that are there"
+        f"of {found} file(s), the corpus has {counts['train']} training and {counts['validation']} validation "
+        "document(s), and needs at least one of each, not contained in each other: add documents; `sheepfold ingest "
+        'SOURCE` and then `sheepfold sql "select * from quarantine"` list the refused ones with reasons'
     )
 
 
 def cuts_of(run: Run, curated: ArtifactRef, live: Sequence[Collection[str]]) -> list[Cuts]:
-    """Return the cuts of each segment; a plan that does not know them yet takes those of the last selection.
+    """Return the cuts of each segment; a plan without a selection uses those of the last one.
 
     Args:
         live: Live documents of each segment.

@@ -1,7 +1,7 @@
-"""The stage `dedup`: which documents of a corpus equal or nearly equal each other.
+"""The stage `dedup`: find exact and near-duplicates of a corpus.
 
-Finds, and decides nothing: which member of a cluster is kept, and what follows for the split, is the business of
-`tasks.curate.curate`. Signatures were made segment by segment; similarities that were verified once are looked up.
+`tasks.curate.curate` chooses which members of a cluster are kept, and splits by cluster. Signatures come from the stage
+`measure`; similarities verified by an earlier run are reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
 
 VERIFIED_FILE = "verified.parquet"
-GIANT_CLUSTER = 1_000  # texts; what is larger is mostly boilerplate, and counted in the manifest
+GIANT_CLUSTER = 1_000  # texts; larger clusters are mostly boilerplate, and counted in the manifest
 
 
 @stage(
@@ -80,14 +80,14 @@ def find_duplicates(
     settings: DedupSettings,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write pairs and clusters of the live documents; returns counts and a digest.
+    """Write pairs and clusters of the live documents; return counts and a digest.
 
     Args:
         tables: Segments and folders of the documents.
         signed: Folder of measures and signatures for each of them.
-        known: Table of pairs verified before; empty for none.
+        known: Table of pairs that an earlier run verified; empty for none.
         spill: Folder for temporary files.
-        memory_bytes: Memory of queries.
+        memory_bytes: Memory limit of queries.
     """
     with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
@@ -120,7 +120,7 @@ def find_duplicates(
 
 
 def _number_texts(corpus: Corpus) -> None:
-    """The distinct texts, numbered by where they lie: segment after segment, so that each is read once."""
+    """Create the table `texts` of distinct texts, numbered in the order of segments, so that each is read once."""
     corpus.sql(
         "create table texts as select row_number() over (order by spot.part, spot.place) - 1 as number, text_sha256, "
         "spot.part as part, spot.place as place, doc_id, n_documents from (select text_sha256, min(doc_id) as doc_id, "
@@ -129,7 +129,7 @@ def _number_texts(corpus: Corpus) -> None:
 
 
 def _places(corpus: Corpus, numbers: npt.ArrayLike) -> list[npt.NDArray[Any]]:
-    """Parts, places and ties of texts by their ascending numbers."""
+    """Return parts, places and tie-breakers of texts by their ascending numbers."""
     corpus.insert("asked", pa.table({"number": pa.array(numbers, pa.int64())}))
     found = corpus.columns(
         "select part, place, ('0x' || left(text_sha256, 16))::ubigint from texts semi join asked using (number) "
@@ -140,13 +140,13 @@ def _places(corpus: Corpus, numbers: npt.ArrayLike) -> list[npt.NDArray[Any]]:
 
 
 def _read_minhashes(corpus: Corpus, numbers: I64, signed: Sequence[str]) -> tuple[U32, I64, U64]:
-    """MinHash values, numbers of shingles and ties of texts by their ascending numbers, segment by segment."""
+    """Return MinHash values, numbers of shingles and tie-breakers of texts by their ascending numbers."""
     part, place, tie = _places(corpus, numbers)
     return *read_minima(signed, part, place), tie
 
 
 def _read_texts(corpus: Corpus, wanted: Sequence[int], tables: Sequence[SegmentTable]) -> list[str]:
-    """Texts by their ascending numbers, each table read once."""
+    """Return texts by their ascending numbers, reading each table once."""
     part, place, _ = _places(corpus, wanted)
     texts: list[str] = []
     for number in distinct(part).tolist():
@@ -157,7 +157,7 @@ def _read_texts(corpus: Corpus, wanted: Sequence[int], tables: Sequence[SegmentT
 
 
 def _known_pairs(corpus: Corpus, table: str) -> Pairs | None:
-    """Pairs verified by an earlier run, in the numbers of this one."""
+    """Return pairs verified by an earlier run, with the numbers of this one."""
     first, second, similarity = corpus.columns(
         f"select one.number, other.number, similarity from {parquet(Path(table))} as known join texts one on "
         "one.text_sha256 = known.text_sha256 join texts other on other.text_sha256 = known.other_sha256"
@@ -166,7 +166,7 @@ def _known_pairs(corpus: Corpus, table: str) -> Pairs | None:
 
 
 def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
-    """Make the table `clusters` of the texts that have near-duplicates; returns counts of the giant ones."""
+    """Create the table `clusters` of the texts that have near-duplicates; return counts of giant ones."""
     ends: I64 = distinct(np.concatenate([pairs.first, pairs.second]))
     one, other = np.searchsorted(ends, pairs.first), np.searchsorted(ends, pairs.second)
     labels = clusters(len(ends), Pairs(one, other, pairs.similarity))
@@ -182,8 +182,8 @@ def _join_clusters(corpus: Corpus, pairs: Pairs) -> dict[str, int]:
 
 
 def _write(corpus: Corpus, folder: Path, threshold: float) -> str:
-    """Write the tables; returns the digest of near pairs and clusters."""
-    # of two texts, that of the lower digest comes first
+    """Write the tables; return the digest of near pairs and clusters."""
+    # of two texts, the one with the lower digest comes first
     corpus.sql(
         "create table named as select one.text_sha256 as text_sha256, other.text_sha256 as other_sha256, similarity, "
         "one.doc_id as doc_id, other.doc_id as other_id from (select first, second, similarity from verified union all "
@@ -211,7 +211,7 @@ def _write(corpus: Corpus, folder: Path, threshold: float) -> str:
 
 
 def last_dedup(run: Run) -> ArtifactRef | None:
-    """Return the last deduplication of this store; its similarities hold for texts, in whatever corpus."""
+    """Return the last deduplication in the store, of any corpus, as similarities depend only on texts; or None."""
     if dedup.name in run.refresh:
         return None
     made = (dedup.version, dedup.code)

@@ -1,8 +1,7 @@
-"""The evaluation set: the frozen documents that models are compared on.
+"""The stage `evalset`: freeze the validation documents on which models of a corpus are compared.
 
-It keeps its own copy of the texts, so that it stays the same when the corpus grows, and any tokeniser can be measured
-on it; what results are told apart by; and the 13-grams of each, so that training text that quotes it is
-seen when the document is gone.
+The set has its own copy of the texts, so that it does not change with the corpus and fits any tokeniser; the columns of
+slices; and the 13-grams of each document, so that leaks are found even if the document is no longer in the corpus.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
     from tasks.curate.settings import CurateSettings
 
-FOLDERS = 2  # of a path say where a document comes from; the first is the source's own name where there are several
+FOLDERS = 2  # leading folders of a path that name a slice; the first is the source's name if there are several
 
 
 def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) -> bool:
-    """Return True if the training side holds a document of a frozen evaluation set."""
+    """Return True if the training side has a document of a frozen evaluation set."""
     frozen = parquet(store.folder(evalset) / DOCUMENTS_FILE)
     with Corpus() as corpus:
         corpus.want_kept(store.folder(curated), "train")
@@ -51,7 +50,7 @@ def freeze_evalset(
     documents: RefSet,
     measures: RefSet,
 ) -> str:
-    """Copy the validation documents into a set of their own."""
+    """Copy the validation documents into an evaluation set."""
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
         corpus.want_kept(work.folder(curated), "validation")
         digest = copy_documents(work, corpus, snapshot, documents, measures)
@@ -62,7 +61,7 @@ def freeze_evalset(
 
 
 def copy_documents(work: Work, corpus: Corpus, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
-    """Copy the wanted documents of a corpus, with what results are told apart by; returns the digest of the rows."""
+    """Copy the wanted documents of a corpus, with the columns of slices; return the digest of the rows."""
     corpus.locate(tables_of(work.store, documents), DOCUMENTS_FILE, ["kind", "n_bytes"], live=documents.live)
     read = [str(work.folder(*manifest_of(work.store, ref).input_refs("documents"))) for ref in measures.refs]
     corpus.sql(
@@ -79,7 +78,7 @@ def copy_documents(work: Work, corpus: Corpus, snapshot: ArtifactRef, documents:
     return list_digest(stream_rows(path))
 
 
-# The language of code is the one it is written in. Texts of a turn are in memory together.
+# The language of code is its programming language. The texts of a turn are in memory together.
 _COPIED = """
 create table copied as
 with
@@ -112,7 +111,7 @@ def _copied_rows(corpus: Corpus, folders: Sequence[Path]) -> Iterator[dict[str, 
 
 
 def _grams(work: Work, corpus: Corpus, measures: RefSet) -> Hashes:
-    """13-grams of the wanted documents, by document, as they were before anything was cut or redacted."""
+    """Return the 13-grams of the wanted documents before cuts and redactions."""
     corpus.locate(tables_of(work.store, measures), MEASURES_FILE, live=measures.live)
     part, place, number = corpus.columns(
         "select part, place, row_number() over (order by doc_id) as number from located order by part, place"
@@ -125,7 +124,7 @@ def _grams(work: Work, corpus: Corpus, measures: RefSet) -> Hashes:
 
 
 def load_grams(folder: Path) -> Hashes:
-    """13-grams of an evaluation set's documents, in the order of its rows."""
+    """Return the 13-grams of an evaluation set's documents, in the order of its rows."""
     return Hashes(
         np.load(folder / GRAMS_FILE, mmap_mode="r", allow_pickle=False),
         np.load(folder / OFFSETS_FILE, allow_pickle=False),
@@ -133,7 +132,7 @@ def load_grams(folder: Path) -> Hashes:
 
 
 def has_split(store: Store, evalset: ArtifactRef, settings: CurateSettings) -> bool:
-    """Return True if an evaluation set was frozen by this version of the stage, from the split of some settings."""
+    """Return True if an evaluation set was frozen by this version of the stage, from a split with these settings."""
     found = manifest_of(store, evalset)
     if found.version != freeze_evalset.version:
         return False
@@ -146,7 +145,7 @@ def frozen_evalset(run: Run) -> ArtifactRef:
     """Return the evaluation set of the corpus.
 
     Raises:
-        StoreError: if the corpus was never prepared.
+        StoreError: The corpus was never prepared, or by an earlier version of this program.
     """
     found = freeze_evalset.pinned(run)
     if found is None:
@@ -156,6 +155,6 @@ def frozen_evalset(run: Run) -> ArtifactRef:
     if manifest_of(run.store, found).version != freeze_evalset.version:
         raise StoreError(
             f"the evaluation set of corpus {run.corpus!r} is of an earlier version of this program: run `sheepfold "
-            "prepare SOURCE` or `run` to freeze it anew"
+            "prepare SOURCE` or `run` to freeze it again"
         )
     return found

@@ -1,8 +1,7 @@
-"""The stage `evalset_leaks`: what training would read of a frozen evaluation set.
+"""The stage `evalset_leaks`: find documents of a frozen evaluation set that the training text contains.
 
-A document leaks by its name, by a near-duplicate, or by text that it shares. Selection sees to that for the validation
-documents of the present; the evaluation set was frozen earlier, stays as it is while the corpus grows, and may hold
-documents that are gone since.
+A document leaks by its id, by a near-duplicate, or by shared text. The stage `curate` prevents this for the current
+validation documents only; the evaluation set was frozen earlier and may have documents that the corpus has no longer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class EvalsetLeaksSettings:
 def evalset_leaks(
     work: Work, settings: EvalsetLeaksSettings, *, curated: ArtifactRef, overlaps: RefSet, evalset: ArtifactRef
 ) -> str:
-    """Find documents of the evaluation set that training would read; the count is `leaks`."""
+    """Find documents of the evaluation set that training would read; `counts` has their number as `leaks`."""
     folders = [work.folder(ref) for ref in overlaps.refs]
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
         _list_trained(corpus, work.folder(curated), folders, overlaps.live)
@@ -52,7 +51,7 @@ def evalset_leaks(
 def _list_trained(
     corpus: Corpus, curated: Path, overlaps: Sequence[Path], live: Sequence[Collection[str]] | None
 ) -> None:
-    """Make the tables `trained` of training documents that share 13-grams with the set, and `runs` of these grams."""
+    """Create the tables `trained` of training documents that share 13-grams with the set, and `runs` of these."""
     rows = corpus.rows_of(list(map(str, overlaps)), schemas.OVERLAP_FILE, schemas.EVALSET_OVERLAP, live)
     corpus.sql(
         f"create view selection as from {parquet(curated / schemas.SELECTION_FILE)}; "
@@ -68,7 +67,7 @@ def _list_trained(
 
 
 def _find_leaks(corpus: Corpus, curated: Path, evalset: Path, limit: float) -> list[dict[str, Any]]:
-    """Return the documents that leak, each with the first of the reasons."""
+    """Return the leaked documents, each with the first reason."""
     (quoted,) = corpus.columns("select distinct hash from runs semi join trained using (part, place)")
     grams = load_grams(evalset)
     shares = judged_share(GramIndex(quoted).count(grams), grams.counts)

@@ -1,10 +1,10 @@
-"""The documents of a segment that share 13-grams with a frozen evaluation set, and which 13-grams.
+"""The stage `evalset_overlap`: find the documents of a segment that share 13-grams with a frozen evaluation set.
 
-Every new selection decides anew which of them training may not read (`evalset_leaks`). What is kept here depends on no
-selection, so that a new document costs a look at its own segment and not at the whole corpus.
+The stage `evalset_leaks` evaluates them for each selection. This stage does not depend on the selection, so new
+documents cost a search of their own segments only.
 
-    overlap.parquet   the documents that share any: how many 13-grams they have, and how many of them are shared
-    runs.npy          the hashes of the shared 13-grams, document after document
+    overlap.parquet   the documents that share any: the number of their 13-grams, and of the shared ones
+    runs.npy          the hashes of the shared 13-grams, document by document
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def evalset_overlap(work: Work, settings: NoSettings, *, measures: ArtifactRef, 
 
 
 def find_overlap(measures: Path, evalset: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write what a segment shares with an evaluation set; returns counts and a digest."""
+    """Write the overlap of a segment with an evaluation set; return counts and a digest."""
     grams = load_signatures(measures).gram_hashes
     where, _ = GramIndex(common(grams.values, load_grams(evalset).values)).find(grams.values)
     runs = grams.values[where]

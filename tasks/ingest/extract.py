@@ -1,8 +1,8 @@
-"""The stage `extract`: the pages of a batch of files, read in killable child processes; one segment of a corpus.
+"""The stage `extract`: read the pages of a batch of files in worker processes into one segment.
 
-Each file goes to the pool of the machine, where a worker process (`tasks.ingest.worker`) reads it by
-`tasks.readers.document.yield_document` into files that are also the journal of the segment: a kill loses only the
-documents in work.
+Each file goes to the pool of the machine, where a worker (`tasks.ingest.worker`) reads it with
+`tasks.readers.document.yield_document` into a journal of finished documents, so that a killed run loses only the
+documents in progress.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.ingest.journal import Content, is_doubtful, read_document, resume
 from tasks.ingest.pool import ExtractJob
 from tasks.readers.records import Extraction, ExtractOptions
 
-QUEUED_PER_WORKER = 16  # of a segment: enough that none waits for us; what is queued takes kilobytes
+QUEUED_PER_WORKER = 16  # documents, so that no worker waits; a queued one takes kilobytes
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class SegmentSettings:
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Paths, sizes and passwords of files, by their sha256; no part of the cache key.
+    """Paths, sizes and passwords of files; not part of the key.
 
     Attributes:
-        paths: Place of each file, by sha256.
+        paths: Path of each file, by sha256.
         sizes: Bytes of each file, by sha256.
         passwords: Tried on encrypted documents.
-        passwords_noted: Digest of the passwords by the key of this home (see `passwords_digest`).
+        passwords_noted: Keyed digest of the passwords (see `passwords_digest`).
     """
 
     paths: Mapping[str, str]
@@ -55,14 +55,14 @@ class SourceFiles:
     passwords_noted: str = ""
 
     def of(self, contents: Iterable[Content]) -> SourceFiles:
-        """Return the part of some contents, such as those of one segment."""
+        """Return the subset for some contents, such as those of one segment."""
         wanted = {content.sha256 for content in contents}
         paths = {sha256: self.paths[sha256] for sha256 in wanted if sha256 in self.paths}
         return replace(self, paths=paths, sizes={sha256: self.sizes[sha256] for sha256 in wanted})
 
 
 def document_id(sha256: str, locator: str = "") -> str:
-    """Identity of a document: the bytes of its file, and its place inside of it."""
+    """Return the id of a document, from the sha256 of its file and its place inside the file."""
     return hashlib.sha256(f"{sha256}\x00{locator}".encode()).hexdigest()
 
 
@@ -70,11 +70,11 @@ _Rows = tuple[dict[str, Any], list[dict[str, Any]]]  # of `extracts` and of `pag
 
 
 def extract_rows(content: Content, document: Iterable[Extraction], forgotten: Tombstones) -> Iterator[_Rows]:
-    """Rows of `extracts` for a file and the members in it, each with its rows of `pages`.
+    """Yield the row of `extracts` of a file and of each of its members, with the rows of `pages`.
 
     Args:
-        document: the file, then its members.
-        forgotten: documents of which nothing but that is kept.
+        document: The file, then its members.
+        forgotten: Documents whose rows keep only their identity.
     """
     for found in document:
         doc_id = document_id(content.sha256, found.locator)
@@ -84,8 +84,8 @@ def extract_rows(content: Content, document: Iterable[Extraction], forgotten: To
         row["sha256"] = found.sha256 or content.sha256
         for page in pages:
             page["doc_id"] = doc_id
-            del page["error_code"]  # it stands in the document's row
-        if found.status != "ok":  # a document that was refused has no pages
+            del page["error_code"]  # it is in the document's row
+        if found.status != "ok":
             pages = []
         digest = sha256_json([row, pages])
         row |= {"suffix": content.suffix, "attempt": content.attempt, "digest": digest}
@@ -95,7 +95,7 @@ def extract_rows(content: Content, document: Iterable[Extraction], forgotten: To
 
 
 def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of `extracts` that replaces the row of a forgotten document: identity, size and a reason."""
+    """Return the row of `extracts` that replaces that of a forgotten document: identity, size and a reason."""
     kept = {name: row[name] for name in ("doc_id", "file_sha256", "locator", "sha256", "size", "media_type")}
     verdict = {"status": "skipped", "reason": FORGOTTEN_REASON, "reason_code": FORGOTTEN, "kind": "", "n_pages": 0}
     nothing = dict.fromkeys(("title", "programming_language", "encoding", "encoding_confidence"))
@@ -104,9 +104,9 @@ def forgotten_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extract_contents(work: Work, settings: SegmentSettings, files: SourceFiles, journal: Path) -> None:
-    """Extract what the journal lacks, on all workers."""
+    """Extract the files that are not in the journal, on all workers."""
     done = resume(journal, settings.contents)
-    # the longest first, so that no process is left alone with one at the end
+    # the largest first, so that all workers finish at about the same time
     missing = deque(
         sorted(set(settings.contents) - done, key=lambda content: (-files.sizes.get(content.sha256, 0), content))
     )
@@ -120,13 +120,13 @@ def _extract_contents(work: Work, settings: SegmentSettings, files: SourceFiles,
             job = ExtractJob(path, content.sha256, content.suffix, out, settings.options, files.passwords)
             pool.submit(job).add_done_callback(finished.put)
             running += 1
-        finished.get().result()  # raises what failed; what was read is in the journal
+        finished.get().result()  # raises errors of the pool; the documents themselves are in the journal
         running -= 1
         work.progress.update(len(settings.contents) - len(missing) - running, len(settings.contents), "files")
 
 
 def extract_tools() -> dict[str, str]:
-    """Versions of the engines that read documents; asked of their packages, for importing pypdf takes 0.2 s."""
+    """Return the versions of the reading engines, from package metadata, as importing pypdf takes 0.2 s."""
     from tasks.readers.ocr import engine_version
 
     versions = {name: version(name) for name in ("pypdf", "pypdfium2")}
@@ -142,7 +142,7 @@ def extract_tools() -> dict[str, str]:
     unkeyed=("files",),
 )
 def extract(work: Work, settings: SegmentSettings, *, files: SourceFiles) -> str:
-    """Extract the text of a batch of files, page by page, in killable child processes."""
+    """Extract the text of a batch of files, page by page, in worker processes."""
     journal = work.scratch / "documents"
     forgotten = read_tombstones(work.store)
     _extract_contents(work, settings, files, journal)

@@ -1,13 +1,12 @@
-"""The stage that imports: rows of corpora become documents in their normalised form, without extraction.
+"""The stage `import`: rows of `documents:` sources become normalised documents, without extraction.
 
-An artefact of it stands for an extraction segment and for what normalising makes of one: `extracts` says what became of
-each row, `documents` holds the texts, and there are no `pages`. So everything behind it goes on as it does for files.
+Its artefacts replace those of `extract` and `normalise`, so later stages read both alike: `extracts` has the status of
+each row, `documents` the texts, and `pages` is empty.
 
-Corpora are imported in parts: a run of lines of a JSON Lines file, a run of row groups of a Parquet file, or a whole
-file: small ones, and compressed ones, which can only be read from their beginning. The cuts follow from the file's
-bytes alone. To find them in a large file of lines it has to be read once, so they are remembered beside the store, with
-the state of the file that was read: a part is read long after its file was hashed, and whether it is still that file
-must be known.
+Files are imported in parts: a range of lines of JSON Lines, a range of row groups of Parquet, or a whole file if it is
+small or compressed, since compressed files can only be read from the beginning. The cuts depend on the file's bytes
+alone. Finding them in a large file takes a full read, so they are cached in the home with the state of the file, which
+is compared again when a part is read.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ from tasks.sources.folder import FileState, open_regular
 from tasks.text.cleaning import normalise_text
 
 KINDS: tuple[Kind, ...] = ("text", "code", "pdf", "image")
-MOST_BYTES = 2**62  # what a file's size is counted in has 64 bits
-SUFFIX = "documents:"  # stands for a suffix in the identity of what was read this way
+MOST_BYTES = 2**62  # sizes of files have 64 bits
+SUFFIX = "documents:"  # the suffix of imported contents, in place of a file's
 MAX_NAME_CHARS = 200
 CHARACTERS_AT_ONCE = 2**20
 PART_BYTES = 32 * 2**20
-WHOLE_PARQUET_BYTES = 8 * 2**20  # a compressed table is several times larger when it is read
+WHOLE_PARQUET_BYTES = 8 * 2**20  # smaller, because Parquet is compressed
 _MAGICS = ((b"PAR1", PARQUET), (b"\x1f\x8b", GZIP), (b"\x28\xb5\x2f\xfd", ZSTD))
 _BLOCK = 4 * 2**20
 
@@ -85,21 +84,21 @@ class DocumentsSettings:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that are named, each with the setting that names it, the text's first."""
+        """Return the configured columns with the names of their settings, the text column first."""
         settings = ("text_column", "id_column", "title_column", "kind_column", "language_column")
         return {getattr(self, name): f"documents.{name}" for name in settings if getattr(self, name)}
 
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """A part of a corpus.
+    """A part of a file of documents.
 
     Attributes:
-        sha256: Of the file.
-        format: `parquet`, `jsonl`, or how JSON Lines are compressed: `gzip`, `zstd`.
-        number: Of the part in its file, from 0.
-        start: Where it begins: a byte of a JSON Lines file, a row group of a Parquet file.
-        stop: Where it ends, in the same unit; 0 where it is the whole file.
+        sha256: Digest of the file.
+        format: `parquet`, `jsonl`, or the compression of JSON Lines: `gzip`, `zstd`.
+        number: Number of the part in its file, from 0.
+        start: First byte of JSON Lines, or first row group of Parquet.
+        stop: End, exclusive, in the same unit; 0 for the whole file.
         first_row: Number of its first row in the file, from 1; for JSON Lines the number of the line.
     """
 
@@ -112,17 +111,17 @@ class Part:
 
     @property
     def whole(self) -> bool:
-        """True if this part covers its whole file."""
+        """Return True if this part covers its whole file."""
         return not self.stop
 
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """Identity of an import: its parts and settings.
+    """Settings of the stage: the parts and the options of the import.
 
     Attributes:
-        repair_mojibake: Whether text that was once decoded wrongly is repaired; never in code.
-        parts: What of which files, in order.
+        repair_mojibake: Repair text that was decoded with the wrong encoding; never in code.
+        parts: The parts of files, in order.
     """
 
     documents: DocumentsSettings
@@ -138,7 +137,7 @@ class ImportSettings:
     unkeyed=("locations",),
 )
 def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[str]) -> str:
-    """Make documents of the rows of some corpora."""
+    """Convert the rows of parts of files to documents."""
     made = work.in_subprocess(
         import_parts,
         sum(Path(location).stat().st_size for location in locations),
@@ -155,10 +154,10 @@ def import_segment(work: Work, settings: ImportSettings, *, locations: Sequence[
 
 
 def import_index(store: Store, settings: ImportSettings) -> dict[Part, ArtifactRef]:
-    """Locate each wholly imported file under these settings, in the newest artefact that has it.
+    """Return the newest artefact of each file that was imported whole under these settings.
 
     Args:
-        settings: Their parts do not count.
+        settings: Settings, whose parts are ignored.
     """
     wanted = asdict(settings) | {"parts": None}
     found = sorted(store.manifests(import_segment.name), key=lambda manifest: (manifest.created, manifest.key))
@@ -183,12 +182,12 @@ def import_parts(
     progress: Callable[[int, int], None],
     forgotten: dict[str, Tombstone],
 ) -> dict[str, Any]:
-    """Write the documents of some parts; returns counts and a digest.
+    """Write the documents of some parts; return counts and a digest.
 
     Args:
-        locations: Where the file of each part lies.
-        cache: Folder that remembers the state of large files.
-        forgotten: Documents that are left out, by id.
+        locations: Path of the file of each part.
+        cache: Folder with the cached states of large files.
+        forgotten: Tombstones of documents to leave out, by id.
     """
     left_out = Tombstones(forgotten)
     tables = out / DOCUMENTS_FILE, out / EXTRACTS_FILE
@@ -197,13 +196,13 @@ def import_parts(
             with unchanged(location, part, cache):
                 _import_part(part, Path(location), settings, repair, documents, extracts, left_out)
             progress(done, len(parts))
-    write_table(out / PAGES_FILE, PAGES, ())  # what was never on a page
+    write_table(out / PAGES_FILE, PAGES, ())  # imported documents have none
     refused = extracts.count - documents.count - sum(not part.number for part in parts)
     return {"rows": documents.count, "refused": refused, "digest": sha256_json([*map(_rows_in_order, tables)])}
 
 
 def _rows_in_order(table: Path) -> str:
-    """Digest of the ids and digests of rows, in their order: a compressed file may have millions."""
+    """Return a digest of the ids and digests of rows in their order, streamed, as there may be millions."""
     digest = hashlib.sha256()
     for columns in stream_columns(table, ["doc_id", "digest"]):
         digest.update("".join(chain.from_iterable(zip(*columns.values(), strict=True))).encode())
@@ -219,7 +218,7 @@ def _import_part(
     extracts: TableWriter,
     forgotten: Tombstones,
 ) -> None:
-    """Write the rows of one part, and a record of the file with its first."""
+    """Write the rows of one part, and with the first part of a file a record of the file."""
     table = Table(
         location,
         part.format,
@@ -231,7 +230,7 @@ def _import_part(
         max_unpacked_bytes=settings.max_unpacked_bytes,
     )
     rows = read_rows(table, partial(_chosen_columns, part, settings))
-    # unlike a loop, it lets go of a row as soon as it was used
+    # unlike a loop, map keeps no reference to the last row
     entries = map(partial(_entry, part, settings, repair, forgotten), rows)
     file = Extraction("ok", kind="table", media_type=f"application/{part.format}", sha256=part.sha256)
     try:
@@ -253,10 +252,10 @@ def _import_part(
 
 
 def _chosen_columns(part: Part, settings: DocumentsSettings, columns: Columns) -> list[str]:
-    """The columns that the settings name.
+    """Return the configured columns.
 
     Raises:
-        ExtractionProblem: One is not there, or that of the text holds none.
+        ExtractionProblem: One is missing, or the text column does not hold text.
     """
     for name, setting in settings.columns.items():
         if name not in columns:
@@ -271,7 +270,7 @@ def _chosen_columns(part: Part, settings: DocumentsSettings, columns: Columns) -
 
 
 def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tombstones, row: Row) -> _Entry:
-    """The document of a row, or why there is none; of the text, which may be of hundreds of MB, one copy is left."""
+    """Return the record of a row and its document, or None; keeps one copy of the text, which may be hundreds of MB."""
     try:
         raw = row.text(settings.text_column)
         kind = _kind(settings, row)
@@ -282,11 +281,11 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
     locator = f"{row.number}:{name[:MAX_NAME_CHARS]}" if name else str(row.number)
     doc_id = document_id(part.sha256, locator)
     text = normalise_text(raw, kind, repair=repair)
-    as_it_was = text == raw
+    unchanged_text = text == raw
     data = text.encode()
     del text
     text_sha256 = hashlib.sha256(data).hexdigest()
-    sha256, size = (text_sha256, len(data)) if as_it_was else _raw_digest(raw)
+    sha256, size = (text_sha256, len(data)) if unchanged_text else _raw_digest(raw)
     found = Extraction("ok", locator=locator, sha256=sha256, size=size)
     if forgotten.covers(doc_id, sha256):
         return _record(part, found.refuse(ExtractionProblem("skipped", FORGOTTEN, FORGOTTEN_REASON))), None
@@ -310,10 +309,10 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
 
 
 def _kind(settings: DocumentsSettings, row: Row) -> Kind:
-    """The kind of document that a row is.
+    """Return the kind of a row.
 
     Raises:
-        ExtractionProblem: Its column says something else.
+        ExtractionProblem: The kind column holds another value.
     """
     given = row.values.get(settings.kind_column)
     if given is None:
@@ -335,7 +334,7 @@ def _raw_digest(text: str) -> tuple[str, int]:
 
 
 def _record(part: Part, found: Extraction, n_pages: int = 0) -> dict[str, Any]:
-    """A row of `extracts`."""
+    """Return a row of `extracts`."""
     outcome = {name: value for name, value in vars(found).items() if name != "pages"} | {"n_pages": n_pages}
     identity = {"doc_id": document_id(part.sha256, found.locator), "file_sha256": part.sha256, "suffix": SUFFIX}
     digest = _digest(*(outcome[name] for name in EXTRACTS.names if name in outcome))
@@ -343,7 +342,7 @@ def _record(part: Part, found: Extraction, n_pages: int = 0) -> dict[str, Any]:
 
 
 def _digest(*values: object) -> str:
-    """Digest of values whose text holds no NUL."""
+    """Return a digest of values whose text has no NUL."""
     return hashlib.sha256("\x00".join(map(str, values)).encode()).hexdigest()
 
 
@@ -351,15 +350,15 @@ def _digest(*values: object) -> str:
 
 
 def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
-    """The parts of a file.
+    """Divide a file into parts.
 
     Args:
-        location: Where it lies.
-        sha256: What its bytes were found to be.
-        cache: Folder that remembers the cuts of large files.
+        location: Path of the file.
+        sha256: Its digest in the listing.
+        cache: Folder with the cached cuts of large files.
 
     Raises:
-        UserError: The file cannot be read, or is another one by now.
+        UserError: The file cannot be read, or changed since the listing.
     """
     try:
         with open_regular(Path(location)) as file:
@@ -368,14 +367,14 @@ def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
             small = WHOLE_PARQUET_BYTES if form == PARQUET else PART_BYTES
             if form in (GZIP, ZSTD) or state.size <= small:
                 return (Part(sha256, form),)
-            cuts = _recall(cache, sha256, state)
+            cuts = _read_cuts(cache, sha256, state)
             if cuts is None:
                 found, cuts = _line_cuts(file)
                 if found != sha256:
                     raise _changed(location)
                 if form == PARQUET:
                     cuts = _table_cuts(location)
-                _remember(cache, sha256, state, cuts)
+                _write_cuts(cache, sha256, state, cuts)
     except OSError as error:
         raise UserError(f"{location} cannot be read: {error.strerror or error}") from error
     if len(cuts) <= 1:
@@ -385,17 +384,17 @@ def parts_of(location: str, sha256: str, cache: Path) -> tuple[Part, ...]:
 
 @contextmanager
 def unchanged(location: str, part: Part, cache: Path) -> Iterator[None]:
-    """Check that a file is what its digest says, before and after something is read from it.
+    """Check that a file still has the digest of its part, before and after it is read.
 
     Raises:
-        UserError: It is another file by now.
+        UserError: The file changed.
     """
     with open_regular(Path(location)) as file:
         before = FileState.of(os.fstat(file.fileno()))
         if part.whole:
             is_same = hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
         else:
-            is_same = _recall(cache, part.sha256, before) is not None
+            is_same = _read_cuts(cache, part.sha256, before) is not None
     if not is_same:
         raise _changed(location)
     yield
@@ -410,7 +409,7 @@ def _format(file: FileIO) -> str:
 
 
 def _line_cuts(file: FileIO) -> tuple[str, list[_Cut]]:
-    """The digest of a file, and where it is cut: behind the line that fills a part."""
+    """Return the digest of a file and its cuts, each after the line that fills a part."""
     digest = hashlib.sha256()
     cuts: list[_Cut] = []
     start = at = n_lines = 0
@@ -430,12 +429,12 @@ def _line_cuts(file: FileIO) -> tuple[str, list[_Cut]]:
 
 
 def _table_cuts(location: str) -> list[_Cut]:
-    """Return the row groups after which a Parquet file is cut: those that fill a part."""
+    """Return the cuts of a Parquet file, each after the row group that fills a part."""
     try:
         metadata = pq.read_metadata(location)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError):
-        return []  # whoever reads it says what is wrong with it
+        return []  # reading the file reports the damage
     cuts: list[_Cut] = []
     start = size = n_rows = 0
     first = 1
@@ -448,25 +447,25 @@ def _table_cuts(location: str) -> list[_Cut]:
     return cuts
 
 
-def _memo(cache: Path, sha256: str) -> Path:
+def _cuts_file(cache: Path, sha256: str) -> Path:
     return cache / "corpora" / f"{sha256}.json"
 
 
-def _recall(cache: Path, sha256: str, state: FileState) -> list[_Cut] | None:
-    """The cuts of a file if it was found in this state; None where that is not known."""
+def _read_cuts(cache: Path, sha256: str, state: FileState) -> list[_Cut] | None:
+    """Return the cached cuts of a file; None if it was not cached in this state."""
     try:
-        record = json.loads(_memo(cache, sha256).read_bytes())
+        record = json.loads(_cuts_file(cache, sha256).read_bytes())
     except (OSError, ValueError):
         return None
     known = record["part_bytes"] == PART_BYTES and tuple(record["state"]) == tuple(state)
     return [(start, stop, first) for start, stop, first in record["cuts"]] if known else None
 
 
-def _remember(cache: Path, sha256: str, state: FileState, cuts: list[_Cut]) -> None:
-    path = _memo(cache, sha256)
+def _write_cuts(cache: Path, sha256: str, state: FileState, cuts: list[_Cut]) -> None:
+    path = _cuts_file(cache, sha256)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps({"part_bytes": PART_BYTES, "state": state, "cuts": cuts}).encode())
 
 
 def _changed(location: str) -> UserError:
-    return UserError(f"{location} changed while it was imported: run again when nothing writes to it")
+    return UserError(f"{location} changed while it was imported. Run again when no program writes to it.")

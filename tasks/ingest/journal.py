@@ -1,8 +1,8 @@
-"""The journal of a segment in the making: finished documents on disk at once, so that a kill loses only those in work.
+"""Journal of a segment during extraction: finished documents are files, so a kill loses only those in progress.
 
-A document is one file. It has a line for each page, or for each member of a container with its pages, which a worker
-process writes to `NAME.0.part`. The parent adds the outcome as the last line and renames the file to `NAME`.
-The lines are JSON and not Arrow, because a worker parses hostile files and a reader of Arrow trusts the offsets in it.
+The file of a document has a line for each page, or for each member of a container with its pages, which a worker writes
+to `NAME.0.part`. The parent adds the outcome as the last line and renames the file to `NAME`. The lines are JSON and
+not Arrow, because workers parse hostile files and a reader of Arrow trusts the offsets in it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from tasks.core.child import write_message
 from tasks.readers.records import Extraction, PageText
 
-_OUTCOME = "outcome"  # the name by which the last line is known
-# What may go differently another time, also where only a page of a document that is there was lost to it.
-_LOST_TO = ("timeout", "memory", "crashed", "no_ocr_engine", "changed", "unreadable", "encrypted")
+_OUTCOME = "outcome"  # the key of the last line
+# Reasons that another attempt may not meet, also of documents that are ok but for lost pages.
+_TRANSIENT = ("timeout", "memory", "crashed", "no_ocr_engine", "changed", "unreadable", "encrypted")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -29,7 +29,7 @@ class Content:
     """One file content of a segment.
 
     Attributes:
-        attempt: raised when a failed extraction is asked for again.
+        attempt: Number of earlier attempts at the extraction.
     """
 
     sha256: str
@@ -38,18 +38,18 @@ class Content:
 
     @property
     def name(self) -> str:
-        """Name of the file in the journal; a suffix may hold what no file name can."""
+        """Return the name of its file in the journal, with a hash of the suffix, which may not be a valid file name."""
         suffix = hashlib.sha256(self.suffix.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return f"{self.sha256}-{suffix}-{self.attempt}.jsonl"
 
 
 def is_doubtful(status: str, reason_code: str) -> bool:
-    """Return True if another attempt may give a document more text: by time, memory, an engine or a password."""
-    return status == "failed" or reason_code in _LOST_TO
+    """Return True if another attempt may give more text, with more time, memory, an OCR engine or a password."""
+    return status == "failed" or reason_code in _TRANSIENT
 
 
 def part_file(out: Path, number: int) -> Path:
-    """Return the file that one worker process writes; a document may need several."""
+    """Return the path of the file that a worker writes for part `number` of a document."""
     return out.with_name(f"{out.name}.{number}.part")
 
 
@@ -69,14 +69,14 @@ def read_lines(file: Path) -> Iterator[PageText | Extraction]:
 
 
 def write_lines(file: Path, items: Iterable[PageText | Extraction]) -> None:
-    """Write pages or members."""
+    """Write pages or members to a new file."""
     with file.open("wb", buffering=0) as lines:
         for item in items:
             write_message(lines.fileno(), vars(item), "replace")
 
 
 def finish_document(written: Path, out: Path, outcome: Extraction) -> Extraction:
-    """Add the outcome of a document to its pages or members, and return it; from then on the document is finished."""
+    """Append the outcome of a document to its pages or members and rename the file; return the outcome."""
     with written.open("ab", buffering=0) as lines:
         write_message(lines.fileno(), {_OUTCOME: outcome}, "replace")
     written.replace(out)
@@ -84,7 +84,7 @@ def finish_document(written: Path, out: Path, outcome: Extraction) -> Extraction
 
 
 def read_document(out: Path) -> Iterator[Extraction]:
-    """Yield the outcome of a finished document with its pages, then the members in it, one at a time in memory.
+    """Yield the outcome of a finished document with its pages, then its members, one at a time in memory.
 
     Raises:
         ValueError: The file of the document is damaged.
@@ -92,7 +92,7 @@ def read_document(out: Path) -> Iterator[Extraction]:
     with out.open("rb") as lines:
         last = json.loads(b"".join(deque(lines, 1)))
     if _OUTCOME not in last:
-        raise ValueError(f"{out} ends without an outcome")
+        raise ValueError(f"{out} has no outcome in its last line; delete it and run again")
     outcome = Extraction(**last[_OUTCOME])
     items: Iterator[Any] = read_lines(out)
     for item in items:  # a document has pages or members
@@ -105,10 +105,10 @@ def read_document(out: Path) -> Iterator[Extraction]:
 
 
 def resume(folder: Path, contents: Iterable[Content]) -> set[Content]:
-    """Return the documents that are finished already, and remove what a kill left of others.
+    """Return the finished documents, and remove unfinished files.
 
-    Those that may go differently now are removed, too: the reason to run again may be the engine or the password that
-    they lacked.
+    Finished documents for which another attempt may give more text are removed, too: the engine or password that they
+    lacked may be the reason for the new run.
     """
     folder.mkdir(exist_ok=True)
     for path in folder.glob("*.part"):
@@ -120,7 +120,7 @@ def resume(folder: Path, contents: Iterable[Content]) -> set[Content]:
             continue
         try:
             doubtful = any(is_doubtful(found.status, found.reason_code) for found in read_document(out))
-        except (ValueError, TypeError, OSError):  # the machine lost its power before all was on disk
+        except (ValueError, TypeError, OSError):  # damaged by a power failure
             doubtful = True
         if doubtful:
             out.unlink()

@@ -1,10 +1,10 @@
-"""A pool of extraction processes that may hang, crash or swell without harm.
+"""A pool of extraction processes that tolerates hangs, crashes and excessive memory.
 
-Each thread of the pool owns one worker process (`tasks.ingest.worker`) and waits for its reports with a deadline. A
-worker that misses it, dies or grows too large is killed with everything it started; the page or member that it was on
-gets a reason, and the rest of the document a fresh worker. Text never passes through a pipe: workers write pages and
-members to files (`tasks.ingest.journal`), of which those that were reported count. `concurrent.futures` has none of
-this: there a process that dies breaks the whole pool, and one that hangs cannot be killed.
+Each thread of the pool owns one worker process (`tasks.ingest.worker`) and waits for its messages with a deadline. A
+worker that misses it, dies or grows too large is killed with its process group; the current page or member gets a
+reason, and a new worker reads the rest of the document. Workers write pages and members to files
+(`tasks.ingest.journal`), and report each over a pipe once it is written. `concurrent.futures` does not fit: there a
+process that dies breaks the whole pool, and one that hangs cannot be killed.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from tasks.readers.records import (
 )
 
 WORKER_COMMAND = module_command("tasks.ingest.worker")
-OCR_PAGES_PER_PART = 4  # Some 10 s of work: enough to be worth opening a document for, little enough to share evenly.
-# Processes that one document may end or hang. Each costs a new process and up to `limits.page_seconds`, so a file that
-# was built to end one at every page or member holds a worker for 50 deadlines at most.
+OCR_PAGES_PER_PART = 4  # Some 10 s of work: more than opening the document costs, little enough to share evenly.
+# Crashes and hangs per document. Each costs a new process and up to `limits.page_seconds`, so a hostile file occupies a
+# worker for at most 50 deadlines.
 MAX_LOSSES = 50
-# Then a fresh worker: native libraries leak, and fragment their heaps. Starting one costs as much as hundreds of small
-# files, so growth decides, and the number only bounds what growth does not show.
+# A worker is replaced after this growth, because native libraries leak and fragment their heaps, or this many
+# documents. Starting one costs as much as hundreds of small files.
 DOCUMENTS_PER_WORKER = 5000
 GROWN_BYTES = 256 * 1024**2
-STARTS = 3  # of which the last one's failure ends the run
+STARTS = 3  # attempts to start a worker; the failure of the last one ends the run
 START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.
 _CLOSED = "the extraction pool was closed before this document was done"
 
-# Parts of documents in work come before new documents, and the end after both.
+# Priorities: parts of started documents before new documents, the end of the queue after both.
 _REST, _NEW, _END = range(3)
 
 
 class PoolError(RuntimeError):
-    """Raised when the pool itself fails: no worker can be started or write, or the pool is closed."""
+    """Raised when the pool itself fails: a worker cannot start or write, or the pool is closed."""
 
 
 class StartKilledError(PoolError):
-    """Raised when a process is killed while it starts: another one may fare better."""
+    """Raised when a process is killed while it starts, which a new attempt may avoid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class ExtractJob:
 
     Attributes:
         path: The file.
-        sha256: The digest that its bytes must have; if they do not, the outcome is "changed".
+        sha256: Digest that its bytes must have; otherwise the outcome is "changed".
         suffix: The suffix with the dot, or "".
-        out: Where the finished document goes (see `tasks.ingest.journal.read_document`).
+        out: File for the finished document (see `tasks.ingest.journal.read_document`).
         options: Options that change the result.
         passwords: Tried on encrypted documents and members.
     """
@@ -86,7 +86,7 @@ class ExtractJob:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A lost process; `whole_document` if it missed the document's deadline, after which no more is tried."""
+    """The loss of a worker process; `whole_document` if it missed the document's deadline, which ends the document."""
 
     code: ReasonCode
     reason: str
@@ -95,18 +95,18 @@ class _Loss:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Pages or members of a document that are read one after the other, by a fresh process where one is lost.
+    """Pages or members of a document that one worker at a time reads in order; a lost worker is replaced.
 
     Attributes:
-        file: Where they go, a line each; what follows the first `end` bytes was not reported.
-        asked: Only these pages, which were put off for OCR; None for all of the document.
+        file: JSON Lines of the pages or members; only the first `end` bytes were reported.
+        asked: Numbers of the pages to read, which were deferred for OCR; None for the whole document.
         pages: Numbers of the pages that were read or lost.
         deferred: Those of them that other processes are to read by OCR.
         n_members: Number of members of a container that were read or lost.
-        member: Locator of the member in work, if any.
-        began: Number of lines when the latest process began.
+        member: Locator of the current member, if any.
+        began: Number of lines when the latest worker began.
         detected: Type of the document, in case there is no verdict.
-        verdict: The process's own outcome, without pages and members.
+        verdict: The worker's own outcome, without pages and members.
     """
 
     document: _Document
@@ -122,14 +122,14 @@ class _Part:
     verdict: Extraction | None = None
 
     @property
-    def page_in_work(self) -> int:
+    def current_page(self) -> int:
         if self.asked is not None:
             return self.asked[min(len(self.pages), len(self.asked) - 1)]
         return self.pages[-1] + 1 if self.pages else 1
 
     @property
     def where(self) -> str:
-        return f"page {self.page_in_work}" if self.member is None else f"member {self.member!r}"
+        return f"page {self.current_page}" if self.member is None else f"member {self.member!r}"
 
     @property
     def is_read(self) -> bool:
@@ -137,7 +137,7 @@ class _Part:
 
     @property
     def final_verdict(self) -> Extraction | None:
-        """The verdict, if it is one on the whole document: a container's process goes through all members."""
+        """Return the verdict if it covers the whole document; the last worker of a container sees all members."""
         if self.asked is not None or self.verdict is None or (self.began and self.verdict.kind not in CONTAINERS):
             return None
         return self.verdict
@@ -159,7 +159,7 @@ class _Part:
         }
 
     def take(self, message: dict[str, Any]) -> None:
-        """Note what the process reports."""
+        """Record a message of the worker."""
         self.end = message.get("end", self.end)
         if "page" in message:
             self.pages.append(message["page"])
@@ -175,10 +175,12 @@ class _Part:
         elif "done" in message:
             self.verdict = Extraction(**message["done"])
         elif "broken" in message:
-            raise PoolError(f"an extraction process cannot write what it read: {message['broken']}")
+            raise PoolError(
+                f"an extraction process cannot write its pages: {message['broken']}. Free disk space and run again."
+            )
 
     def add(self, item: PageText | Extraction) -> None:
-        """Write the line of a page or member that was lost."""
+        """Write the line of a lost page or member."""
         if isinstance(item, PageText):
             self.pages.append(item.page)
         else:
@@ -192,9 +194,9 @@ class _Part:
 
 
 class _Document:
-    """Joins the parts of a document, which several threads work on, into one finished document.
+    """A document in parts, on which several threads work.
 
-    A document is usually one part. It is divided where many of its pages need OCR, so that all processes share them.
+    A document is usually one part. If many of its pages need OCR, they become parts for all workers to share.
     """
 
     def __init__(self, job: ExtractJob) -> None:
@@ -207,16 +209,16 @@ class _Document:
         self._given_up = False
 
     def part(self, asked: tuple[int, ...] | None = None) -> _Part:
-        """Return another part, with a file of its own."""
+        """Add a part, with its own file."""
         file = part_file(self.job.out, len(self._parts))
-        file.touch()  # a process may be dead before it opens its file
+        file.touch()  # a worker may die before it opens the file
         self._parts.append(_Part(self, file, asked))
         return self._parts[-1]
 
     def lose(self, part: _Part, loss: _Loss) -> bool:
-        """Record a lost process against its page or member; return whether something is left to try.
+        """Record a lost worker as an error of its page or member; return True if there is more to read.
 
-        Pages that were read stay. After `MAX_LOSSES` no more is tried, and the last lost page or the container says so.
+        Pages that were read are kept. After `MAX_LOSSES` the rest is not read, as the reason of the last loss says.
         """
         with self._lock:
             is_last = len(self._losses) + 1 >= MAX_LOSSES
@@ -230,28 +232,28 @@ class _Document:
                 part.add(Extraction("failed", loss.reason, loss.code, locator=part.member))
                 self._given_up = self._given_up or is_last
             elif part.n_members or (part.asked is None and not part.pages):
-                self._given_up = True  # The way to the next member or to the first page is the trouble.
-            elif part.detected.kind not in ("text", "code"):  # of which the one page was read, and no other is lost
-                number = part.page_in_work
-                # as the first part put it off for OCR, if that it was
+                self._given_up = True  # it failed before the next member or the first page
+            elif part.detected.kind not in ("text", "code"):  # their only page was read
+                number = part.current_page
+                # its text layer, if the first part deferred it for OCR
                 layer = next((page for page in self._parts[0].lines() if page.page == number), None)
                 part.add(_unread(layer, number, loss.reason, loss.code))
             return not (self._given_up or is_last or part.is_read)
 
     def end_part(self, part: _Part) -> list[_Part]:
-        """End a part; the last one finishes the document. Returns parts for the pages that it put off for OCR."""
+        """End a part, and the document with the last one; return parts for the pages that it deferred for OCR."""
         with self._lock:
             waiting = part.deferred
             chunks = [waiting[at : at + OCR_PAGES_PER_PART] for at in range(0, len(waiting), OCR_PAGES_PER_PART)]
             self._left += len(chunks) - 1
             if not self._left and not self.future.done():
                 outcome = self._finish()
-                self._parts = []  # they lead back here, and a document is to be gone with its last reference
+                self._parts = []  # breaks the reference cycle, so that the document is freed
                 self.future.set_result(outcome)
             return [self.part(tuple(chunk)) for chunk in chunks]
 
     def fail(self, error: BaseException) -> None:
-        """Pass an error of the pool to the future; only the first one counts."""
+        """Set an error of the pool as the future's exception, unless it is done."""
         with self._lock:
             if not self.future.done():
                 self.future.set_exception(error)
@@ -259,9 +261,9 @@ class _Document:
     def _finish(self) -> Extraction:
         first = self._parts[0]
         if first.final_verdict is not None and len(self._parts) == 1 and not self._losses:
-            return finish_document(first.file, self.job.out, first.final_verdict)  # as nearly all documents end
+            return finish_document(first.file, self.job.out, first.final_verdict)  # the usual case
         verdicts = [part.verdict for part in self._parts if part.verdict is not None]
-        # That of a part holds for the document's type, but not for its status.
+        # the verdict of a part gives the document's type, but not its status
         verdicts.sort(key=lambda verdict: (verdict is not first.final_verdict, verdict.status != "ok"))
         outcome = replace(verdicts[0] if verdicts else first.detected)
         if not first.n_members:
@@ -281,7 +283,7 @@ class _Document:
         return finish_document(first.file, self.job.out, outcome)
 
     def _pages(self, failure: Extraction | None) -> list[PageText]:
-        """The pages in order; one that was put off and never read has the reason."""
+        """Return the pages in order; a deferred page that was never read has the reason as its error."""
         unread: tuple[str, ReasonCode] = ("not read by OCR", "")
         if failure is not None:
             unread = failure.reason, failure.reason_code
@@ -294,7 +296,7 @@ class _Document:
         ]
 
     def _failure(self) -> Extraction | None:
-        """The first verdict that is a failure of its part; damaged pages carry their own errors."""
+        """Return the first verdict of a part that failed as a whole; damaged pages have their own errors."""
         for part in self._parts:
             verdict = part.verdict
             damaged = verdict and verdict.reason_code == "corrupt" and len(part.pages) + part.n_members > part.began
@@ -313,9 +315,9 @@ class _Worker:
 
     Args:
         command: Its command line.
-        parent_folder: Where its folder is made.
-        number: Of the pool's thread that owns it.
-        stop: A descriptor that becomes readable when everything must end.
+        parent_folder: Folder in which its folder is created.
+        number: Number of the thread that owns it.
+        stop: Descriptor that becomes readable when the pool is closed.
     """
 
     def __init__(self, command: Sequence[str], parent_folder: Path, number: int, stop: int) -> None:
@@ -324,20 +326,20 @@ class _Worker:
         self._log = self._folder / "stderr.log"
         environment = {
             "TMPDIR": str(self._folder),
-            "OMP_THREAD_LIMIT": "1",  # Several Tesseracts with threads of their own slow each other down.
-            "MALLOC_ARENA_MAX": "2",  # Each arena reserves address space, which the memory limit counts.
+            "OMP_THREAD_LIMIT": "1",  # several multi-threaded Tesseracts slow each other down
+            "MALLOC_ARENA_MAX": "2",  # each arena reserves address space, which the memory limit counts
         }
         try:
             with self._log.open("wb") as log:
                 self._child = ChildProcess(command, environment, log, stop)
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise PoolError(f"no extraction process can be started with {command[0]}: {error}") from error
+            raise PoolError(f"an extraction process cannot be started with {command[0]}: {error}") from error
         self._wait_until_ready()
         self._first_bytes = self._child.resident_bytes()
 
     def _wait_until_ready(self) -> None:
-        """Wait for the first message; a worker that cannot start is no document's fault."""
+        """Wait for the first message; a failed start is an error of the pool, not of a document."""
         try:
             self._child.receive(time.monotonic() + START_SECONDS)
             return
@@ -348,24 +350,24 @@ class _Worker:
         except ChildEnded:
             status = self._child.kill()
             log = self._log.read_bytes()[-2000:].decode("utf-8", "replace").strip() or "none"
-            reason = f"could not start (exit status {status}); its last words: {log}"
+            reason = f"could not start (exit status {status}); the end of its log: {log}"
             problem = PoolError(f"an extraction process {reason}")
             if status == -signal.SIGKILL:
-                reason = f"was killed while it started, most likely because memory ran out; its last words: {log}"
+                reason = f"was killed while it started, most likely because memory ran out; the end of its log: {log}"
                 problem = StartKilledError(f"an extraction process {reason}")
         self.kill()
         raise problem
 
     def is_fit(self) -> bool:
-        """Return True if it may serve another document."""
+        """Return True if the worker can take another document."""
         grown = self._child.resident_bytes() - self._first_bytes
         return self.served < DOCUMENTS_PER_WORKER and grown < GROWN_BYTES and self._child.is_alive()
 
     def run(self, part: _Part, limits: Limits) -> _Loss | None:
-        """Hand over what is left of a part and wait until it is done.
+        """Extract the rest of a part and wait until it is done.
 
         Returns:
-            None, or why the process, which hangs or died, is lost: it must be killed.
+            None, or the loss if the process hangs or died; it must be killed then.
 
         Raises:
             PoolError: The pool is being closed, or the worker cannot write.
@@ -387,7 +389,7 @@ class _Worker:
                 return _death(self._child.kill(), part.where)
             for message in messages:
                 part.take(message)
-                if "member" in message:  # each member of a container is a document, with a document's time
+                if "member" in message:  # a member of a container is a document with its own deadline
                     document_end = time.monotonic() + limits.document_seconds
         if part.verdict.reason_code == "memory":
             loss, part.verdict = _Loss("memory", part.verdict.reason), None
@@ -395,7 +397,7 @@ class _Worker:
         return None
 
     def kill(self) -> None:
-        """Kill the process with everything it started, and remove its temporary files."""
+        """Kill the process group and remove the temporary files."""
         self._child.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -418,11 +420,11 @@ def _death(status: int, where: str) -> _Loss:
 
 
 class ExtractionPool:
-    """Extract documents in worker processes; for use by several threads at once.
+    """Thread-safe pool of worker processes that extract documents.
 
     Args:
-        workers: How many processes; they start when there is work.
-        limits: Deadlines and memory of one document.
+        workers: Number of processes; they start on demand.
+        limits: Deadlines and memory limit of one document.
         command: The worker's command line.
     """
 
@@ -435,7 +437,7 @@ class ExtractionPool:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
-        self._stop_read, self._stop_write = os.pipe()  # Becomes readable when running documents must end.
+        self._stop_read, self._stop_write = os.pipe()  # becomes readable when the pool is closed
         self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX)
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"extract-{number}", daemon=True)
@@ -448,7 +450,7 @@ class ExtractionPool:
         """Queue a document.
 
         Returns:
-            The outcome to come, without pages and members: those are in the journal by then. A document that hangs,
+            The future outcome, without pages and members, which are in the journal by then. A document that hangs,
             crashes or is damaged has an outcome, not an exception.
 
         Raises:
@@ -462,10 +464,7 @@ class ExtractionPool:
         return document.future
 
     def close(self) -> None:
-        """End the pool: cancel what is queued, kill what is running, whose futures raise `PoolError`.
-
-        Afterwards no process and no temporary file is left.
-        """
+        """Cancel queued documents, kill running ones, whose futures raise `PoolError`, and remove temporary files."""
         with self._lock:
             if self._closed:
                 return
@@ -480,7 +479,7 @@ class ExtractionPool:
             self._folder.cleanup()
 
     def _serve(self, number: int) -> None:
-        """The life of one thread: parts of documents one after another, each by a worker that is fit for it."""
+        """Run parts of documents in one thread until the end of the queue."""
         worker: _Worker | None = None
         try:
             while True:
@@ -493,13 +492,13 @@ class ExtractionPool:
                         part.document.fail(PoolError(_CLOSED))
                 elif priority == _REST or future.set_running_or_notify_cancel():
                     worker = self._run(part, worker, number)
-                del part, future  # The wait for the next one may be long, and this document large.
+                del part, future  # frees the document during the wait for the next one
         finally:
             if worker:
                 worker.kill()
 
     def _run(self, part: _Part, worker: _Worker | None, number: int) -> _Worker | None:
-        """Carry out a part and leave pages to others; return the worker for the next part, if it is fit."""
+        """Run a part and queue the pages that it deferred; return the worker for the next part, if it is fit."""
         document = part.document
         try:
             while True:
@@ -511,14 +510,14 @@ class ExtractionPool:
                 worker.kill()
                 worker = None
                 os.truncate(part.file, part.end)
-                # An earlier document may have left the process damaged: only a fresh worker's word is final, so that
-                # an outcome does not depend on a document's neighbours.
+                # an earlier document may have damaged the process: only the loss of a fresh worker counts, so that an
+                # outcome does not depend on other documents
                 final = fresh or loss.code == "timeout"
                 if part.is_read or (final and not document.lose(part, loss)):
                     break
             for rest in document.end_part(part):
                 self._queue.put((_REST, next(self._numbers), rest))
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the future must get it
+        except Exception as error:  # noqa: BLE001 - the future must be resolved by any error
             if worker:
                 worker.kill()
             document.fail(error)
@@ -529,7 +528,7 @@ class ExtractionPool:
         return worker
 
     def _start(self, number: int) -> _Worker:
-        """A fresh worker; one that is killed before it is ready, as a machine short of memory does, is replaced."""
+        """Start a worker; one that is killed before it is ready, as for lack of memory, is replaced."""
         for _ in range(STARTS - 1):
             with contextlib.suppress(StartKilledError):
                 return _Worker(self._command, Path(self._folder.name), number, self._stop_read)

@@ -1,10 +1,8 @@
-"""The files of a corpus: those that its sources list, what of them is new, and the segments that hold the rest.
+"""List the files of a corpus, extract or import the new ones, and find the segments of the others.
 
-Files become segments by extraction, and corpora of documents by import; everything after that reads either alike.
-
-Extraction of a file is addressed by its bytes, its suffix and the options, never by its path. A run looks up which
-contents are in no segment yet, sorts them by digest, and cuts them into segments; the cut depends on what stands in
-the segment alone, so after a kill the same segments come out.
+Extraction is addressed by the bytes, the suffix and the options, never by the path. A run sorts the contents that are
+in no segment yet by digest and cuts them into segments; each cut depends only on the contents of its segment, so a
+resumed run makes the same segments.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from storage.schemas import EXTRACTS_FILE, PAGES_FILE
 from storage.store import Store
 from storage.tables import read_columns, read_rows
 from storage.tombstones import read_tombstones
-from tasks.core.executor import show_found
+from tasks.core.executor import show_cached
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, Stage
@@ -43,9 +41,9 @@ from tasks.sources.listing import HashMemo, list_sources
 SEGMENT_BYTES = 32 * 2**20
 SEGMENT_FILES = 4096
 
-Placed = tuple[Content, ArtifactRef]  # a content with the segment that holds it
-Item = TypeVar("Item", bound=Any)  # a `Content`, or a part of a corpus
-_KEY = attrgetter("key")  # an order of segments that does not depend on which of them were there
+Placed = tuple[Content, ArtifactRef]  # a content with its segment
+Item = TypeVar("Item", bound=Any)  # a `Content`, or a `Part` of a file to import
+_KEY = attrgetter("key")  # an order of segments that does not depend on which were cached
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Segments:
     Attributes:
         refs: Segments, extracted or imported.
         contents: sha256 of the live files in each.
-        live: Live documents of each; empty where a plan cannot know them.
+        live: Ids of the live documents in each; empty if they are not known yet, in a plan.
     """
 
     refs: list[ArtifactRef]
@@ -64,7 +62,7 @@ class Segments:
 
     @property
     def sizes(self) -> list[int]:
-        """Live documents of each segment, or live files where a plan knows no better."""
+        """Return the number of live documents of each segment, or of live files if documents are not known yet."""
         return [len(live) or len(contents) for live, contents in zip(self.live, self.contents, strict=True)]
 
     def map(
@@ -73,8 +71,8 @@ class Segments:
         """Call a stage for each segment.
 
         Args:
-            settings: Settings of the stage; a list has those of each segment.
-            inputs: Inputs of the stage and its arguments without a key; a list has that of each segment.
+            settings: Settings of the stage; a list has one item for each segment.
+            inputs: Inputs and unkeyed arguments of the stage; a list has one item for each segment.
         """
 
         def of(value: Any, place: int) -> Any:
@@ -87,13 +85,13 @@ class Segments:
         return stage.map(run, calls)
 
     def union(self, run: Run, made: Sequence[ArtifactRef], table: str) -> RefSet:
-        """Return the artefacts of all segments as one table of live documents; of none an empty one."""
+        """Return the artefacts of all segments as one table of live documents, which may be empty."""
         keys = [ref.key for ref in self.refs]
         return run.union(made, table, self.live[: len(made)], segments=keys[: len(made)])
 
 
 def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFile], SourceFiles]:
-    """Walk sources and hash what changed; returns the files, and where each content lies.
+    """List sources and hash changed files; return the files, with the path of each content.
 
     Args:
         source: Sources, one per line.
@@ -107,14 +105,16 @@ def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFi
         settings.extract.max_file_bytes,
         run.home.cache,
         HashMemo(run.home.hash_memo),
-        exclude=[run.home.path, Path(run.home.store)],  # never documents
+        exclude=[run.home.path, Path(run.home.store)],
         forgotten=forgotten.contents,
         fetch=not run.plan,
     )
     if found.n_ignored:
-        run.note(f"{found.n_ignored} files or folders were left out by patterns or .gitignore")
+        run.note(f"{found.n_ignored} files or folders were excluded by patterns or .gitignore")
     if found.n_pending:
-        run.note(f"{found.n_pending} objects are not in the cache: the plan counts them as new, a run fetches them")
+        run.note(
+            f"{found.n_pending} objects are not in the cache: the plan counts them as new, and a run downloads them"
+        )
     sizes = {file.sha256: file.size for file in found.files if file.sha256 is not None}
     passwords = settings.passwords.read()
     return found.files, SourceFiles(found.locations, sizes, passwords, passwords_digest(passwords, run.home))
@@ -123,8 +123,7 @@ def list_files(run: Run, source: str, settings: Settings) -> tuple[list[ListedFi
 def split_by_reader(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list[ListedFile]]:
     """Return the files of a listing to import (`documents:SOURCE`), and those to extract.
 
-    Where the bytes of a corpus lie among the others too, they are read as a corpus there as well: one content has one
-    reading.
+    A content is read in one way only: if it is in a `documents:` source, it is imported at its other paths, too.
     """
     listed = list(files)
     wanted = {file.sha256 for file in listed if is_corpus(file.source) and file.sha256 is not None}
@@ -133,10 +132,10 @@ def split_by_reader(files: Iterable[ListedFile]) -> tuple[list[ListedFile], list
 
 
 def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, settings: Settings) -> list[Placed]:
-    """Extract what is new of some files; returns each content that is used, with its segment.
+    """Extract new contents; return each content that is used, with its segment.
 
-    Contents are not found by the stage's key: an index of all segments says which are extracted already, and the stage
-    sees only the others. A new attempt at a file that failed may yield less than the one before, which then stays.
+    An index of all segments, and not the stage's key, shows which contents are extracted already. If a new attempt at a
+    failed file yields less than an earlier one, the earlier one is used.
     """
     chosen = choose_contents(run, settings, files, sources.passwords_noted)
     cuts = cut_segments((content for content, segment in chosen.items() if segment is None), sources.sizes)
@@ -150,7 +149,7 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
         for ref in in_store:
             run.compare_tools(extract, manifest_of(run.store, ref), tools)
     made = extract.map(run, calls)
-    show_found(run, extract, in_store)
+    show_cached(run, extract, in_store)
     placed = {content: segment for content, segment in chosen.items() if segment is not None}
     for contents, segment in zip(cuts, made, strict=True):
         placed |= dict.fromkeys(contents, segment)
@@ -168,15 +167,15 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
 def choose_contents(
     run: Run, settings: Settings, listed: Iterable[ListedFile], passwords: str
 ) -> dict[Content, ArtifactRef | None]:
-    """Return the extraction of every listed content that is used, with its segment; None where it is to be made.
+    """Return the extraction to use for every listed content, with its segment; None if it has to be extracted.
 
     Args:
-        passwords: The `passwords_digest` of those given now.
+        passwords: The `passwords_digest` of the current passwords.
     """
     suffixes: dict[str, str] = {}
     for item in listed:
         if item.sha256 is not None:
-            # one content, one document: where suffixes differ, the first in order decides how it is read
+            # one content is one document: of several suffixes the first in order is used
             suffixes[item.sha256] = min(suffixes.get(item.sha256, item.suffix), item.suffix)
     index = segment_index(run.store, settings.extract)
     refresh = extract.name in run.refresh
@@ -189,26 +188,26 @@ def choose_contents(
         elif wants_retry(known, run.retry_failed, can_read_images, passwords):
             chosen[Content(*identity, known.last_attempt + 1)] = None
         else:
-            # a refresh makes the same attempt again: an earlier one would not be the one that counts
+            # a refresh repeats the same attempt, which would lose to a later one by its number otherwise
             chosen[known.content] = None if refresh else known.segment
     return chosen
 
 
 def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, settings: Settings) -> list[Placed]:
-    """Import what is new of some corpora: their rows are documents, without extraction."""
+    """Import new files of `documents:` sources; return each content, with its segment."""
     if not files:
         return []
     asked = ImportSettings(settings.documents, settings.normalise.repair_mojibake, ())
     contents = dict.fromkeys(file.sha256 for file in files if file.sha256 is not None)
     paths = sources.paths
-    parts = [Part(sha256, LINES) for sha256 in contents if sha256 not in paths]  # a plan fetches nothing
+    parts = [Part(sha256, LINES) for sha256 in contents if sha256 not in paths]  # pending objects, in a plan
     parts += [
         part for sha256 in contents if sha256 in paths for part in parts_of(paths[sha256], sha256, run.home.cache)
     ]
     index = {} if import_segment.name in run.refresh else import_index(run.store, asked)
     placed = [(part, index[part]) for part in parts if part in index]
     new = [part for part in parts if part not in index]
-    # a part of a larger file is a segment, whole files are gathered
+    # a part of a large file is a segment; small files share segments
     alone = [(part,) for part in new if not part.whole]
     cuts = [*alone, *cut_segments((part for part in new if part.whole), sources.sizes)]
     calls = [
@@ -216,7 +215,7 @@ def import_files(run: Run, files: Sequence[ListedFile], sources: SourceFiles, se
         for cut in cuts
     ]
     made = import_segment.map(run, calls)
-    show_found(run, import_segment, sorted({ref for _, ref in placed}))
+    show_cached(run, import_segment, sorted({ref for _, ref in placed}))
     reused = len(placed)
     placed += [(part, ref) for cut, ref in zip(cuts, made, strict=True) for part in cut]
     return _report(run, import_segment, [(Content(part.sha256, SUFFIX), ref) for part, ref in placed], reused)
@@ -230,7 +229,7 @@ def _report(run: Run, stage: Stage, placed: list[Placed], reused: int) -> list[P
 
 
 def segments_of(run: Run, placed: Iterable[Placed]) -> Segments:
-    """Return the segments that hold some contents, those of each stage together, with their live documents."""
+    """Return the segments of some contents, ordered by stage and key, with their live documents."""
     contents: dict[ArtifactRef, set[str]] = defaultdict(set)
     for content, ref in placed:
         contents[ref].add(content.sha256)
@@ -240,7 +239,7 @@ def segments_of(run: Run, placed: Iterable[Placed]) -> Segments:
 
 
 def _live_documents(run: Run, segment: ArtifactRef, contents: Collection[str]) -> set[str]:
-    """Return the documents of a segment that live files hold; none of a segment that a plan would make."""
+    """Return the ids of the documents of a segment that are in live files; empty for one that is only planned."""
     if not segment.made:
         return set()
     wanted = ["doc_id", "file_sha256", "status", "kind"]
@@ -253,22 +252,22 @@ def _live_documents(run: Run, segment: ArtifactRef, contents: Collection[str]) -
 
 
 def places_in_order(placed: Iterable[Placed]) -> list[tuple[Content, str]]:
-    """Return contents with the keys of their segments, sorted; there may be hundreds of thousands."""
+    """Return sorted pairs (content, key of its segment)."""
     places = [(content, ref.key) for content, ref in placed]
-    # as the pairs sort, and several times faster
+    # the same order as without a key, and several times faster for hundreds of thousands
     return sorted(places, key=lambda place: (place[0].sha256, place[0].suffix, place[0].attempt, place[1]))
 
 
-# what is extracted already, and where
+# the index of extracted contents
 
 
 def cut_segments(contents: Iterable[Item], sizes: Mapping[str, int]) -> list[tuple[Item, ...]]:
     """Cut contents, sorted by digest, into segments.
 
-    A segment ends with the file that fills it, so the cuts before and after a finished segment do not depend on it.
+    A segment ends with the file that fills it, so a resumed run without the finished segments makes the same cuts.
 
     Args:
-        sizes: bytes of each content, by sha256.
+        sizes: Bytes of each content, by sha256.
     """
     segments: list[tuple[Item, ...]] = []
     current: list[Item] = []
@@ -286,13 +285,12 @@ def cut_segments(contents: Iterable[Item], sizes: Mapping[str, int]) -> list[tup
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A content that lies in a segment.
+    """A content with its segment.
 
     Attributes:
-        reason_codes: why its extraction failed, in part or in whole, over the file and its members; empty if it did
-            not.
-        tried: what is noted of the passwords of each attempt (see `passwords_digest`); empty if it needs none.
-        last_attempt: number of the latest attempt, which need not be the one that is used.
+        reason_codes: Reason codes of the file and its members for which another attempt may give more text.
+        tried: The `passwords_digest` of each attempt; empty if the content is not encrypted.
+        last_attempt: Number of the latest attempt, which need not be the one that is used.
     """
 
     content: Content
@@ -303,7 +301,7 @@ class Located:
 
 
 def passwords_digest(passwords: Iterable[str], home: Home) -> str:
-    """Return a keyed digest for each of the passwords that were tried, which means nothing without the home."""
+    """Return the sorted digests of the passwords, keyed by the home, joined by commas; "" for none."""
     words = sorted(set(passwords))
     if not words:
         return ""
@@ -313,12 +311,12 @@ def passwords_digest(passwords: Iterable[str], home: Home) -> str:
 
 
 def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str], Located]:
-    """Locate each content that was extracted under these options.
+    """Return the extraction of each content under these options, by (sha256, suffix).
 
-    Of several extractions of one content the one with more text counts: a retry on a bad day takes nothing away. Among
-    equals it is the latest attempt, then the newest.
+    Of several extractions of one content the best one by documents and pages is used, so that a worse retry loses
+    nothing; among equals the latest attempt, then the newest.
     """
-    wanted, standard = plain(options), plain(ExtractOptions())  # an option that came since had its standard value
+    wanted, standard = plain(options), plain(ExtractOptions())  # a missing, newer option had its default value
     made = sorted(store.manifests(extract.name), key=lambda manifest: (manifest.created, manifest.key))
     segments = present_segments(
         item for item in made if item.version == extract.version and standard | item.settings["options"] == wanted
@@ -344,14 +342,14 @@ def segment_index(store: Store, options: ExtractOptions) -> dict[tuple[str, str]
 
 
 def present_segments(segments: Iterable[Manifest]) -> list[Manifest]:
-    """Segments without those that another one among them replaces (see `tasks.upkeep.compact`)."""
+    """Return the segments that no other one replaces by compaction (see `tasks.upkeep.compact`)."""
     listed = list(segments)
     replaced = {ref.key for item in listed for ref in item.input_refs()}
     return [item for item in listed if item.key not in replaced]
 
 
 def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
-    """Count for each file of a segment the documents that are ok, and the pages without an error."""
+    """Count per file of a segment the documents that are ok and the pages without an error."""
     folder = store.folder(ref)
     pages = read_columns(folder / PAGES_FILE, ["doc_id", "error"])
     sound = Counter(doc_id for doc_id, error in zip(pages["doc_id"], pages["error"], strict=True) if error is None)
@@ -363,7 +361,7 @@ def _worths(store: Store, ref: ArtifactRef) -> dict[str, tuple[int, int]]:
 
 
 def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
-    """The reason codes of a segment's files, and of the members in them, that may be worth another attempt."""
+    """Return the reason codes of a segment's files and members for which another attempt may give more text."""
     codes: dict[str, set[str]] = defaultdict(set)
     for row in read_rows(store.folder(ref) / EXTRACTS_FILE, ["file_sha256", "status", "reason_code"]):
         if is_doubtful(row["status"], row["reason_code"]):
@@ -372,16 +370,16 @@ def _doubtful(store: Store, ref: ArtifactRef) -> dict[str, frozenset[str]]:
 
 
 def wants_retry(located: Located, retry_failed: bool, can_read_images: Callable[[], bool], passwords: str) -> bool:
-    """Return True if an extraction that failed, in part or in whole, is to be tried again.
+    """Return True if an extraction that failed, in part or in whole, is to be repeated.
 
-    On request; by itself when the engine, language or password it lacked is there now, and when what failed was the
-    path at that moment, which says nothing about the content.
+    It is repeated on request; if the missing engine, language or password is available now; and if the file could not
+    be read or changed, which depends on the path at that time and not on the content.
 
     Args:
-        located: the content.
-        retry_failed: whether it was asked for.
-        can_read_images: tells whether the OCR engine and its languages are there.
-        passwords: the `passwords_digest` of those given now.
+        located: The content.
+        retry_failed: Whether the user requested it.
+        can_read_images: Returns whether the OCR engine and its languages are installed.
+        passwords: The `passwords_digest` of the current passwords.
     """
     given = set(filter(None, passwords.split(",")))
 
@@ -389,7 +387,7 @@ def wants_retry(located: Located, retry_failed: bool, can_read_images: Callable[
         if code == "no_ocr_engine":
             return can_read_images()
         if code == "encrypted":
-            # one attempt with all of them, not each in some attempt: members of one archive may need different ones
+            # all in one attempt, because members of one archive may need different ones
             return not any(given <= set(tried.split(",")) for tried in located.tried)
         return code in ("changed", "unreadable") or retry_failed
 

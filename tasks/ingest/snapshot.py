@@ -1,4 +1,4 @@
-"""The snapshot: which paths are live, what became of each, and where its rows lie."""
+"""The stage `snapshot`: the table of live paths, with their status and the segments of their rows."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _CONTENTS = pa.schema(
 
 @dataclass(frozen=True)
 class SnapshotSettings:
-    """Identity of a listing; the listing itself is an unkeyed argument.
+    """Settings of the stage: digests of a listing, which is itself an unkeyed argument.
 
     Attributes:
-        listing: digest of all paths with their contents.
-        contents: digest of which extraction is used for each content, and in which segment it lies.
+        listing: Digest of all paths with the sha256 of their contents.
+        contents: Digest of the extraction of each content, with its segment.
     """
 
     listing: str
@@ -51,24 +51,24 @@ class SnapshotSettings:
 
 @dataclass(frozen=True)
 class Listing:
-    """A walk with the contents found: paths in order, and for each content the extraction and the segment it lies in.
+    """A listing: paths in order, and for each content its extraction and segment.
 
-    Where rows lie is in a snapshot's key, but not in its digest: segments cut anew give a new snapshot, and nothing
-    behind it is computed again.
+    The segments are in a snapshot's key, but not in its digest: other cuts give a new snapshot, after which no stage is
+    computed again.
     """
 
     files: Sequence[ListedFile]
     contents: Sequence[tuple[Content, str]]
 
     def settings(self) -> SnapshotSettings:
-        """Return what goes into the snapshot's key."""
+        """Return the settings, which are part of the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
         return SnapshotSettings(list_digest(map(_FIELDS_OF_FILE, self.files)), list_digest(contents))
 
 
-# A row for each path, and for each member of a container at its first path. By `spot`, the first record of a content is
-# its own; members follow in the order of their file. Only what holds a document can be there twice: a file that was
-# refused is refused at each of its paths.
+# A row for each path, and for each member of a container at its first path. In the order of `spot`, the first record of
+# a content is that of the file; members follow in the order of their file. Only contents with a document can be
+# duplicates: a refused file is refused at each of its paths.
 _FOUND = """
 create macro folder_of(path) as regexp_replace(path, '/?[^/]*$', '');
 create table listed as
@@ -109,7 +109,7 @@ select number, spot, path, folder_of(path) as folder, source, label, if(is_membe
 from joined where not (is_copy and is_member)
 """
 
-# Of several licences in a folder the first in order holds: which one is as good as any, but the same each time.
+# Of several licences in a folder the first in alphabetical order is used, for reproducibility.
 _LICENCES = """
 create table licence_files as
 select doc_id, source, folder_of(file) as folder from (
@@ -138,7 +138,7 @@ from above join given on given.source = above.source and given.folder = upper gr
 
 @stage("snapshot", version=4, tables={FILES_FILE: FILES}, unkeyed=("listing",))
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
-    """Say for every path what became of it."""
+    """Write the status of every path, with its document, segment and licence."""
     _write(work.scratch / LISTED_FILE, _LISTED, map(_FIELDS_OF_FILE, listing.files))
     places = ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents)
     _write(work.scratch / CONTENTS_FILE, _CONTENTS, places)
@@ -153,7 +153,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
         memory_bytes=work.machine.query_bytes,
     )
     work.counts.update(made["counts"])
-    # paths are no content, but the licences that they give are
+    # the digest depends on paths only through the licences of their folders
     return sha256_json([segments.digest, made["licences"]])
 
 
@@ -172,13 +172,13 @@ def write_snapshot(
     memory_bytes: int,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write the table of files; return counts and a digest of the licences that folders give.
+    """Write the table of files; return counts and a digest of the licences of documents by their folders.
 
     Args:
-        keys, folders: Segments and where they lie.
+        keys, folders: Keys and folders of the segments.
         out: Folder for the table.
         spill: Folder for temporary files, with the tables of listed files and of the contents in use.
-        memory_bytes: Memory of queries.
+        memory_bytes: Memory limit of queries.
     """
     parts = pa.table({"part": np.arange(len(keys)), "segment": pa.array(keys, pa.string())})
     with Corpus(memory_bytes, spill) as corpus:
@@ -203,7 +203,7 @@ def write_snapshot(
         statuses = "select status, count(*), arg_min(path, number) from found group by status order by status"
         for status, n, path in corpus.rows(statuses):
             if not status:
-                raise ValueError(f"{path}: nothing says what became of it")
+                raise ValueError(f"{path} has no status: neither the listing nor a segment has a record of it")
             counts[f"status_{status}"] = n
         given = f"select distinct doc_id, licence from ({files}) where status = 'ok' and doc_id || licence is not null"
         licences = sorted_rows_digest(corpus.rows(f"{given} order by all"))

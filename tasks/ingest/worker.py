@@ -1,9 +1,8 @@
-"""An extraction process: takes jobs from standard input, writes pages and members to files, reports on standard output.
+"""An extraction process: reads jobs from stdin, writes pages and members to files, reports on stdout.
 
-Started by `tasks.ingest.pool`, one per core, as the leader of a process group of its own. It may be killed at any
-moment: what it has written by then counts. It goes by itself when its parent is gone.
-Neither prefect, mlflow, torch, pyarrow nor pandas is imported here; each would cost every worker up to seconds and
-hundreds of MB.
+Started by `tasks.ingest.pool`, one per core, as the leader of its own process group. It may be killed at any moment;
+the pages written by then are kept. It exits when its parent dies. Prefect, mlflow, torch, pyarrow and pandas must not
+be imported here: each costs every worker up to seconds and hundreds of MB.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 class _CannotWrite(OSError):
-    """The file for pages cannot be written, which is no document's fault."""
+    """The file for pages cannot be written: an error of the pool, not of the document."""
 
 
 def main() -> None:
     """Serve jobs until standard input ends."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500", "ascii")  # the first to go when the machine is out of memory
-    logging.disable(logging.CRITICAL)  # pypdf warns about every oddity of a broken file; the outcome says enough.
+        Path("/proc/self/oom_score_adj").write_text("500", "ascii")  # killed first if memory runs out
+    logging.disable(logging.CRITICAL)  # pypdf logs many warnings for a broken file; the outcome has the error
     jobs, send = serve(_leave, errors="replace")
     try:
         send({"ready": True})
         for job in jobs:
-            # Anew for each document: libraries that an earlier one needed keep address space, though little memory.
+            # set again for each document: libraries that an earlier one loaded keep address space
             limit_added_memory(Limits(**job["limits"]).memory_bytes)
             try:
                 with Path(job["out"]).open("ab", buffering=0) as out:
@@ -63,18 +62,18 @@ def main() -> None:
             limit_added_memory(None)  # sending the outcome must not fail for lack of memory
             send({"done": outcome})
     except BrokenPipeError:
-        _leave()  # The parent is gone. The other thread, which sees that too, would be cut short by this one's end.
+        _leave()  # the parent is gone; the thread that watches it would be ended with this one before it cleans up
 
 
 def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
-    """Extract one document, or the part of it that is asked for.
+    """Extract one document, or the requested part of it.
 
     Args:
-        job: As `tasks.ingest.pool` makes it.
+        job: The request that `tasks.ingest.pool` sends.
         out: Descriptor of the file for pages and finished members, a line each.
-        send: Called with `{"detected": ...}` first, then with `{"page": number, ...}` for each page that was written.
-            For each member of a container with `{"member": locator}`, an `{"alive": ...}` now and then, and
-            `{"member_done": ...}` when it was written. `end` is the size of the file by then.
+        send: Called with `{"detected": ...}` first, then with `{"page": number, ...}` for each written page; for each
+            member of a container with `{"member": locator}`, with `{"alive": ...}` after each of its pages, and with
+            `{"member_done": ...}` when it is written. `end` is the size of the file then.
 
     Returns:
         The outcome, without the pages and members.
@@ -86,10 +85,10 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
         if isinstance(data, Extraction):
             return data
         detected = detect(data[:HEAD_BYTES], len(data), job["suffix"])
-        # Ahead of everything that may kill this process: the row of a document that did should say what it was.
+        # sent before anything that may kill this process, so that the row has the type of the document
         send({"detected": asdict(detected)})
         settled, pages = job["settled"], job["pages"]
-        if settled and pages is None:  # numbers after the last page do no harm
+        if settled and pages is None:  # numbers beyond the last page are ignored
             pages = range(settled + 1, options.max_pages + 2)
         items = yield_document(
             data, job["suffix"], options, job["passwords"], skip=settled, pages=pages, ocr_pages=job["ocr_pages"]
@@ -100,20 +99,20 @@ def _run_job(job: dict[str, Any], out: int, send: _Send) -> Extraction:
             except StopIteration as end:
                 outcome: Extraction = end.value
                 return outcome
-            send(_written(item, out))
+            send(_write(item, out))
     except MemoryError:
         needed = f"more than {Limits(**job['limits']).memory_bytes // 1024**2} MiB of memory (limits.memory_bytes)"
         return Extraction("failed", f"the extraction needed {needed}", "memory", **asdict(detected))
     except (BrokenPipeError, _CannotWrite):
         raise
-    # A hostile file may make a library raise anything; it is that file's outcome.
+    # a hostile file may make a library raise any exception
     except Exception as error:  # noqa: BLE001
         reason = stable_text(f"the extractor failed: {type(error).__name__}: {error}")
         return Extraction("failed", reason, "crashed", **asdict(detected))
 
 
-def _written(item: PageText | str | Extraction | None, out: int) -> dict[str, Any]:
-    """Write a page or member to its file; return what the parent needs to know of it."""
+def _write(item: PageText | str | Extraction | None, out: int) -> dict[str, Any]:
+    """Write a page or member to the file; return the message for the parent."""
     if item is None:
         return {"alive": True}
     if isinstance(item, str):
@@ -128,11 +127,11 @@ def _written(item: PageText | str | Extraction | None, out: int) -> dict[str, An
 
 
 def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extraction:
-    """The file's bytes, if they are still those that the job is about."""
+    """Return the file's bytes, or the outcome if they cannot be read or do not have the digest of the job."""
     try:
         with open_regular(path) as file:
-            size = min(os.fstat(file.fileno()).st_size, options.max_file_bytes)  # the walk rejects larger ones
-            # Buffered, because a single raw read may return less; one more byte tells whether the file grew.
+            size = min(os.fstat(file.fileno()).st_size, options.max_file_bytes)  # the listing rejects larger ones
+            # buffered, because a single raw read may return less; one more byte shows whether the file grew
             data = io.BufferedReader(file).read(size + 1)
     except FileNotFoundError:
         return Extraction("failed", "the file is gone since its folder was walked", "changed")
@@ -144,14 +143,14 @@ def _read_file(path: Path, sha256: str, options: ExtractOptions) -> bytes | Extr
 
 
 def _leave() -> None:
-    """End this process and all that it started; a parent that was killed could not clear up, so this does."""
+    """Remove the temporary files, which a killed parent could not, and kill the process group."""
     folder = Path(os.environ.get("TMPDIR", "")).parent
     if folder.name.startswith(TEMPORARY_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
-    # The group at once, not a parent-death signal: that one would reach this process alone.
+    # the whole group: a parent-death signal would reach only this process
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(1)  # Run by hand in somebody else's process group: only this process.
+    os._exit(1)  # started by hand in another process group: end only this process
 
 
 if __name__ == "__main__":

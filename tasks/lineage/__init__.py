@@ -1,1 +1,1 @@
-"""Lineage: where models, data sets, completions and documents come from, and what was made from them."""
+"""Lineage: sources of models, datasets, completions and documents, and the artefacts made from them."""

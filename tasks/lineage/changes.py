@@ -1,10 +1,10 @@
-"""Share of a corpus that changed since its latest training.
+"""Compute the share of a corpus that changed since its latest training.
 
-Documents are compared, not files: a copy or a move changes nothing. The present documents are compared with those of
-the latest training and with those of the last announcement, so that each change is announced once, and small ones as
-soon as they add up. An announcement counts for some hours: if no training followed by then, it is made again.
+Documents are compared, not files: a copy or a move is no change. The current documents are compared with those of the
+latest training and of the last announcement, so that each change is announced once, and small ones when they add up. An
+announcement expires after some hours without a training, and is repeated then.
 
-Both sets of documents are kept as beginnings of ids, because snapshots may be removed, and lose forgotten documents.
+Both sets of documents are stored as prefixes of ids, because snapshots may be removed, and lose forgotten documents.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tasks.tokens.dataset import dataset
 
 ANNOUNCED_REF = "announced"
 READ_REF = "read"
-HOLDS = timedelta(hours=6)  # from an announcement to its training, which may wait for another
-_DIGITS = 12  # of an id, by which documents are told apart
+HOLDS = timedelta(hours=6)  # until an announcement expires; its training may wait for another
+_DIGITS = 12  # length of the prefixes of ids
 
 
 def unannounced_share(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> float:
-    """Return the share of documents that changed since the latest training and the last announcement; 0 without any.
+    """Return the share of documents that changed since the latest training and the last announcement.
 
-    Records which documents the training read. The time of the question is now where none is given.
+    Also records the documents that the training read. `at` is by default the current time.
     """
     documents = _documents(store, now)
     if not documents:
@@ -41,13 +41,13 @@ def unannounced_share(store: Store, corpus: str, now: ArtifactRef, at: datetime 
 
 
 def record_announcement(store: Store, corpus: str, now: ArtifactRef, at: datetime | None = None) -> None:
-    """Record which documents were announced, and when; None is now."""
+    """Record the announced documents and the time, by default the current time."""
     since = (at or datetime.now(UTC)).isoformat(timespec="seconds")
     store.write_ref(f"{ANNOUNCED_REF}/{corpus}", {"since": since, "documents": sorted(_documents(store, now))})
 
 
 def changed_share(now: set[str], before: set[str]) -> float:
-    """Return the documents that came or went, as a share of those there were; 1 where there were none."""
+    """Return added and removed documents as a share of those before; 1 if there were none before."""
     if not before:
         return 1.0 if now else 0.0
     return len(now ^ before) / len(before)
@@ -62,7 +62,7 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
     """Return the documents that the corpus's latest training read.
 
     Args:
-        documents: The present ones, which count as read where nothing was recorded in time.
+        documents: The current ones, which count as read if there is neither a record nor a snapshot.
     """
     state = read_state(store, corpus)
     listing = _listing_behind(store, state)
@@ -82,7 +82,7 @@ def _read(store: Store, corpus: str, documents: set[str]) -> set[str]:
 
 
 def _listing_behind(store: Store, state: Mapping[str, Sequence[ArtifactRef]]) -> ArtifactRef | None:
-    """Return the snapshot of the latest training: the newest, where others gave the same dataset."""
+    """Return the snapshot of the latest training; of several that gave the same dataset, the newest."""
     trained, prepared = state.get("train"), state.get(dataset.name)
     if not trained:
         return None
@@ -91,11 +91,11 @@ def _listing_behind(store: Store, state: Mapping[str, Sequence[ArtifactRef]]) ->
         newest = prepared[0] if prepared and prepared[0].digest == read else trained[0]
         return ancestor(store, newest, snapshot.name).ref
     except StoreError:
-        return None  # a model from elsewhere comes from no documents of this store
+        return None  # an imported model has no documents in this store
 
 
 def _announced(store: Store, corpus: str, at: datetime) -> set[str]:
-    """Return the announced documents; none if that was long ago, unless a training is running."""
+    """Return the announced documents; empty if the announcement expired and no training is running."""
     note = store.read_ref(f"{ANNOUNCED_REF}/{corpus}")
     if note is None:
         return set()

@@ -1,7 +1,7 @@
-"""The stage `contamination`: the share of each evaluation document's 13-grams that stand in training text.
+"""The stage `contamination`: compute the share of each evaluation document's 13-grams that training text contains.
 
-It joins what `gram_overlap` found in each segment. The evaluation set comes in the layout of the frozen one, so
-that any texts in that layout can be asked about.
+It combines the results of `gram_overlap` for all segments. Any texts in the layout of the frozen evaluation set can be
+used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOSTLY_SEEN = 0.5  # share of a document's 13-grams
 
 @stage("contamination", version=1, keep_with=("evalset", "overlaps"))
 def contamination(work: Work, settings: NoSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
-    """Count the 13-grams of each evaluation document that stand in training text."""
+    """Count the 13-grams of each evaluation document that training text contains."""
     doc_ids, grams = evalset_grams(work.folder(evalset) / DOCUMENTS_FILE)
     index = GramIndex(grams.values)
     seen = np.zeros(len(index), bool)
@@ -43,13 +43,13 @@ def contamination(work: Work, settings: NoSettings, *, evalset: ArtifactRef, ove
 
 
 def read_contamination(folder: Path) -> dict[str, float]:
-    """Return the share of each evaluation document's 13-grams that stand in training text."""
+    """Return the share of each evaluation document's 13-grams that training text contains, by id."""
     columns = read_columns(folder / CONTAMINATION_FILE, ["doc_id", "share"])
     return dict(zip(columns["doc_id"], columns["share"], strict=True))
 
 
 def by_share_seen(shares: Mapping[str, float], documents: Evaluated) -> list[Slice]:
-    """Return documents that training text holds nothing, something and most of, as slices."""
+    """Return the slices of unseen, partly seen and mostly seen documents."""
     share = np.array([shares[doc_id] for doc_id in documents.doc_id])
     some = (share > 0) & (share < MOSTLY_SEEN)
     groups = {"unseen": share == 0, "partly seen": some, "mostly seen": share >= MOSTLY_SEEN}

@@ -1,4 +1,4 @@
-"""Find documents by what people call them: an id, a path as `sheepfold sql` shows it, or the place of a file."""
+"""Find documents by an id, a path as `sheepfold sql` shows it, or the absolute path of a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tasks.sources.address import DOCUMENTS
 from tasks.sources.folder import encode_path
 from tasks.sources.git import without_commit
 
-SEGMENT_STAGES = ("extract", "import")  # whose artefacts hold documents as they were read
-_ID = re.compile("[0-9a-f]{8,64}")  # an id, or enough of one
-# SQL: where a row of `files` lies, encoded as its path is
+SEGMENT_STAGES = ("extract", "import")  # their artefacts have documents as read
+_ID = re.compile("[0-9a-f]{8,64}")  # an id, or a prefix of one
+# SQL: absolute path of a row of `files`, encoded like its path
 _FOLDER, _WITHIN = f"regexp_replace(source, '^{DOCUMENTS}|/$', '', 'g')", "substr(path, length(label) + 1)"
 _PLACE = f"concat({_FOLDER}, if(label = '', '/' || path, {_WITHIN}))"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A document that is meant.
+    """A document that a name refers to.
 
     Attributes:
-        sha256: Sha256 of its bytes.
-        path: A path at which it lay; empty where no listing has it.
+        sha256: Digest of its bytes.
+        path: A path of it in a snapshot; empty if none has it.
     """
 
     doc_id: str
@@ -43,20 +43,20 @@ class Target:
 
 
 def _readings(thing: str) -> tuple[str, str]:
-    """Return a name as a path of a listing, and as the place of a file: absolute, links followed as in a source's."""
+    """Return a name as a path of a snapshot, and as an absolute path with links resolved, as in a source's address."""
     place = encode_path(os.path.realpath(os.path.expanduser(thing))) if thing else ""  # noqa: PTH111 - refuses no name
     return thing.removeprefix("./").rstrip("/"), place
 
 
 def file_condition(thing: str, below: bool = False, patterns: bool = False) -> str:
-    """Return SQL for the rows of `files` that go by a name: a path, a place, an id or eight digits of one.
+    """Return SQL for the rows of `files` that match a name: a path, an absolute path, an id or eight digits of one.
 
     Args:
-        below: Whether it also stands for what lies in it.
-        patterns: Whether `*`, `?` and `[...]` in it stand for any part of a path, slashes too.
+        below: Also match files in a folder and members of an archive of that name.
+        patterns: Interpret `*`, `?` and `[...]`, which also match slashes.
     """
     path, place = _readings(thing)
-    conditions = [_lies("path", path, below), _lies(_PLACE, place, below)]
+    conditions = [_matches("path", path, below), _matches(_PLACE, place, below)]
     if patterns:
         conditions += [f"path glob {quoted(path)}", f"{_PLACE} glob {quoted(place)}"]
     if _ID.fullmatch(thing):
@@ -64,25 +64,25 @@ def file_condition(thing: str, below: bool = False, patterns: bool = False) -> s
     return f"({' or '.join(conditions)})"
 
 
-def _lies(expression: str, name: str, below: bool) -> str:
+def _matches(expression: str, name: str, below: bool) -> str:
     if not name:
         return "false"
     return f"starts_with({expression} || '/', {quoted(name + '/')})" if below else f"{expression} = {quoted(name)}"
 
 
 def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
-    """Return the documents that go by a name, sorted by path and id.
+    """Return the documents that match a name, sorted by path and id.
 
-    A path stands for everything that ever lay there as far as the store knows, in all listings of the corpus's sources,
-    and for what lies in it: the members of an archive, the files of a folder.
+    A path matches all documents that any snapshot of the corpus's sources has at it, and the members of an archive or
+    the files of a folder.
 
     Args:
-        corpus: The corpus in whose sources a path is looked for; ids are of the whole store.
-        thing: An id or at least eight digits of one, a path or folder (as the listing has it, or where it lies), or the
-            beginning of paths with `*` behind it.
+        corpus: Corpus in whose sources paths are looked up; ids are looked up in the whole store.
+        thing: An id or at least eight digits of one, a path or folder (as in the snapshot, or absolute), or a prefix of
+            paths followed by `*`.
 
     Raises:
-        UserError: If it is a path in the listing and another place on the disk, and different documents lie there.
+        UserError: It is a path in the snapshot and another path on this machine, with different documents.
     """
     state = read_state(store, corpus)
     current = {ref.key for ref in state.get("snapshot") or state.get(LISTED, [])}
@@ -95,7 +95,7 @@ def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
 
         def find(columns: str, condition: str) -> dict[str, Target]:
             query = f"select doc_id, sha256, {columns} where {condition} and sha256 is not null order by part, place"
-            # a container is no document, but its bytes are found again like those of one
+            # a container has no `doc_id` in the snapshot, but can be forgotten like a document
             found = (
                 Target(doc_id or document_id(sha256), sha256, path)
                 for doc_id, sha256, path in session.sql(query).fetchall()
@@ -109,13 +109,14 @@ def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
         if path.endswith("*"):
             named = find_files(f"starts_with(path, {quoted(path[:-1])})")
         else:
-            named, elsewhere = find_files(_lies("path", path, below=True)), find_files(_lies(_PLACE, place, below=True))
-            if named and elsewhere and named.keys() != elsewhere.keys():
+            named = find_files(_matches("path", path, below=True))
+            on_disk = find_files(_matches(_PLACE, place, below=True))
+            if named and on_disk and named.keys() != on_disk.keys():
                 raise UserError(
-                    f"{thing!r} is a path of the corpus ({_examples(named)}) and another place on this machine "
-                    f"({_examples(elsewhere)}): give the absolute path, or a document's id"
+                    f"{thing!r} is a path of the corpus ({_examples(named)}) and another path on this machine "
+                    f"({_examples(on_disk)}): give the absolute path, or a document's id"
                 )
-            named |= elsewhere
+            named |= on_disk
         if _ID.fullmatch(thing):
             begins = f"starts_with(doc_id, {quoted(thing)})"
             extracts = _rows_of(session, store, SEGMENT_STAGES, EXTRACTS_FILE, EXTRACTS)
@@ -129,10 +130,10 @@ def _examples(found: Mapping[str, Target]) -> str:
 
 
 def paths_of(store: Store, targets: Mapping[str, str]) -> dict[str, set[tuple[str, str]]]:
-    """Return the paths at which documents lay in any listing: each in the listing, and as the place of the file.
+    """Return the paths of documents in all snapshots, as pairs of path and absolute path, by id.
 
     Args:
-        targets: Sha256 of the documents' bytes, by id.
+        targets: Digest of the documents' bytes, by id.
     """
     found: dict[str, set[tuple[str, str]]] = {doc_id: set() for doc_id in targets}
     with Corpus() as session:
@@ -150,17 +151,17 @@ def _rows_of(session: Corpus, store: Store, stages: Sequence[str], name: str, sc
     return session.rows_of([str(store.folder(m.ref)) for stage in stages for m in store.manifests(stage)], name, schema)
 
 
-# forgotten documents, of which no path is kept
+# forgotten documents, of which only digests of paths are kept
 
 
 def place_digests(paths: set[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the digests that a tombstone keeps of a document's paths and of the folders above it in its source."""
+    """Return the digests of a document's paths and of their folders in the source, for its tombstone."""
     levels = [(name, path.count("/")) for path, place in paths for name in (path, place)]
     return tuple(sorted({_digest(name.rsplit("/", up)[0]) for name, most in levels for up in range(most + 1)}))
 
 
 def find_forgotten(known: Tombstones, thing: str) -> list[Tombstone]:
-    """Return the tombstones with an id, with the first eight or more digits of one, or with a path."""
+    """Return the tombstones that match an id, at least eight digits of one, or a path."""
     digests = {_digest(name) for name in _readings(thing)}
     return [
         item

@@ -1,7 +1,7 @@
-"""The stage `gram_overlap`: the 13-grams of an evaluation set that stand in the training text of a segment.
+"""The stage `gram_overlap`: find the 13-grams of an evaluation set that the training text of a segment contains.
 
-Training text is what the model reads, after cuts and redactions; so what was cut out of it because it stands in an
-evaluation set does not count. One artefact for each segment, so that growth looks at what is new.
+Training text is the text that the model reads, after cuts and redactions, so text that was cut as a leak does not
+count. There is one artefact per segment, so that only new segments are searched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OverlapSettings:
     """Training documents of the segment.
 
     Attributes:
-        trained: digest of their ids.
+        trained: Digest of their ids.
     """
 
     trained: str
@@ -44,7 +44,7 @@ class OverlapSettings:
 def gram_overlap(
     work: Work, settings: OverlapSettings, *, evalset: ArtifactRef, documents: ArtifactRef, trained: Collection[str]
 ) -> str:
-    """Mark the 13-grams of an evaluation set that stand in the training text of one segment."""
+    """Mark the 13-grams of an evaluation set that the training text of one segment contains."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(
         mark_seen,
@@ -61,7 +61,7 @@ def gram_overlap(
 def mark_seen(
     evalset: Path, source: Path, trained: list[str], out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, int]:
-    """Write for each distinct 13-gram of the evaluation set, in sorted order, True if it stands in training text."""
+    """Write for each distinct 13-gram of the evaluation set, in sorted order, True if training text contains it."""
     index = GramIndex(evalset_grams(evalset)[1].values)
     seen = np.zeros(len(index), bool)
     wanted = set(trained)
@@ -76,6 +76,6 @@ def mark_seen(
 
 
 def evalset_grams(evalset: Path) -> tuple[list[str], Hashes]:
-    """Return documents of an evaluation set and their 13-grams; a shorter document has one, of all its words."""
+    """Return ids and 13-grams of an evaluation set's documents; a shorter document has one hash, of all its words."""
     columns = read_columns(evalset, ["doc_id", "text"])
     return columns["doc_id"], gram_hashes(columns["text"])

@@ -1,15 +1,15 @@
-"""The stage `memorised`: spans of a model's completions that stand word for word in its training text.
+"""The stage `memorised`: find memorised spans, which occur word for word in a model's completions and training text.
 
-    memorised.parquet   per completion: characters that stand in training documents, and the longest span
-    spans.parquet       each of these spans, and where it stands in which document
-    metrics.parquet     the figures over all completions
+    memorised.parquet   per completion: characters in memorised spans, and the longest span
+    spans.parquet       each of these spans, with its document and position
+    metrics.parquet     metrics over all completions
 
 `sheepfold why` shows the same spans of one text.
 
-6-grams of a text that the index finds at the same distance in text and document belong to one stretch. Of the
-stretches that may be long enough the longest are looked at, and further ones for words that none of those covers; so a
-stock phrase costs no more than a rare one, the longest span is found, and so is what is covered at all. What is
-reported was compared word by word with the document, and goes as far to both sides as the words agree.
+6-grams of a text that the index finds with the same offset between text and document form one candidate. Of the
+candidates that may be long enough, the longest are verified, and others only for words that these do not cover; this
+bounds the cost of stock phrases, and still finds the longest span and all covered words. Verified spans are compared
+word by word with the document and extended to both sides as far as the words agree.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from tasks.lineage.training_data import datasets_of, sources_of, training_texts
 from tasks.text.words import I64, U64, word_hashes
 
 MEMORISED_FILE = "memorised.parquet"
-MOST_DOCUMENTS = 3  # recorded for one span; a stock phrase stands in thousands
+MOST_DOCUMENTS = 3  # recorded per span; a stock phrase is in thousands
 SHOWN_SPANS = 10
 SHOWN_DOCUMENTS = 3
-MOST_STRETCHES = 16  # of a block of a text that are looked at in each segment, beside those that cover further words
+MOST_STRETCHES = 16  # candidates per block and segment that are always verified; others if they cover more words
 BLOCK_WORDS = 2048  # words of a text that are looked up at once
-AROUND = 100  # characters of a document that are kept on either side of a span
+AROUND = 100  # characters of context on either side of a span
 FROM_ELSEWHERE = "the model was not trained in this home, so its training text is unknown"
 DATASET_GONE = "the dataset of its model went with documents that were forgotten, or was cleared away"
 
-_Words = tuple[U64, I64, I64]  # hashes, first characters, ends
-_Stretch = tuple[int, int, int]  # number of a text, word in it and word of a document from which on words seem to agree
+_Words = tuple[U64, I64, I64]  # hashes, starts and ends in characters
+_Stretch = tuple[int, int, int]  # index of a text, first word of a candidate in it and in a document
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class MemorisedSettings:
     """Lengths of spans.
 
     Attributes:
-        min_words: Words of the shortest span that is recorded and whose characters are covered.
-        reproduced_words: Words of a span from which on a completion counts as reproducing training text.
+        min_words: Minimum length of a span in words.
+        reproduced_words: Minimum length of a span with which a completion counts as reproducing training text.
     """
 
     min_words: int = FOUND_WORDS
@@ -69,9 +69,9 @@ class MemorisedSettings:
 def memorised(
     work: Work, settings: MemorisedSettings, *, completions: ArtifactRef, texts: RefSet, indexes: RefSet
 ) -> str:
-    """Find what of the completions stands in training text.
+    """Find the memorised spans of completions.
 
-    The training texts come with the documents that count (`texts.live`), the indexes in the same order.
+    `texts.live` has the ids of the training documents in each segment; the indexes are in the same order.
     """
     rows = read_rows(work.folder(completions) / COMPLETIONS_FILE, ["id", "sample", "text"])
     found = _spans_in(work.store, [row["text"] for row in rows], texts, indexes, settings.min_words)
@@ -92,12 +92,12 @@ def memorised(
 
 
 def memorised_metrics(covered: list[dict[str, Any]], settings: MemorisedSettings) -> dict[str, float]:
-    """Return the figures of a generation.
+    """Return the metrics of a generation.
 
     Returns:
-        `completions/memorised_share`, the share of completions with a span of `reproduced_words` or more;
-        `completions/memorised_chars`, the share of all characters that lie in spans of `min_words` or more; and
-        `completions/longest_memorised`, in words. Shares of nothing are 0.
+        `completions/memorised_share`, the share of completions with a span of at least `reproduced_words`;
+        `completions/memorised_chars`, the share of all characters in spans of at least `min_words`; and
+        `completions/longest_memorised`, in words. All are 0 without completions.
     """
     n_chars = sum(row["n_chars"] for row in covered)
     reproducing = sum(row["longest"] >= settings.reproduced_words for row in covered)
@@ -112,21 +112,21 @@ def explain_text(home: Home, text: str, corpus: str, min_words: int) -> dict[str
     """Return the spans that a text shares with the training documents of a corpus's last completed run.
 
     Raises:
-        UserError: if the corpus has no dataset.
+        UserError: The corpus has no dataset.
     """
     with Machine() as machine:
         run = Run(home, machine, corpus)
         datasets = read_state(run.store, corpus).get("dataset")
         if not datasets:
             raise UserError(
-                f"corpus {corpus!r} has no dataset yet, so there is no training text to look into: run "
-                "`sheepfold prepare SOURCE` or `run` first"
+                f"corpus {corpus!r} has no dataset yet, and so no training text: run `sheepfold prepare SOURCE` or "
+                "`run` first"
             )
         return {"text": text, "memorised": memorised_spans(run, text, datasets, min_words)}
 
 
 def explain_memorised(home: Home, found: Mapping[str, Any], min_words: int) -> dict[str, Any]:
-    """Return the spans that a completion, as `why.explain` found it, shares with the training text of its model."""
+    """Return the spans that a completion, as returned by `why.explain`, shares with the training text of its model."""
     with Machine() as machine:
         run = Run(home, machine)
         made = run.store.find(*found["artifact"].split("/"))
@@ -138,11 +138,11 @@ def explain_memorised(home: Home, found: Mapping[str, Any], min_words: int) -> d
 
 
 def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_words: int) -> dict[str, Any]:
-    """Return the longest spans that a text shares with training documents, each with the documents it stands in.
+    """Return the longest spans that a text shares with training documents, each with its documents.
 
     Args:
-        datasets: What the model was trained on; their texts are indexed when they are first asked for.
-        min_words: Length of the shortest span.
+        datasets: Datasets of the model's trainings; their texts are indexed on first use.
+        min_words: Minimum length of a span.
     """
     texts = training_texts(run.store, datasets)
     (spans,) = _spans_in(run.store, [text], texts, trace_indexes(run, texts), min_words)
@@ -176,14 +176,14 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
 
 @dataclass(frozen=True)
 class SharedSpan:
-    """A stretch of a text that stands in a document, as long as their words agree; places are in characters.
+    """A longest common span of words of a text and a document; positions are in characters.
 
     Attributes:
-        start, length: Place in the text.
+        start, length: Position in the text.
         words: Number of its words.
         doc_id: Id of the document.
-        doc_start, doc_length: Place in the document; white space and punctuation may differ.
-        before, passage, after: The document's text there, and what surrounds it.
+        doc_start, doc_length: Position in the document; white space and punctuation may differ.
+        before, passage, after: The span in the document, with the text before and after it.
     """
 
     start: int
@@ -198,7 +198,7 @@ class SharedSpan:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Start and end in the text."""
+        """Return start and end in the text."""
         return self.start, self.start + self.length
 
 
@@ -216,14 +216,14 @@ def shared_spans(
     live: Sequence[Collection[str]],
     min_words: int = FOUND_WORDS,
 ) -> list[list[SharedSpan]]:
-    """Find stretches of texts that stand in documents.
+    """Find spans of texts that documents contain.
 
     Args:
-        live: For each segment, the ids of the documents that count.
-        min_words: The shortest span that counts; of those below `FOUND_WORDS` not all are found.
+        live: For each segment, the ids of the documents to search.
+        min_words: Minimum length of a span; shorter ones than `FOUND_WORDS` are not all found.
 
     Returns:
-        For each text its spans, the longest first; those of one stretch in several documents are all there.
+        For each text its spans, the longest first; a span in several documents is listed for each.
     """
     words = [word_hashes(text) for text in texts]
     found: list[set[SharedSpan]] = [set() for _ in texts]
@@ -242,20 +242,20 @@ def shared_spans(
 
 
 def outstanding(spans: Sequence[SharedSpan]) -> list[list[SharedSpan]]:
-    """Return the spans of a text without those that lie within a longer one; those of one stretch together."""
+    """Return the spans of a text without those within a longer one, grouped by position."""
     groups: dict[tuple[int, int], list[SharedSpan]] = defaultdict(list)
     for span in spans:
         groups[span.place].append(span)
     reached = 0
     for start, end in sorted(groups, key=lambda place: (place[0], -place[1])):
-        if end <= reached:  # one before it begins no later and ends no sooner
+        if end <= reached:  # within an earlier one
             del groups[start, end]
         reached = max(reached, end)
     return list(groups.values())
 
 
 def covered_chars(spans: Sequence[SharedSpan]) -> int:
-    """Return the number of characters of the text that lie in any of its spans."""
+    """Return the number of characters of the text in any of its spans."""
     covered = reached = 0
     for start, end in sorted(span.place for span in spans):
         covered += max(0, end - max(start, reached))
@@ -264,12 +264,12 @@ def covered_chars(spans: Sequence[SharedSpan]) -> int:
 
 
 def _candidates(segment: TracedSegment, words: U64, counting: np.ndarray, min_words: int) -> Iterator[_Stretch]:
-    """Yield row of the document, word of the text and word of the document of each stretch worth comparing."""
+    """Yield row of the document, first word in the text and in the document of each candidate to verify."""
     for begin in range(0, len(words), BLOCK_WORDS):
         first, reach = _stretches(segment.find(words[begin : begin + BLOCK_WORDS + ANCHOR_WORDS - 1], counting))
-        # at best a stretch goes on to where the next anchors would be, on both sides, but for a word
+        # a candidate may extend on both sides up to a word before it would contain the next anchor
         worth = reach + ANCHOR_WORDS + 2 * (STRIDE - 1) >= min_words
-        if len(words) > BLOCK_WORDS:  # one that the block cuts may be longer than it seems
+        if len(words) > BLOCK_WORDS:  # one at the edge of the block may be longer
             worth |= (first[:, 1] < STRIDE) | (first[:, 1] + reach >= BLOCK_WORDS - STRIDE)
         covered = np.zeros(BLOCK_WORDS + ANCHOR_WORDS, bool)
         taken = 0
@@ -283,10 +283,10 @@ def _candidates(segment: TracedSegment, words: U64, counting: np.ndarray, min_wo
 
 
 def _stretches(hits: I64) -> tuple[I64, I64]:
-    """Join hits of one document that go on with one another.
+    """Join consecutive hits in one document into candidates.
 
     Returns:
-        (n, 3) the first hit of each stretch, and (n,) how many words farther on its last hit begins.
+        (n, 3) the first hit of each candidate, and (n,) the number of words from it to the last hit.
     """
     document, query, word = hits.T
     hits = hits[np.lexsort((query, word - query, document))]
@@ -301,12 +301,12 @@ def _stretches(hits: I64) -> tuple[I64, I64]:
 def _verified(
     doc_id: str, text: str, words: Sequence[_Words], stretches: Sequence[_Stretch], min_words: int
 ) -> Iterator[tuple[int, SharedSpan]]:
-    """Compare stretches with the words of the document; yields spans with the number of their text."""
+    """Compare candidates with the words of the document; yield spans with the index of their text."""
     theirs = word_hashes(text)
     for number, query, word in stretches:
         ours = words[number]
         back, ahead = _agreement(ours[0], theirs[0], query, word)
-        if not ahead or back + ahead < min_words:  # none ahead: the 6-grams agree in half of their bits only
+        if not ahead or back + ahead < min_words:  # none ahead: a collision of hashes
             continue
         start, length = _chars(ours, query - back, back + ahead)
         doc_start, doc_length = _chars(theirs, word - back, back + ahead)
@@ -326,7 +326,7 @@ def _verified(
 
 
 def _agreement(ours: U64, theirs: U64, query: int, word: int) -> tuple[int, int]:
-    """Count the words that agree before two places, and from them on."""
+    """Return the numbers of equal words before two positions, and from them on."""
     n = min(len(ours) - query, len(theirs) - word)
     differ = np.flatnonzero(ours[query : query + n] != theirs[word : word + n])
     ahead = int(differ[0]) if len(differ) else n

@@ -1,15 +1,14 @@
-"""The stage `trace_index`: an index of 6-grams of one segment's documents, so that text which stands in them is found.
+"""The stage `trace_index`: an index of 6-grams of one segment's documents, to find shared text.
 
-    anchors.npy         sorted anchors, mapped: a look-up reads a few pages of them
-    traced.parquet      number of anchors of each document, in the order in which they are numbered
+    anchors.npy         sorted anchors, memory-mapped: a lookup reads a few pages
+    traced.parquet      number of anchors of each document, in the order of their numbers
 
-An anchor is the 6-gram at every third word of a document. Any stretch of eight words holds a whole anchor, wherever it
-begins, so looking up all 6-grams of a text finds what it shares with a document for eight words or more, with an index
-a third of the size of all 6-grams. An anchor is one 64-bit number: the upper half of its hash, then its number in the
-segment. Sorting those numbers sorts the hashes; 6-grams whose upper halves collide are told apart when the documents
-themselves are compared.
+An anchor is the 6-gram at every third word of a document. Any eight consecutive words contain a whole anchor, so
+looking up all 6-grams of a text finds every span of at least eight words that it shares with a document, with an index
+a third of the size. An anchor is a 64-bit number: the upper half of its hash, then its number in the segment, so that
+sorting the numbers sorts the hashes. Collisions of the upper halves are detected by comparing the documents.
 
-Held-out documents are indexed too: the split follows from the whole corpus, and is asked when something is looked up.
+Held-out documents are indexed too, because the split depends on the whole corpus; it is applied at lookup.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
 ANCHOR_WORDS = 6
 STRIDE = 3
-FOUND_WORDS = ANCHOR_WORDS + STRIDE - 1  # the shortest shared stretch that is found wherever it stands
-MOST_PLACES = 512  # of one 6-gram in one segment that are looked at: what stands in more places is a stock phrase
+FOUND_WORDS = ANCHOR_WORDS + STRIDE - 1  # the shortest shared span that is always found
+MOST_PLACES = 512  # places of a 6-gram in a segment that are examined; one with more is a stock phrase
 
 ANCHORS_FILE = "anchors.npy"
 TRACED_FILE = "traced.parquet"
@@ -45,7 +44,7 @@ _LOW = np.uint64(2**32 - 1)
 
 @stage("trace_index", version=1, unit="segment", keep_with=("documents",))
 def trace_index(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
-    """Index the documents of one segment, so that text which stands in them is found."""
+    """Index the 6-grams of the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(index_segment, unpacked_size(source), source=source, out=work.out)
     work.counts.update(made)
@@ -53,15 +52,15 @@ def trace_index(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> 
 
 
 def trace_indexes(run: Run, texts: RefSet) -> RefSet:
-    """Return the indexes of training texts, in their order; they are made when they are first asked for."""
+    """Return the indexes of training texts, in their order; they are computed on first use."""
     return RefSet.of(trace_index.map(run, [Call(NoSettings(), {"documents": ref}) for ref in texts.refs]))
 
 
 def index_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, int]:
-    """Write the index of a table of documents; returns counts.
+    """Write the index of a table of documents; return counts.
 
     Raises:
-        UserError: if there are more anchors than a half of 64 bits can number.
+        UserError: There are more than 2**32 anchors.
     """
     doc_ids: list[str] = []
     kept, counts, total = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
@@ -72,7 +71,7 @@ def index_segment(source: Path, out: Path, progress: Callable[[int, int], None])
             numbers = np.arange(total, total + len(grams.values), dtype=np.uint64)
             total += len(numbers)
             if total > 2**32:
-                raise UserError(f"a segment has more than {2**32:,} anchors, which is {STRIDE} times as many words")
+                raise UserError(f"a segment has more than {2**32:,} anchors, of which there is one for {STRIDE} words")
             kept.append(grams.values >> _HALF << _HALF | numbers)
             counts.append(grams.counts)
         doc_ids += rows["doc_id"]
@@ -93,8 +92,8 @@ class TracedSegment:
         texts: Folder with the texts of the documents, in any order.
 
     Attributes:
-        doc_ids: Ids of the documents, as the anchors number them.
-        texts: Table that holds their texts.
+        doc_ids: Ids of the documents, in the order of the anchors' numbers.
+        texts: Table with their texts.
     """
 
     def __init__(self, index: Path, texts: Path) -> None:
@@ -106,11 +105,11 @@ class TracedSegment:
         np.cumsum(columns["anchors"], out=self._firsts[1:])
 
     def find(self, words: U64, counting: npt.NDArray[np.bool_]) -> I64:
-        """Return the places where 6-grams of a text stand in the documents.
+        """Return the occurrences of a text's 6-grams in the documents.
 
         Args:
             words: Hashes of the text's words.
-            counting: (documents,) True for documents that count; the others are left out.
+            counting: (documents,) mask of the documents to search.
 
         Returns:
             (n, 3) row of the document, first word of the 6-gram in the text, and in the document.
@@ -122,7 +121,7 @@ class TracedSegment:
         for query in np.flatnonzero(last > first).tolist():
             number = (self._anchors[first[query] : last[query]] & _LOW).astype(np.int64)
             document = np.searchsorted(self._firsts, number, side="right") - 1
-            # of a thousand near copies only one may count: what does not is left out before places are
+            # masked before `MOST_PLACES` is applied: of a thousand near-duplicates only one may be searched
             kept = np.flatnonzero(counting[document])[:MOST_PLACES]
             document = document[kept]
             word = (number[kept] - self._firsts[document]) * STRIDE
@@ -131,7 +130,7 @@ class TracedSegment:
 
 
 def _grams(words: Hashes, stride: int) -> Hashes:
-    """Return every so manyth 6-gram of each document; none of a document with fewer words."""
+    """Return every `stride`-th 6-gram of each document; none of a document with fewer than 6 words."""
     grams = word_runs(words, ANCHOR_WORDS)
     whole = np.where(words.counts >= ANCHOR_WORDS, grams.counts, 0)
     place = np.arange(len(grams.values)) - np.repeat(grams.offsets[:-1], grams.counts)

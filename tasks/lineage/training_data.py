@@ -1,6 +1,6 @@
-"""The documents behind datasets and models, by lineage: of sequences, of texts, of trainings that saw a document.
+"""Document attribution by lineage: documents of training sequences, training texts of models, training membership.
 
-All of it is read from manifests and tables as they are, whatever the corpus is now, and nothing is kept.
+Everything is read from manifests and tables, independent of the current state of the corpus; nothing is written.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tasks.curate.corpus import Corpus, parquet, tables_of
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
-NAMED = 5  # documents that a sentence names
+NAMED = 5  # documents listed in a message
 
 
 def rows_of(table: Path, doc_ids: Collection[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of some documents; row groups without any of them are not read where the table is sorted."""
+    """Return the rows of some documents; of a sorted table only the row groups with some of them are read."""
     if not doc_ids:  # an empty list has no type to filter by
         return []
     wanted = [("doc_id", "in", sorted(doc_ids))]
@@ -43,12 +43,12 @@ def rows_of(table: Path, doc_ids: Collection[str], columns: Sequence[str]) -> li
 
 @dataclass(frozen=True)
 class AttributedDocument:
-    """A document with a piece in one of the sequences.
+    """A document of which some training sequences contain a part.
 
     Attributes:
         doc_id: Id of the document.
-        path: The first of the paths that the snapshot has it at; empty if it has none any more.
-        sequences: Numbers of those of the sequences that it stands in, rising.
+        path: The first of its paths in the snapshot; empty if it has none any more.
+        sequences: Numbers of these sequences, ascending.
     """
 
     doc_id: str
@@ -60,14 +60,14 @@ class AttributedDocument:
 
 
 def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> list[AttributedDocument]:
-    """Return the documents of some training sequences; those with the most sequences first, then in their order.
+    """Return the documents of some training sequences, sorted by descending number of sequences, then by sequence.
 
     Args:
-        sequences: As the trainer numbers them, from 0 on, in any order.
+        sequences: Numbers of the sequences in the trainer's index, from 0, in any order.
     """
     table = pq.read_table(store.folder(dataset) / SEQUENCES_FILE, columns=["sequence", "split", "doc_id"])
     table = table.filter(pc.equal(table["split"], "train"))
-    number = np.cumsum(np.diff(table["sequence"].to_numpy(), prepend=-1) != 0) - 1  # as `load_index` counts them
+    number = np.cumsum(np.diff(table["sequence"].to_numpy(), prepend=-1) != 0) - 1  # as in `load_index`
     rows = np.flatnonzero(np.isin(number, np.asarray(sequences, dtype=np.int64)))
     found: dict[str, dict[int, None]] = {}
     for doc_id, sequence in zip(table["doc_id"].take(rows).to_pylist(), number[rows].tolist(), strict=True):
@@ -78,7 +78,7 @@ def documents_in(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -
 
 
 def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int]) -> str:
-    """Return a sentence that names the documents of some training sequences; empty where there are none."""
+    """Return a sentence that lists the documents of some training sequences; "" if there are none."""
     found = documents_in(store, dataset, sequences)
     if not found:
         return ""
@@ -88,9 +88,9 @@ def name_documents(store: Store, dataset: ArtifactRef, sequences: Sequence[int])
 
 
 def first_paths(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
-    """Return the first path of each document in the snapshot that an artefact was made from; none without a snapshot.
+    """Return the first path of each document in the snapshot that an artefact was made from; {} without a snapshot.
 
-    Where that one was cleared away others name what they have, the newest what several do.
+    If that snapshot was removed, the newest other snapshot with the document is used.
     """
     listing = next((manifest for _, manifest in ancestors(store, ref) if manifest.stage == "snapshot"), None)
     if listing is None:
@@ -110,7 +110,7 @@ def first_paths(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dic
 
 
 def trainings_of(store: Store, checkpoint: ArtifactRef | None) -> Iterator[Manifest]:
-    """Yield the training of a checkpoint and those that it continues; none of a model from elsewhere."""
+    """Yield the training of a checkpoint and those that it continues; none for an imported model."""
     while checkpoint is not None and checkpoint.stage == "train":
         made = manifest_of(store, checkpoint)
         yield made
@@ -118,18 +118,18 @@ def trainings_of(store: Store, checkpoint: ArtifactRef | None) -> Iterator[Manif
 
 
 def datasets_of(store: Store, ref: ArtifactRef) -> list[ArtifactRef]:
-    """Return the datasets that something was made from: those of a model, and of the models that it continues from.
+    """Return the datasets that an artefact was made from, including those of the models that it continues.
 
-    One with a document that was forgotten since is not there any more.
+    Datasets with documents that were forgotten since are removed from the store and left out.
     """
     found = (manifest for _, manifest in ancestors(store, ref) if manifest.stage == "dataset")
     return [manifest.ref for manifest in found if store.find(manifest.stage, manifest.key) is not None]
 
 
 def trained_texts(run: Run, checkpoint: ArtifactRef) -> RefSet | None:
-    """Return the texts that a model was trained on; None for a model from elsewhere."""
+    """Return the texts that a model was trained on; None for an imported model."""
     if not checkpoint.made:
-        return RefSet((checkpoint,), "", live=((),))  # of a model that a plan would train
+        return RefSet((checkpoint,), "", live=((),))  # a model that is only planned
     datasets = datasets_of(run.store, checkpoint)
     return training_texts(run.store, datasets) if datasets else None
 
@@ -138,10 +138,10 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
     """Return the texts of the training documents of datasets, as the models read them, segment by segment.
 
     Returns:
-        Refined segments; `live` says which of their documents are trained on, and the digest covers those alone.
+        Refined segments; `live` has their training documents, which alone determine the digest.
 
     Raises:
-        StoreError: if a document lies in none of the segments behind its dataset.
+        StoreError: A document is in none of the segments of its dataset.
     """
     live: dict[ArtifactRef, set[str]] = {}
     for dataset in datasets:
@@ -150,7 +150,7 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
         read = f"select doc_id from {parquet(store.folder(dataset) / SEQUENCES_FILE)} where split = 'train'"
         with Corpus() as corpus:
             corpus.want_kept(store.folder(manifest.input_refs("curated")[0]), "train")
-            corpus.sql(f"delete from wanted where doc_id not in ({read})")  # a mix may leave out what was selected
+            corpus.sql(f"delete from wanted where doc_id not in ({read})")  # a mix may leave out selected documents
             corpus.locate(tables_of(store, RefSet(tuple(refs), "")), DOCUMENTS_FILE)
             parts = corpus.sql("select part, list(doc_id) from located group by part order by part").fetchall()
         for part, doc_ids in parts:
@@ -162,7 +162,7 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
 def sources_of(
     store: Store, datasets: Sequence[ArtifactRef], texts: RefSet, doc_ids: Collection[str]
 ) -> dict[str, dict[str, str]]:
-    """Return `path`, `kind` and `licence` of documents; unknown ones are empty, the first dataset counts."""
+    """Return `path`, `kind` and `licence` of documents, "" if unknown, from the first dataset that has them."""
     tables = [store.folder(ref) / DOCUMENTS_FILE for ref in texts.refs]
     kinds = {row["doc_id"]: row["kind"] for table in tables for row in rows_of(table, doc_ids, ["doc_id", "kind"])}
     found: dict[str, dict[str, str]] = {}
@@ -175,12 +175,12 @@ def sources_of(
     return found
 
 
-# the models that saw documents
+# training membership of documents
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """Documents that a dataset has of some; `pieces` of its training sequences are from them, None if it is gone."""
+    """Documents found in a dataset; `pieces` of its training sequences are from them, None if it was removed."""
 
     trained: frozenset[str] = frozenset()
     held_out: frozenset[str] = frozenset()
@@ -188,20 +188,20 @@ class _Seen:
 
 
 def exposures(store: Store, doc_ids: Collection[str]) -> list[dict[str, Any]]:
-    """Return the trainings of a store that saw some documents as `sheepfold why --json` prints them, oldest first."""
+    """Return the trainings that read some documents, as `sheepfold why --json` prints them, oldest first."""
     return [exposure for exposure, _ in exposed_documents(store, doc_ids)]
 
 
 def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
-    """Return the trainings of a store that saw some documents, the oldest first, each with those that it saw.
+    """Return the trainings that read some documents, oldest first, each with the ids of those documents.
 
     Returns:
-        Of each training its registered versions; `documents_trained_on`, by itself or through those that it continues;
-        `documents_held_out`, on which it was itself measured while it was trained; `training_pieces`, None where a
-        dataset is not there any more; and `through`, the nearest of those that it continues which was trained on
-        documents that it did not read itself, else empty.
+        For each training its registered `versions`; `documents_trained_on`, by itself or by trainings that it
+        continues; `documents_held_out`, its own validation documents; `training_pieces`, None if a dataset was removed;
+        and `through`, the key of the nearest continued training that read documents which it did not read itself, else
+        "".
     """
-    seen_in = cache(lambda dataset: _seen(store, dataset, doc_ids))  # several trainings may have one
+    seen_in = cache(lambda dataset: _seen(store, dataset, doc_ids))  # several trainings may share a dataset
     found = []
     versions = versions_by_training(store)
     for training in _trainings(store):
@@ -226,7 +226,7 @@ def exposed_documents(store: Store, doc_ids: Collection[str]) -> list[tuple[dict
 
 
 def continued(store: Store, trainings: Collection[str]) -> dict[str, str]:
-    """Return the trainings (STAGE/KEY) that continue some of these, at any depth, with the key of the nearest."""
+    """Return the trainings (STAGE/KEY) that continue some of the given ones, each with the key of the nearest."""
     found = {}
     for training in _trainings(store):
         name, *bases = (f"{one.stage}/{one.key}" for one in trainings_of(store, training.ref))
@@ -245,7 +245,7 @@ def versions_by_training(store: Store) -> Mapping[str, list[dict[str, Any]]]:
 
 
 def shown_version(item: ModelVersion) -> dict[str, Any]:
-    """Return what names a registered version."""
+    """Return name, number and aliases of a registered version."""
     return {"name": item.name, "version": item.version, "aliases": list(item.aliases)}
 
 
@@ -263,5 +263,5 @@ def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen
     if selected and store.find(dataset.stage, dataset.key) is not None:
         read = rows_of(store.folder(dataset) / SEQUENCES_FILE, doc_ids, ["doc_id", "split"])
         trained = [row["doc_id"] for row in read if row["split"] == "train"]
-        return _Seen(frozenset(trained), held_out, len(trained))  # a mix may leave out what was selected
+        return _Seen(frozenset(trained), held_out, len(trained))  # a mix may leave out selected documents
     return _Seen(selected, held_out)

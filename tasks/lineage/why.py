@@ -1,4 +1,4 @@
-"""Explain a thing by its name: a registered model, an artefact, a completion, or a document, forgotten ones included.
+"""Return the lineage of a registered model, an artefact, a completion or a document, including forgotten ones.
 
 Everything is read from manifests and tables of the store; nothing is computed or written.
 """
@@ -33,11 +33,11 @@ def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
     Args:
         thing: Model (alias, version, `models:/` address, run id), artefact (STAGE/KEY, or eight digits of a key or
             digest), completion (KEY/ID[#SAMPLE], or ID), or document (id, eight digits of it, or path).
-        corpus: Whose documents and whose model a path, an alias or a version number belongs to.
+        corpus: Corpus in which paths, aliases and version numbers are looked up.
 
     Raises:
-        StoreError: if nothing has that name.
-        UserError: if several things have it.
+        StoreError: No thing has that name.
+        UserError: Several things have it.
     """
     found = (
         _completion(store, thing, by_key=True)
@@ -51,9 +51,9 @@ def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
     )
     if found is None:
         raise StoreError(
-            f"nothing goes by {thing!r}: it is no model (alias, version, models:/ address, run id), no artefact "
-            "(STAGE/KEY, or eight digits of the key or digest), no completion (KEY/ID[#SAMPLE], or its ID), and no "
-            f"document of corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` names corpora and "
+            f"{thing!r} is not found: it is not a model (alias, version, models:/ address, run id), an artefact "
+            "(STAGE/KEY, or eight digits of the key or digest), a completion (KEY/ID[#SAMPLE], or its ID), or a "
+            f"document of corpus {corpus!r} (id, eight digits of it, or path); `sheepfold status` lists corpora and "
             'the champion, `sheepfold sql "select path, doc_id from files"` the documents'
         )
     return {"thing": thing, **found}
@@ -68,9 +68,9 @@ def _lineage(store: Store, ref: ArtifactRef) -> dict[str, Any]:
 
 
 def _files(store: Store, ref: ArtifactRef) -> list[dict[str, Any]]:
-    """Return the files behind the datasets that an artefact was made from; without one, those behind itself.
+    """Return the files of the datasets that an artefact was made from, or of the artefact itself without a dataset.
 
-    The nearest listing counts: a tokeniser that was fitted on an earlier state of the corpus leads to an earlier one.
+    The nearest snapshot is used, because a tokeniser fitted on an earlier state of the corpus leads to an earlier one.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for made in datasets_of(store, ref) or [ref]:
@@ -87,7 +87,7 @@ def _led_to(store: Store, ref: ArtifactRef) -> list[str]:
 
 
 def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
-    """Explain the artefact of a key or digest, or a prefix of one; of several with one digest, the newest."""
+    """Explain the artefact with a key, digest or prefix of one; of several with one digest, the newest."""
     stage, _, beginning = thing.rpartition("/")
     if not _DIGITS.fullmatch(beginning):
         return None
@@ -101,7 +101,7 @@ def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
         found = [*by_digest.values()]
     if len(found) > 1:
         listed = ", ".join(f"{manifest.stage}/{manifest.key}" for manifest in found)
-        raise UserError(f"{thing!r} is the beginning of {len(found)} artefacts: give one of {listed}")
+        raise UserError(f"{thing!r} is a prefix of {len(found)} artefacts: give one of {listed}")
     if not found:
         return None
     led_to = _led_to(store, found[0].ref)
@@ -111,9 +111,9 @@ def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
 
 
 def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None:
-    """Explain a completion by KEY/ID, with the beginning of its generation's key, or by its ID: then the newest.
+    """Explain a completion by KEY/ID, where KEY may be a prefix, or by its ID, which gives the newest.
 
-    `7#2` is the ID of the third continuation of the prompt `7`.
+    `7#2` is the ID of the third completion of the prompt `7`.
     """
     key, _, name = thing.removeprefix("generate/").partition("/") if by_key else ("", "", thing)
     if by_key and not (key and name):
@@ -128,7 +128,7 @@ def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None
     note = {}
     if len(found) > 1 and by_key:
         listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
-        raise UserError(f"{thing!r} is the beginning of {len(found)} completions: give more of one of {listed}")
+        raise UserError(f"{thing!r} matches {len(found)} completions: give a longer prefix of one of {listed}")
     if len(found) > 1:
         note = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}"}
     made, row = found[0]
@@ -188,10 +188,10 @@ def _forgotten(store: Store, thing: str) -> dict[str, Any] | None:
 
 
 def _tombstone(store: Store, thing: str, items: Sequence[Tombstone]) -> dict[str, Any]:
-    """Explain a forgotten document: when and why, the models trained on it, and those that continue one of these."""
+    """Explain a forgotten document: time, reason, the models trained on it, and those that continue one of them."""
     if len(items) > 1:
         listed = ", ".join(item.doc_id for item in items)
-        raise UserError(f"{thing!r} stands for {len(items)} forgotten documents: give one of {listed}")
+        raise UserError(f"{thing!r} matches {len(items)} forgotten documents: give one of {listed}")
     (item,) = items
     versions = versions_by_training(store)
     seen = [

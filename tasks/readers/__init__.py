@@ -1,1 +1,1 @@
-"""Readers: from the bytes of one file to pages of text, a format each, archives and tables among them."""
+"""Readers: from the bytes of one file to pages of text, one module per family of formats."""

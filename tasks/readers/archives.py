@@ -1,10 +1,9 @@
-"""Entries of archives: ZIP, TAR, and what GZIP, BZIP2 or XZ compress, a TAR or a single file.
+"""Read the entries of archives: ZIP, TAR, and a TAR or single file compressed with GZIP, BZIP2 or XZ.
 
-Everything happens in memory, in the order of the archive, and one entry at a time. An archive may lie about
-anything: sizes, names, how many entries it has, where they are. So what comes out of the decompressor is counted
-while it comes, nothing is ever written under an entry's name, and damage costs no more than the entries that it
-hits, as far as the format allows to go on behind it. An entry's locator is its path in the container, or its row
-number, in a form that is unique there, is valid UTF-8, and climbs nowhere if somebody should join it to a folder.
+Entries are read in memory, one at a time, in the order of the archive. Nothing that an archive declares is trusted,
+neither sizes, names, counts nor offsets: bytes are counted as they leave the decompressor, nothing is written under an
+entry's name, and damage costs only the entries that it affects, as far as the format allows. An entry's locator is its
+path in the container, or its row number, made unique, valid UTF-8, and free of "..".
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _SEPARATORS = re.compile(r"[/\\]+")
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 _ZIP_ENTRY = b"PK\x01\x02"
-_ENTRIES_PER_MEMBER = 10  # A directory of this many times the member limit is not even looked through.
+_ENTRIES_PER_MEMBER = 10  # A ZIP directory with this many times the member limit is refused unread.
 _SMALL_CHUNK = 64  # Bytes; a block of BZIP2 may be as small, and expand to 45 MB.
 _BUFFER_BYTES = 256 * 1024
 _LONGEST_TAR_HEADER = 32 * 1024  # Names and attributes; tarfile's search in them is quadratic in the worst case.
@@ -68,7 +67,7 @@ _TAR_KINDS = {
     tarfile.BLKTYPE: "block device",
     tarfile.FIFOTYPE: "named pipe",
 }
-# Headers that describe the next one: their content is read into memory as a whole.
+# Headers that describe the next header; tarfile reads their content into memory.
 _EXTENSIONS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -84,12 +83,12 @@ class Entry:
     """One entry of a container.
 
     Attributes:
-        locator: Its place inside the container, unique there; of a member its place inside the file.
-        data: Its bytes, for the entry of an archive.
-        text: Its text, for the row of a table; None for the entry of an archive.
-        suffix: The suffix of its name, with the dot and in lower case, or "".
-        problem: Why it could not be read, or is not.
-        detected: What it is, once that is known.
+        locator: Place inside the container, unique there; of a member of nested containers, place inside the file.
+        data: Bytes of the entry of an archive.
+        text: Text of the row of a table; None for the entry of an archive.
+        suffix: Suffix of its name, with the dot and in lower case, or "".
+        problem: Reason why it was not read, or None.
+        detected: Its type, once detected.
     """
 
     locator: str
@@ -101,12 +100,12 @@ class Entry:
 
 
 class Budget:
-    """Bytes that one file may still unpack to, over all its entries and all archives inside it.
+    """Bytes that one file may still unpack to, over all its entries and nested archives.
 
-    What counts is what comes out of the decompressor. Sizes that an archive declares are never trusted.
+    Decompressed bytes are counted; declared sizes are not trusted.
 
     Args:
-        options: Their `archive_max_bytes` is the whole, their `max_file_bytes` the most that one entry may take.
+        options: `archive_max_bytes` limits the file, `max_file_bytes` each entry.
     """
 
     def __init__(self, options: ExtractOptions) -> None:
@@ -115,33 +114,33 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Return True if nothing more may be unpacked."""
+        """Return True if the budget is exceeded."""
         return self._left < 0
 
     def take(self, n_bytes: int) -> None:
-        """Book unpacked bytes.
+        """Subtract unpacked bytes.
 
         Raises:
-            ExtractionProblem: That is more than there was left ("too_large"); from now on the budget is `spent`.
+            ExtractionProblem: They exceed the budget ("too_large"), which is `spent` from then on.
         """
         self._left -= n_bytes
         if self.spent:
             reason = f"unpacking stopped: the members so far come to more than {self._total} bytes (archive_max_bytes)"
             raise ExtractionProblem("rejected", "too_large", reason)
 
-    def read(self, next_chunk: Callable[[], bytes], booked: bool = False) -> bytes:
+    def read(self, next_chunk: Callable[[], bytes], metered: bool = False) -> bytes:
         """Return the bytes of one entry.
 
         Args:
-            next_chunk: Decompresses a little of the entry; nothing at its end.
-            booked: Whether the stream below books by itself what comes out of it.
+            next_chunk: Returns the next decompressed bytes of the entry; b"" at its end.
+            metered: Whether the underlying stream subtracts its bytes from the budget itself.
 
         Raises:
-            ExtractionProblem: The entry or all entries together are too large; nothing more was decompressed then.
+            ExtractionProblem: The entry, or all entries together, are too large; decompression stops there.
         """
         whole = io.BytesIO()
         while chunk := next_chunk():
-            if not booked:
+            if not metered:
                 self.take(len(chunk))
             if whole.tell() + len(chunk) > self._entry_bytes:
                 reason = f"the member unpacks to more than {self._entry_bytes} bytes (max_file_bytes)"
@@ -151,10 +150,10 @@ class Budget:
 
 
 def unique_locator(locator: str, seen: dict[str, int]) -> str:
-    """Return the locator itself, or with the first free number if something `seen` had it before."""
+    """Return the locator, with the first free number if it was `seen` before; updates `seen`."""
     found = locator
     while found in seen:
-        # Counted on from the last one given: entries of one name must not take more steps the more they are.
+        # continues from the last number, so that n entries of one name take O(n) steps
         number = seen[locator] = seen[locator] + 1
         found = numbered(locator, number)
     seen[found] = 1
@@ -164,24 +163,23 @@ def unique_locator(locator: str, seen: dict[str, int]) -> str:
 def read_archive(
     data: bytes, media_type: str, options: ExtractOptions, budget: Budget, passwords: Sequence[str] = ()
 ) -> Iterator[Entry]:
-    """Read an archive entry by entry; folders are passed over.
+    """Read an archive entry by entry, without folders.
 
     Args:
         data: The archive.
-        media_type: What `tasks.readers.detect` took it for.
+        media_type: Its type by `tasks.readers.detect`.
         options: Limits.
-        budget: What may still be unpacked of the outermost file. When it is spent, the entry that spent it is the
-            last one.
+        budget: Bytes left for the outermost file. The entry that exceeds it is the last one.
         passwords: Tried on encrypted entries.
 
     Yields:
-        The entries; one that cannot or must not be read says why.
+        The entries; one that cannot or must not be read has a `problem`.
 
     Raises:
-        ExtractionProblem: The archive itself cannot be read, or not further.
+        ExtractionProblem: The archive cannot be read, or no further entry of it.
     """
     if media_type == "application/x-tar":
-        yield from _read_tar(io.BytesIO(data), options, budget, booked=False)
+        yield from _read_tar(io.BytesIO(data), options, budget, metered=False)
     elif media_type in _DECOMPRESSORS:
         yield from _read_compressed(data, media_type, options, budget)
     else:
@@ -189,7 +187,7 @@ def read_archive(
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Return True if the first 512 bytes of a file are the header of a TAR, told by its checksum."""
+    """Return True if the first 512 bytes of a file are a TAR header with a valid checksum."""
     match = _OCTAL.fullmatch(block[148:156])
     if len(block) < TAR_BLOCK or match is None or not block[0]:
         return False
@@ -212,19 +210,19 @@ def _limit_entries(n_entries: int, options: ExtractOptions) -> None:
 
 
 def numbered(locator: str, number: int) -> str:
-    """Return a locator with a number; no name can look like it, since "%" in names is itself encoded."""
+    """Return a locator with a number; unlike any name, since "%" in names is percent-encoded."""
     return f"{locator}%23{number}"
 
 
 def _suffix_of(name: str) -> str:
-    """The suffix of an entry's name, by the same rules as that of a file: in lower case, with the dot."""
+    """Return the suffix of an entry's name by the rules for files: in lower case, with the dot, encoded."""
     last = _SEPARATORS.split(name)[-1]
     stem, dot, suffix = last.rpartition(".")
     return encode_path(f".{suffix}".lower()) if dot and suffix and stem.strip(".") else ""
 
 
 def _unsafe_name(name: str) -> str:
-    """Return the reason why a name would be written outside of the folder it is unpacked in; empty for a safe name."""
+    """Return the reason why unpacking under a name could write outside the target folder; "" for a safe name."""
     if _DRIVE.match(name):
         return "its name begins with a drive letter"
     parts = _SEPARATORS.split(name)
@@ -242,14 +240,14 @@ def _refuse_unsafe(name: str, kind: str) -> None:
 
 
 def _encode_name(name: str) -> str:
-    """A name as a locator: no empty or "." parts, nothing that climbs, no more than a sane length."""
+    """Convert a name to a locator: no empty, "." or ".." parts, at most about `LONGEST_LOCATOR` characters."""
     if _unsafe_name(name):
         encoded = encode_path(name).replace("..", "%2E%2E").replace(":", "%3A")
         if encoded.startswith(("/", "\\")):
             encoded = f"%{ord(encoded[0]):02X}{encoded[1:]}"
     else:
         encoded = encode_path("/".join(part for part in name.split("/") if part not in ("", ".")))
-    # A name may hold any half of a surrogate pair, or nothing at all.
+    # a name may contain lone surrogates, or be empty
     encoded = encoded.encode("utf-8", "replace").decode("utf-8")
     if len(encoded) > LONGEST_LOCATOR:
         digest = hashlib.sha256(encoded.encode("utf-8")).hexdigest()
@@ -291,7 +289,7 @@ def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Bud
         try:
             return _decompress(archive, info, budget, password.encode("utf-8"))
         except ExtractionProblem as problem:
-            # A wrong password is told by one byte, so one in 256 passes and then yields garbage.
+            # the check is one byte: one wrong password in 256 passes, and decompression fails
             if problem.code != "corrupt":
                 raise
     tried = f"; none of {len(passwords)} passwords opens it" if passwords else ""
@@ -303,9 +301,8 @@ def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget,
         with cast("zipfile.ZipExtFile", archive.open(info, pwd=password)) as stream:
             if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 return budget.read(partial(stream.read, CHUNK_BYTES))
-            # zipfile hands the decompressors of BZIP2 and LZMA as much as the caller asks for, at least 4 KiB, which
-            # may expand to gigabytes. These attributes are not documented; where they do nothing, the test of a bomb's
-            # memory fails.
+            # zipfile passes at least 4 KiB to the decompressors of BZIP2 and LZMA, which may expand to gigabytes. These
+            # attributes are undocumented; if they lose their effect, the test of the memory of a ZIP bomb fails.
             stream.MIN_READ_SIZE = stream.MAX_N = _SMALL_CHUNK
             return budget.read(partial(stream.read1, -1))
     except NotImplementedError as error:
@@ -319,8 +316,8 @@ def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget,
 # GZIP, BZIP2, XZ
 
 
-class _Booked(io.RawIOBase):
-    """A decompressing stream that books what comes out of it."""
+class _MeteredStream(io.RawIOBase):
+    """A decompressing stream that subtracts its bytes from the budget."""
 
     def __init__(self, stream: IO[bytes], budget: Budget) -> None:
         self._stream = stream
@@ -339,12 +336,12 @@ class _Booked(io.RawIOBase):
 def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budget: Budget) -> Iterator[Entry]:
     name = _gzip_name(data) if media_type == "application/gzip" else ""
     unpacked = _DECOMPRESSORS[media_type](io.BytesIO(data))
-    stream = io.BufferedReader(cast("io.RawIOBase", _Booked(unpacked, budget)), _BUFFER_BYTES)
+    stream = io.BufferedReader(cast("io.RawIOBase", _MeteredStream(unpacked, budget)), _BUFFER_BYTES)
     locator = _encode_name(name or "content")
     try:
         is_tar = is_tar_header(stream.peek(TAR_BLOCK)[:TAR_BLOCK])
         if not is_tar:
-            yield Entry(locator, budget.read(partial(stream.read, CHUNK_BYTES), booked=True), suffix=_suffix_of(name))
+            yield Entry(locator, budget.read(partial(stream.read, CHUNK_BYTES), metered=True), suffix=_suffix_of(name))
     except ExtractionProblem as problem:
         yield Entry(locator, problem=problem)
         return
@@ -353,11 +350,11 @@ def _read_compressed(data: bytes, media_type: str, options: ExtractOptions, budg
     except MemoryError:
         raise ExtractionProblem("failed", "memory", _OUT_OF_MEMORY) from None
     if is_tar:
-        yield from _read_tar(stream, options, budget, booked=True)
+        yield from _read_tar(stream, options, budget, metered=True)
 
 
 def _gzip_name(data: bytes) -> str:
-    """The name of the compressed file, without folders, as a GZIP header may state it."""
+    """Return the original file name in a GZIP header, without folders; "" for none."""
     flags, extra_length = int.from_bytes(data[3:4], "little"), 0  # the file may end before its header does
     if not flags & 0x08:
         return ""
@@ -373,7 +370,7 @@ def _gzip_name(data: bytes) -> str:
 
 
 class _TarHeader(tarfile.TarInfo):
-    """A header that never passes for the end of the archive, cannot lead backwards and has a bounded size."""
+    """A header whose damage is an error and not the end of the archive, without negative or unbounded sizes."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _TarHeader:
@@ -382,7 +379,7 @@ class _TarHeader(tarfile.TarInfo):
         except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            # tarfile would quietly take it for the end of the archive.
+            # tarfile would silently end the archive here
             raise ValueError(str(error)) from None
         if header.size < 0 or tarfile_.offset < header.offset:
             raise ValueError("a member has a negative size")
@@ -396,15 +393,15 @@ class _TarHeader(tarfile.TarInfo):
         return header
 
 
-def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked: bool) -> Iterator[Entry]:
+def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, metered: bool) -> Iterator[Entry]:
     seen: dict[str, int] = {}
     n_headers = 0
     try:
-        archive = tarfile.open(  # noqa: SIM115 - closing it reads to the end; the stream is ours
+        archive = tarfile.open(  # noqa: SIM115 - close() would read to the end; the caller owns the stream
             fileobj=stream, mode="r|", tarinfo=_TarHeader, errors="surrogateescape", encoding="utf-8"
         )
         while (header := archive.next()) is not None:
-            # tarfile remembers every header that it saw, and there may be millions.
+            # tarfile keeps every header, of which there may be millions
             archive.members.clear()  # type: ignore[attr-defined]
             n_headers += 1
             _limit_entries(n_headers, options)
@@ -412,12 +409,12 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
                 continue
             locator = unique_locator(_encode_name(header.name), seen)
             try:
-                content = _read_tar_entry(archive, header, budget, booked)
+                content = _read_tar_entry(archive, header, budget, metered)
                 yield Entry(locator, content, suffix=_suffix_of(header.name))
             except ExtractionProblem as problem:
                 yield Entry(locator, problem=problem)
             except _DAMAGE as error:
-                # Without its end there is no way to the next header.
+                # the next header cannot be found without the end of this member
                 yield Entry(locator, problem=_corrupt("the member is damaged", error))
                 return
             if budget.spent:
@@ -426,11 +423,11 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, booked
         raise _corrupt("the TAR archive is damaged", error) from None
 
 
-def _read_tar_entry(archive: tarfile.TarFile, header: tarfile.TarInfo, budget: Budget, booked: bool) -> bytes:
+def _read_tar_entry(archive: tarfile.TarFile, header: tarfile.TarInfo, budget: Budget, metered: bool) -> bytes:
     _refuse_unsafe(header.name, _TAR_KINDS.get(header.type, ""))
     content = archive.extractfile(header)
     if content is None:
         reason = f"the member is of the unknown type {header.type!r}"
         raise ExtractionProblem("skipped", "unsupported", reason)
-    # What a sparse member expands to does not pass through the stream.
-    return budget.read(partial(content.read, CHUNK_BYTES), booked=booked and not header.issparse())
+    # the holes of a sparse member do not pass through the stream
+    return budget.read(partial(content.read, CHUNK_BYTES), metered=metered and not header.issparse())

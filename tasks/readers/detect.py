@@ -1,10 +1,9 @@
-"""Type of a file: kind, media type and programming language, from its content and its suffix.
+"""Detect the type of a file, its kind, media type and programming language, from its content and suffix.
 
-The content decides, the suffix only refines: a PDF named `.txt` is a PDF, a binary named `.txt` is not text, and a web
-page saved as `.py` is a web page. The suffix names a programming language only where it is used for nothing else of
-note; where several languages share one, marks in the text decide, anchored to the beginning of a line, which hardly
-occur in the others: an unknown language does less harm than a wrong one. The file's name plays no part: the same bytes
-under the same suffix are one document, wherever they lie. All tables are in `detect.toml`.
+The content takes precedence over the suffix: a PDF named `.txt` is a PDF, a binary named `.txt` is not text, and a web
+page saved as `.py` is a web page. A suffix determines a programming language only if it has no other common use; for a
+suffix of several languages, patterns in the text decide, since an unknown language does less harm than a wrong one. The
+rest of the path is not used, so that the same bytes and suffix give the same document. All tables are in `detect.toml`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tasks.readers.decode import utf16_without_mark
 from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
 
-HEAD_BYTES = 8192  # How much of a file `detect` wants to see.
+HEAD_BYTES = 8192  # Bytes at the beginning of a file that `detect` reads.
 PDF_MARK_WITHIN = 1024  # Readers accept junk of this length before "%PDF-".
 JSON_LINES = "application/jsonl"
 PARQUET_MEDIA = "application/vnd.apache.parquet"
@@ -55,7 +54,7 @@ TEXT_TYPES = {
 SHARED_SUFFIXES = frozenset(_TABLES["by_suffix"])  # of several languages
 
 _CONTENT_TYPES = "[Content_Types].xml"
-_MOST_ENTRIES = 200_000  # A ZIP that lists more is not looked into to learn what it is.
+_MOST_ENTRIES = 200_000  # A ZIP with more entries is taken for a plain archive unopened.
 _MEDIA_TYPE = re.compile(r"[a-z]{1,40}/[A-Za-z0-9.+-]{1,100}")
 _TAG = re.compile(r"<[A-Za-z!/]")
 _ELEMENT = re.compile(r"<([A-Za-z_][\w:.-]{0,100})[\s>/]")
@@ -70,19 +69,18 @@ _EMACS_MODE = re.compile(
     r"-\*-\s{0,9}(?:[^\n]{0,200}?\bmode:\s{0,9})?([A-Za-z+#-]{1,30})\s{0,9}(?:;[^\n]{0,200})?-\*-", re.I
 )
 _VIM_MODE = re.compile(r"\bvim?:[^\n]{0,200}?\b(?:ft|filetype|syntax)=([A-Za-z+#-]{1,30})")
-_MODE_LINES = 5  # Editors look for their mode lines in the first and the last few lines.
+_MODE_LINES = 5  # Editors read mode lines in the first and the last few lines.
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\r\f\x08\x1b"))
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
 def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
-    """Return what a whole file is, by what lies in a package and whether rows hold text, too.
+    """Detect the type of a whole file, including the type of packages and whether a table has a text column.
 
     Args:
         data: The whole file.
         suffix: Its suffix with the dot, in any case; empty if it has none.
-        options: What makes a table of documents, such as lines of text. Whatever is of the kind "archive" or "table"
-            can be read as one.
+        options: Options that decide whether a file is read as a table, such as `lines`.
     """
     detected = detect(data[:HEAD_BYTES], len(data), suffix)
     if data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -101,10 +99,10 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
 
 
 def detect(head: bytes, data_len: int, suffix: str) -> Detected:
-    """Return the kind, media type and programming language of a file by its beginning.
+    """Detect the type of a file by its beginning.
 
     Args:
-        head: Its first `HEAD_BYTES` bytes (or all of it).
+        head: Its first `HEAD_BYTES` bytes, or all of it.
         data_len: Its length in bytes.
         suffix: Its suffix with the dot, in any case; empty if it has none.
     """
@@ -122,27 +120,24 @@ def detect(head: bytes, data_len: int, suffix: str) -> Detected:
 
 
 def _looks_like_text(head: bytes, whole: bool = False) -> bool:
-    """Return False where NUL or other control bytes show that bytes are text in no encoding.
-
-    If they are not the whole file, they may end in the middle of a character.
-    """
+    """Return False if NUL or other control bytes rule out text; `whole` is False if `head` may cut a character."""
     if not head or head.startswith(_WIDE_MARKS) or utf16_without_mark(head):
         return True
     controls = len(head) - len(head.translate(None, _CONTROL_BYTES))
     try:
-        # Without the last bytes, which may be half a character.
+        # without the last bytes, which may be half a character
         (head if whole else head[:-4] or head).decode("utf-8")
     except UnicodeDecodeError:
-        # Text in the older encodings has no control bytes; compressed or compiled data has one in nine or so.
+        # text in 8-bit encodings has no control bytes; in compressed or compiled data about one byte in nine is one
         return controls <= 0.002 * len(head)
-    # Valid UTF-8 does not come about by chance: some stray NULs (padding, a dump) do not make it binary.
+    # binary data is hardly ever valid UTF-8: text may have some stray NULs (padding, a dump)
     return controls <= 0.1 * len(head)
 
 
 def _by_magic(head: bytes, suffix: str) -> Detected | None:
     if head.startswith(b"%PDF"):
         return Detected("pdf", "application/pdf")
-    # Ahead of a PDF further on, which may be the first member.
+    # before the search for a PDF further on, which may be the first member
     if is_tar_header(head[:TAR_BLOCK]):
         return Detected("archive", "application/x-tar")
     for kind, magic, media_type in _MAGICS:
@@ -150,14 +145,14 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
             if magic[:2] == b"PK" and suffix in _TABLES["office"]:
                 return _package(_TABLES["office"][suffix])
             return Detected(kind, media_type)
-    # Readable and not named as a PDF, it is probably talk about PDF.
-    is_talk = suffix != ".pdf" and head.isascii() and _looks_like_text(head)
-    if b"%PDF" in head[:PDF_MARK_WITHIN] and not is_talk:
+    # readable text without the suffix of a PDF is probably about PDF
+    is_about_pdf = suffix != ".pdf" and head.isascii() and _looks_like_text(head)
+    if b"%PDF" in head[:PDF_MARK_WITHIN] and not is_about_pdf:
         return Detected("pdf", "application/pdf")
     riff_format = _TABLES["riff_formats"].get(head[8:12].decode("latin-1"))
     if head.startswith(b"RIFF") and riff_format:
         return Detected(*riff_format)
-    # "BM" also begins words: the four reserved bytes of a bitmap's header are zero.
+    # "BM" may be text: the four reserved bytes of a bitmap's header are zero
     if head.startswith(b"BM") and head[6:10] == b"\x00\x00\x00\x00":
         return Detected("image", "image/bmp")
     if head[4:8] == b"ftyp" and not _looks_like_text(head):
@@ -166,15 +161,12 @@ def _by_magic(head: bytes, suffix: str) -> Detected | None:
 
 
 def _goes_on_as_text(head: bytes, start: int) -> bool:
-    """Return True if the letters of a magic are only the beginning of a text.
-
-    What follows them in a file of that format is binary at once, though the rest may be mostly text.
-    """
+    """Return True if the letters of a magic are followed by text; in files of that format, by binary bytes."""
     return not any(byte in _CONTROL_BYTES for byte in head[start : start + 4]) and _looks_like_text(head)
 
 
 def _readable(head: bytes) -> str:
-    """The head as text, as far as marks go, all of which are ASCII."""
+    """Decode the head well enough for the patterns, all of which are ASCII."""
     wide = utf16_without_mark(head)
     if wide or head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return head.decode(wide or "utf-16", "replace").lstrip("\ufeff")
@@ -184,7 +176,7 @@ def _readable(head: bytes) -> str:
 def _by_markup(text: str, suffix: str) -> Detected | None:
     start = _skip_comments(text)
     if not start.startswith("<"):
-        # Text before the first tag is a fragment of a page only if it is named as one.
+        # text before the first tag is HTML only by its suffix
         return Detected("text", "text/html") if suffix in _SUFFIXES["html"] and _TAG.search(text) else None
     has_prolog = start.startswith("<?xml")
     if has_prolog:
@@ -235,7 +227,7 @@ def _is_json(text: str) -> bool:
 
 
 def _by_other_marks(text: str, suffix: str) -> Detected | None:
-    """Formats that are text, but not to be read, and TeX without its suffix."""
+    """Detect text formats that are not read (RTF, PostScript), and TeX without its suffix."""
     if text.startswith("{\\rtf"):
         return Detected("", "application/rtf")
     if text.startswith("%!PS"):
@@ -246,7 +238,7 @@ def _by_other_marks(text: str, suffix: str) -> Detected | None:
 
 
 def _by_language(text: str, suffix: str) -> Detected:
-    """Code where the suffix or the content names a language, else text."""
+    """Return code if the suffix or the content gives a language, else text."""
     media_type = TEXT_TYPES.get(suffix)
     if media_type == "text/plain":
         language = _by_shebang(text)
@@ -280,7 +272,7 @@ def _by_mode_line(head: str) -> str | None:
 
 @cache
 def _marks(suffix: str) -> list[tuple[str, list[re.Pattern[str]]]]:
-    """The languages that share a suffix, or of files without one, each with the marks that must all be found."""
+    """Return the languages of a shared or missing suffix, each with patterns that must all match."""
     if suffix:
         found = {language: [mark] for language, mark in _TABLES["by_suffix"][suffix].items()}
     else:
@@ -296,7 +288,7 @@ def _compiled(mark: Any, language: str) -> re.Pattern[str]:
 
 
 def _look_into_zip(data: bytes) -> Detected:
-    """Tell a document in a package from an archive."""
+    """Distinguish office documents and other packages from archives."""
     archive = Detected("archive", "application/zip")
     if data.count(b"PK\x01\x02") > _MOST_ENTRIES:
         return archive
@@ -312,7 +304,7 @@ def _look_into_zip(data: bytes) -> Detected:
                 with package.open(names["mimetype"]) as part:
                     stated = part.read(200).decode("ascii", "replace").strip()
                 return Detected("", stated) if _MEDIA_TYPE.fullmatch(stated) else archive
-    # A damaged archive is still one; reading it will say what is wrong.
+    # a damaged archive: reading it reports the damage
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error):
         return archive
     if "AndroidManifest.xml" in names:
@@ -321,7 +313,7 @@ def _look_into_zip(data: bytes) -> Detected:
 
 
 def _package(media_type: str) -> Detected:
-    return Detected("text" if media_type == DOCX else "", media_type)  # Only one kind is read.
+    return Detected("text" if media_type == DOCX else "", media_type)  # of packages only DOCX is read
 
 
 def _look_into_ole(data: bytes) -> str:

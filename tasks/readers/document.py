@@ -1,9 +1,8 @@
-"""One document from bytes to pages: finds out what it is and hands it to the reader for that.
+"""Extract one document from bytes to pages: detect its type and call the reader for it.
 
-Runs inside a worker process (see `tasks.ingest.worker`), where a document that hangs or crashes can be killed. A
-container (an archive, a table) has no pages; its members are documents of their own, and come one after the other,
-those of archives inside it too. Damage costs only the members that it hits: an exception in one of them is caught
-here, becomes that member's row, and the next member follows. Members left out by a limit or by damage have a row.
+Runs in a worker process (`tasks.ingest.worker`), which is killed if a document hangs. A container (an archive, a table)
+has no pages; its members, including those of nested archives, are documents of their own. An exception in a member
+becomes the row of that member, and the next one is read. Members that a limit or damage leaves out have a row, too.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from tasks.readers.rows import (
 )
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
-_LINE = re.compile("^.*$", re.MULTILINE)  # one at a time, as a large text may have a hundred million
+_LINE = re.compile("^.*$", re.MULTILINE)  # for finditer, as a large text may have a hundred million lines
 _READERS: dict[str, Callable[[bytes], Decoded]] = {
     "text/html": read_html,
     "application/xhtml+xml": read_html,
@@ -72,19 +71,19 @@ def yield_document(
     Args:
         data: The file's bytes.
         suffix: The file's suffix with the dot, or "".
-        options: What changes the result.
-        passwords: Tried on what is encrypted.
-        skip: So many members of a container are passed over: they were done before.
-        pages: Only these pages of a PDF or image; None for all.
-        ocr_pages: After so many pages by OCR the others are put off, for other processes to read; None for never.
+        options: Options of the extraction.
+        passwords: Tried on encrypted documents and members.
+        skip: Number of members of a container to skip, which are done already.
+        pages: Only these pages of a PDF or image, from 1; None for all.
+        ocr_pages: After this many pages by OCR, further ones are deferred to other processes; None for no limit.
 
     Yields:
-        Each page as soon as it is read. For each member of a container its locator, so that a member that kills the
-        process can be named, None after each of its pages, as a sign of life, and its outcome with its pages.
+        Each page as soon as it is read. For each member of a container: its locator, so that a member that kills the
+        process can be named; None after each of its pages, to show progress; its outcome, with its pages.
 
     Returns:
-        The outcome, without pages and members. A container's is ok if it could be opened, whatever became of its
-        members; its reason says what was left out.
+        The outcome, without pages and members. A container that could be opened is ok, whatever the status of its
+        members; its reason says which were left out.
     """
     if not data:
         return Extraction("skipped", "the file is empty", "empty")
@@ -102,7 +101,7 @@ def yield_document(
 
 
 def _judged(pages: Iterable[PageText], outcome: Extraction, options: ExtractOptions) -> Iterator[PageText]:
-    """Pass on the pages of a document; its outcome is complete at their end."""
+    """Yield the pages of a document and complete its outcome."""
     seen: list[PageText] = []
     for page in pages:
         seen.append(page)
@@ -120,11 +119,11 @@ def _parse(
     pages: Sequence[int] | None = None,
     ocr_pages: int | None = None,
 ) -> Iterator[PageText]:
-    """The pages of a document that is no container; what is learnt of the whole document goes into the outcome."""
+    """Yield the pages of a document that is not a container; sets title, encoding and language of the outcome."""
     if outcome.kind == "pdf":
         outcome.title = yield from extract_pdf(data, options, passwords, pages, ocr_pages)
     elif outcome.kind == "image":
-        from tasks.readers.image import extract_image  # only here: Pillow is long to load
+        from tasks.readers.image import extract_image  # only here: Pillow is slow to import
 
         yield from extract_image(data, options, pages, ocr_pages)
     elif outcome.kind in ("text", "code"):
@@ -147,7 +146,7 @@ def _parse(
 
 
 class _Members:
-    """The members of a file, those of the containers in it too, within one budget."""
+    """The members of a file, including those of nested containers, within one budget of bytes."""
 
     def __init__(self, options: ExtractOptions, passwords: Sequence[str]) -> None:
         self._options = options
@@ -155,8 +154,8 @@ class _Members:
         self._budget = Budget(options)
 
     def read(self, data: bytes, detected: Detected, skip: int) -> Generator[str | Extraction | None, None, str]:
-        """Extract all members but the first `skip`; return a sentence on those left out, empty if there are none."""
-        # Over all containers: what lies in `a.zip` and an entry called "a.zip/..." beside it may spell the same.
+        """Extract all members but the first `skip`; return a sentence on members left out, or ""."""
+        # over all containers: a member of `a.zip` and an entry named "a.zip/..." beside it have the same path
         seen: dict[str, int] = {}
         number, left_out = 0, ""
         for entry in self._leaves(data, detected, "", 1):
@@ -183,7 +182,7 @@ class _Members:
         return left_out
 
     def _read_member(self, entry: Entry) -> Iterator[Extraction | None]:
-        """Yield None after each page, so that the pool sees progress, then the member's outcome."""
+        """Yield None after each page, to show progress to the pool, then the member's outcome."""
         outcome = Extraction("ok", **asdict(entry.detected), locator=entry.locator)
         if entry.problem is not None:
             yield outcome.refuse(entry.problem)
@@ -197,7 +196,7 @@ class _Members:
             judge_pages(outcome, outcome.pages, self._options.ocr)
         elif entry.data:
             try:
-                # Nothing is put off inside a container: another process would have to unpack it all again.
+                # no page is deferred inside a container: another process would have to unpack it again
                 parsed = _parse(entry.data, outcome, self._options, self._passwords)
                 for page in _judged(parsed, outcome, self._options):
                     outcome.pages.append(page)
@@ -207,7 +206,7 @@ class _Members:
         yield outcome
 
     def _leaves(self, data: bytes, detected: Detected, prefix: str, depth: int) -> Iterator[Entry]:
-        """The members of a container that are none themselves; those of the containers in it at their place."""
+        """Yield the members of a container, with nested containers replaced by their members."""
         n_entries = 0
         problem = None
         try:
@@ -231,12 +230,12 @@ class _Members:
             return
         if depth == 1 and n_entries == 0:
             raise problem
-        # The whole file has no locator; what comes after its last sound entry does.
+        # the locator of the problem: the container's, or the number after its last sound entry
         locator = prefix.removesuffix("/") if n_entries == 0 else numbered(prefix, n_entries + 1)
         yield Entry(locator, problem=problem, detected=detected)
 
     def _of_entry(self, entry: Entry, depth: int) -> Iterator[Entry]:
-        """The entry itself, or what is in it."""
+        """Yield the entry, or the members of a nested container."""
         if entry.problem is not None or entry.text is not None:
             yield entry
             return
@@ -254,7 +253,7 @@ class _Members:
             yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
             return
         form = _FORMS.get(detected.media_type, "")
-        # the budget ends what is larger, whatever a row may hold
+        # no limit per row but that of the budget
         longest = self._options.archive_max_bytes
         table = Table(data, form, query=self._options.sqlite_query, errors="replace", max_row_bytes=longest)
         column = ""
@@ -262,7 +261,7 @@ class _Members:
         def choose(columns: Columns) -> list[str]:
             nonlocal column
             found = document_column(columns, self._options.table_columns)
-            if found is None and form == SQLITE:  # whose query says what is wanted
+            if found is None and form == SQLITE:  # its query selects the columns: the first one of text
                 found = next((name for name, kind in columns.items() if kind == TEXT), None)
             if found is None:
                 wanted = " or ".join(name.strip() for name in self._options.table_columns.split(",") if name.strip())
@@ -285,7 +284,6 @@ class _Members:
 
 
 def _lines(text: str) -> Iterator[Row]:
-    """Yield the lines of a text that are not blank."""
     for number, line in enumerate(_LINE.finditer(text), 1):
         if line[0] and not line[0].isspace():
             yield Row(f"line {number}", number, {"": line[0]})
@@ -294,9 +292,8 @@ def _lines(text: str) -> Iterator[Row]:
 def _as_problem(error: Exception) -> ExtractionProblem:
     """Convert an exception of a parser to the reason of the file or member that it was reading.
 
-    Parsers of hostile bytes raise whatever the bytes provoke: LookupError, TypeError, ArithmeticError,
-    AttributeError, AssertionError, RecursionError, struct.error and the classes of each library. No list of them is
-    complete, and one that is missing would cost all members behind.
+    Parsers of hostile bytes raise any type: LookupError, TypeError, ArithmeticError, AttributeError, AssertionError,
+    RecursionError, struct.error and the classes of each library. One missing from a list would lose all later members.
     """
     if isinstance(error, ExtractionProblem):
         return error

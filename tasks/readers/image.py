@@ -1,8 +1,7 @@
 """Text from photographs and scans: Pillow opens them, OCR reads them.
 
-Every frame of a TIFF is a page; of an animation only the first frame counts. Whatever the image is (colour,
-CMYK, 16 bits, a palette, transparent) OCR sees 8-bit grey on white, upright as the camera meant it, and of
-bounded size.
+Every frame of a TIFF is a page; of an animation only the first frame is read. Any image (colour, CMYK, 16 bits, a
+palette, transparent) is converted for OCR to 8-bit grey on white, rotated by its EXIF orientation, and of bounded size.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tasks.readers.ocr import MAX_SIDE, OcrError, ocr_image
 from tasks.readers.records import ExtractionProblem, ExtractOptions, PageText, stable_text
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
-PLAUSIBLE_DPI = range(70, 1201)  # Cameras and editors write 1 or 72 dpi into anything; Tesseract's estimate beats that.
+PLAUSIBLE_DPI = range(70, 1201)  # else Tesseract's estimate is used: many programs write 1 dpi into any image
 
 
 def extract_image(
@@ -31,13 +30,13 @@ def extract_image(
     """Read an image, one page per frame of a TIFF; the arguments are those of `tasks.readers.pdf.extract_pdf`.
 
     Yields:
-        The pages; a damaged frame has an `error`, and the others go on.
+        The pages; a damaged frame has an `error`, and the other frames are read.
 
     Raises:
         ExtractionProblem: The file cannot be opened ("corrupt"), is too large to decode safely ("too_large"),
             or OCR is not available ("no_ocr_engine").
     """
-    # Pillow only warns about an image of 90 to 180 million pixels; such a one must not be decoded either.
+    # Pillow only warns about images of 90 to 180 million pixels; those must not be decoded either
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
@@ -68,7 +67,7 @@ def _frames(
         except EOFError:
             return
         except (OSError, ValueError, SyntaxError, KeyError, TypeError, Image.DecompressionBombWarning) as error:
-            # The chain of frames is broken here: there is no way to the next one.
+            # each frame has the offset of the next: the rest cannot be found
             yield _failed(page + 1, f"frame cannot be found: {error}")
             return
         page += 1
@@ -91,7 +90,7 @@ def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageT
         grey = to_grey(image, options.ocr_max_pixels)
     except MemoryError:
         raise
-    # Pillow's decoders raise whatever their parsing stumbles over (struct.error, KeyError, zlib.error, ...).
+    # Pillow's decoders raise many types for damaged data (struct.error, KeyError, zlib.error, ...)
     except Exception as error:  # noqa: BLE001
         return _failed(page, f"image data cannot be decoded: {error}")
     if not options.ocr or is_uniform(grey):
@@ -110,7 +109,7 @@ def to_grey(image: Image.Image, max_pixels: int) -> Image.Image:
         image.draft("L", fitting_size(image.size, max_pixels))
     image.load()
     grey = _to_eight_bits(image)
-    # From the original: the conversion does not keep what the camera noted.
+    # from the original, because the conversion drops the EXIF data
     orientation = image.getexif().get(0x0112, 1)
     if orientation in _TRANSPOSE:
         grey = grey.transpose(_TRANSPOSE[orientation])
@@ -138,7 +137,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         values = image.convert("F")
         low, high = cast("tuple[float, float]", values.getextrema())
         scale = 255.0 / (high - low) if high > low else 0.0
-        # Scaled by what occurs: a 12-bit scan stored in 16 bits would be nearly black by its nominal range.
+        # scaled by the actual range: a 12-bit scan stored in 16 bits would be nearly black by the nominal one
         return values.point(lambda value: value * scale + (-low * scale)).convert("L")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
@@ -148,14 +147,14 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def fitting_size(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
-    """Return the size scaled down, if need be, to at most `max_pixels` and sides that Tesseract accepts."""
+    """Return (width, height) scaled down to at most `max_pixels` and sides that Tesseract accepts."""
     width, height = size
     scale = min(1.0, math.sqrt(max_pixels / (width * height)), MAX_SIDE / max(size))
     return (width, height) if scale == 1.0 else (max(1, int(width * scale)), max(1, int(height * scale)))
 
 
 def is_uniform(grey: Image.Image) -> bool:
-    """Return True if an 8-bit grey image has one shade only, so that there is nothing to read."""
+    """Return True if an 8-bit grey image has only one shade, so that there is nothing to read."""
     low, high = cast("tuple[int, int]", grey.getextrema())
     return low == high
 

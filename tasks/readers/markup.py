@@ -1,20 +1,16 @@
-"""The text of HTML, XML, Word documents (DOCX) and Jupyter notebooks, in reading order.
+"""Extract the text of HTML, XML, Word documents (DOCX) and Jupyter notebooks, in reading order.
 
-Of HTML it is the main content, without menus, footers, cookie notices and scripts: Resiliparse parses as browsers do
-and decides by tags, class names and places what belongs to the content. Code, tables, lists and captions of figures
-stay.
+HTML: the main content, without menus, footers, cookie notices and scripts. Resiliparse parses as browsers do and
+selects the content by tags, class names and positions. Code, tables, lists and captions stay.
 
-Of XML it is the character data in order; elements that hold only elements go on lines. Expat parses as a stream, so
-that depth and size cost no memory. No entity is ever expanded and nothing outside the file is ever opened: references
-stay as they are written. A document whose entities refer to one another is refused, since that has no use but to grow
-("billion laughs").
+XML: the character data in order, with line breaks around elements whose parent has no text. Expat parses as a stream,
+so depth and size cost no memory. Entities are not expanded and no other file is opened: references stay as they are
+written. A document whose entities refer to one another is refused, since its only use is to expand ("billion laughs").
 
-python-docx opens the package of a Word document; the text is then taken from the XML itself. python-docx's own
-paragraphs leave out what stands in content controls, text boxes and tracked insertions, and its tables repeat a cell as
-often as the file says it spans, a billion times if need be.
+DOCX: python-docx opens the package; the text is taken from its XML, because python-docx's paragraphs lack content
+controls, text boxes and tracked insertions, and its tables repeat a cell as often as it spans, up to a billion times.
 
-Of a notebook prose is as it is written and code between fences; outputs are left out: they repeat what the code says,
-and much of them is pictures in base64.
+Notebooks: prose as it is, code in fences; outputs are left out, as they are mostly derived from the code, or images.
 """
 
 from __future__ import annotations
@@ -36,11 +32,11 @@ if TYPE_CHECKING:
     from resiliparse.parse.html import DOMContext, HTMLTree
 
 LONGEST_TITLE = 1000
-# The search for the main content takes time in proportion to the square of the depth; pages have below 100 levels.
+# The search for the main content is quadratic in the depth; real pages have below 100 levels.
 MAX_DEPTH = 1000
 MAX_LISTS = 100  # each costs time in proportion to the size of the page
 _PLAIN_LIST_NEAR_TOP = "body > ul:not(:has(a)), body > * > ul:not(:has(a))"
-# Left out with all that is in them, such as code, unless the alternative texts of pictures are asked for.
+# Resiliparse drops figures with all their content, such as code, unless alternative texts are requested.
 _FIGURE = re.compile(r"<(/?)fig(?:ure|caption)\b", re.IGNORECASE)
 _HIDDEN = ["[hidden]", "[style*='display:none' i]", "[style*='display: none' i]"]
 FEED_CHARACTERS = 1024 * 1024
@@ -52,8 +48,8 @@ _FENCE = re.compile(r"^`{3,}", re.MULTILINE)
 
 
 def read_html(data: bytes) -> Decoded:
-    """Return the title and main content of an HTML file; where there is none, its whole visible text, with a note."""
-    # Only here: a worker that meets no HTML need not load it.
+    """Return the title and main content of an HTML file; without main content, all visible text and a note."""
+    # only here: most workers do not need it
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
@@ -89,9 +85,9 @@ def _is_deep(tree: HTMLTree, text: str) -> bool:
 
 
 def _protect_lists(tree: HTMLTree) -> None:
-    """Resiliparse takes any list near the top for a menu: one without links is moved deeper."""
+    """Nest lists without links near the top deeper, because Resiliparse takes them for menus."""
     for _ in range(MAX_LISTS):
-        # One at a time: going through a list of nodes costs time in proportion to its square.
+        # one at a time, because iterating over a list of nodes is quadratic
         inner: Any = tree.body.query_selector(_PLAIN_LIST_NEAR_TOP) if tree.body is not None else None
         if inner is None:
             return
@@ -106,10 +102,10 @@ def _protect_lists(tree: HTMLTree) -> None:
 
 
 def read_xml(data: bytes) -> Decoded:
-    """Return the text of an XML file, and as its title the first element of that name.
+    """Return the text of an XML file, and the content of its first `title` element.
 
     Raises:
-        ExtractionProblem: It is not well-formed, or its entities are made to explode ("corrupt").
+        ExtractionProblem: It is not well-formed, or its entities refer to one another ("corrupt").
     """
     found = decode_declared(data)
     reader = _XmlReader()
@@ -125,32 +121,30 @@ def read_xml(data: bytes) -> Decoded:
 
 
 class _XmlReader:
-    """Take the parser's events.
+    """Handler of Expat's events.
 
-    Whether a child element stands in a line of text or on a line of its own shows only when its parent ends: a
-    parent with text of its own is a line with marked-up words in it. So each boundary of a child puts down a break,
-    and a parent that turns out to have text takes the breaks of its children back.
+    A child element is inline if its parent has text of its own, which is known only at the parent's end. So a break is
+    recorded at each boundary of a child, and removed at the end of a parent with text.
     """
 
     def __init__(self) -> None:
-        # The text is decoded already, whatever the declaration says.
+        # the text is decoded already, whatever encoding the document declares
         self.parser = expat.ParserCreate("utf-8")
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._characters
         self.parser.EntityDeclHandler = self._declare
-        # With this handler set, Expat passes references to entities on instead of expanding them.
+        # with this handler, Expat passes on references to entities unexpanded
         self.parser.DefaultHandler = self._other
         self.n_external = 0
         self.title: list[str] = []
-        self._pieces: list[str | None] = []  # None is a break.
-        self._breaks: list[list[int]] = [[]]  # Where each open element's children begin and end.
+        self._pieces: list[str | None] = []  # None is a break
+        self._breaks: list[list[int]] = [[]]  # for each open element, the indexes of its children's breaks
         self._has_text = [False]
         self._title_depth = 0
 
     def text(self) -> str:
-        """Return the text so far."""
         flow = TextFlow()
         for piece in self._pieces:
             if piece is None:
@@ -192,7 +186,7 @@ class _XmlReader:
     def _declare(
         self, name: str, is_parameter: bool, value: str | None, _base: str | None, system_id: str | None, *_: str | None
     ) -> None:
-        # An entity as in "&#38;lt;" only spells a character.
+        # an entity such as "&#38;lt;" is a single character
         spells_character = value is not None and len(value) <= 20 and value.startswith("&#")
         if system_id is not None:
             self.n_external += 1
@@ -213,7 +207,7 @@ _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 _MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _TEXTS = frozenset((f"{_WORD}t", f"{_MATHS}t"))
 _LINES = frozenset((f"{_WORD}br", f"{_WORD}cr"))
-# What Word would not show beside the rest: moved away, or there for programs that know less.
+# Not shown by Word: moved or deleted text, and fallbacks for older programs.
 _LEFT_OUT = frozenset((f"{_COMPATIBILITY}Fallback", f"{_WORD}moveFrom", f"{_WORD}del"))
 _CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen": "-"}
 
@@ -222,7 +216,7 @@ def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
     """Return the text and title of a Word document.
 
     Raises:
-        ExtractionProblem: It unpacks to too much ("too_large"), or cannot be opened ("corrupt").
+        ExtractionProblem: It unpacks to too many bytes ("too_large"), or cannot be opened ("corrupt").
     """
     _check_package(data, options)
     import docx
@@ -233,7 +227,7 @@ def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
         title = document.core_properties.title
     except MemoryError:
         raise
-    # A damaged package makes python-docx stumble over whatever is missing (KeyError, AttributeError, ...).
+    # python-docx raises many types for a damaged package (KeyError, AttributeError, ...)
     except Exception as error:  # noqa: BLE001
         detail = str(error).strip() or type(error).__name__
         raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {detail[:500]}") from None
@@ -241,7 +235,7 @@ def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
 
 
 def _check_package(data: bytes, options: ExtractOptions) -> None:
-    """Refuse a package that would unpack to too much; zipfile never gives more than what is declared."""
+    """Refuse a package that declares too many bytes; zipfile never reads more than the declared size."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as package:
             infos = package.infolist()
@@ -259,7 +253,7 @@ def _check_package(data: bytes, options: ExtractOptions) -> None:
 
 
 def _word_text(body: Any) -> str:
-    """The text of the document's body, element by element, without recursion."""
+    """Return the text of the document's body, without recursion."""
     from lxml import etree
 
     flow = TextFlow()
@@ -276,14 +270,14 @@ def _word_text(body: Any) -> str:
             flow.paragraph()
         elif event == "start":
             if tag in _TEXTS:
-                # Word marks the spaces that count; the others stand between elements, which have no text of their own.
+                # all text is in these elements, including significant spaces
                 flow.preformatted(element.text or "")
             elif tag in _LINES:
                 flow.line()
             elif tag in _CHARACTERS and element.getparent().tag == f"{_WORD}r":
                 flow.preformatted(_CHARACTERS[tag])
         elif tag == f"{_WORD}p" and tables:
-            flow.text(" ")  # Paragraphs of one cell stay on the line of its row.
+            flow.text(" ")  # the paragraphs of a cell stay on the line of its row
         elif tag == f"{_WORD}p":
             flow.paragraph()
         elif tag == f"{_WORD}tc":
@@ -297,10 +291,10 @@ def _word_text(body: Any) -> str:
 
 
 def read_notebook(data: bytes) -> Decoded:
-    """Return the text and programming language of a Jupyter notebook; JSON without cells comes back as it is.
+    """Return the text and programming language of a Jupyter notebook; JSON without cells is returned unchanged.
 
     Raises:
-        ExtractionProblem: It is not JSON, or its cells are not what they should be ("corrupt").
+        ExtractionProblem: It is not JSON, or its cells are malformed ("corrupt").
     """
     found = decode(data)
     try:
@@ -318,7 +312,7 @@ def read_notebook(data: bytes) -> Decoded:
 
 
 def _cells(notebook: Any) -> list[Any] | None:
-    """The notebook's cells; None if it is no notebook."""
+    """Return the notebook's cells; None if it is not a notebook."""
     if not isinstance(notebook, dict):
         return None
     if isinstance(notebook.get("cells"), list):
@@ -362,20 +356,17 @@ def _bad_notebook(detail: str) -> ExtractionProblem:
     return ExtractionProblem("failed", "corrupt", f"not a readable notebook: {detail}")
 
 
-# All of them
-
-
 class TextFlow:
-    """The text of a document in reading order: its words, lines and paragraphs, whatever white space the source has.
+    """Builder of a document's text from words, lines and paragraphs, independent of the source's white space.
 
-    Never a blank line at the beginning, never two in a row.
+    The result has no leading blank line and no two blank lines in a row.
     """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        self._breaks = 2  # Line feeds that stand at the end so far; the beginning needs none.
-        self._wanted = 0  # Line feeds that must stand before the next text.
-        self._space = False  # Whether the last text ended in white space, which only counts if more follows.
+        self._breaks = 2  # line feeds at the end so far; as if 2 at the beginning
+        self._wanted = 0  # line feeds required before the next text
+        self._space = False  # whether the last text ended in white space, which is written only before more text
 
     def text(self, text: str) -> None:
         """Add text in which white space is only a separator."""
@@ -389,13 +380,13 @@ class TextFlow:
         self._space = words[-1] == " "
 
     def preformatted(self, text: str) -> None:
-        """Add text in which white space counts."""
+        """Add text whose white space is kept."""
         if text:
             self._put(text)
             self._breaks = len(text) - len(text.rstrip("\n"))
 
     def cell(self) -> None:
-        """End a cell of a table; the next one of the row follows after a tab."""
+        """End a cell of a table, with a tab before the next one of the row."""
         if self._breaks == 0 and self._wanted == 0:
             self._pieces.append("\t")
             self._space = False
@@ -409,7 +400,6 @@ class TextFlow:
         self._wanted, self._space = 2, False
 
     def result(self) -> str:
-        """Return the whole text."""
         whole = "".join(self._pieces)
         lines = (line.rstrip(" \t") for line in whole.split("\n"))
         return _BLANK_RUNS.sub("\n\n", "\n".join(lines)).strip("\n")
@@ -426,10 +416,10 @@ class TextFlow:
 
 
 def _fold(text: str) -> str:
-    """The text with one space for each run of white space; a no-break space is none."""
+    """Replace each run of white space by one space; no-break spaces stay."""
     for character in "\t\n\r\f":
         text = text.replace(character, " ")
-    # Each round halves the longest run, so this is n log n at worst, and much faster than an expression.
+    # each round halves the longest run: O(n log n), and much faster than a regular expression
     while "  " in text:
         text = text.replace("  ", " ")
     return text

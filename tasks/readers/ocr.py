@@ -1,12 +1,8 @@
-"""Text from the picture of a page: Tesseract inside this process, through tesserocr.
+"""OCR of page images with Tesseract, in process, through tesserocr.
 
-An 8-bit grey image gives its text and the mean confidence of its words. The pixels are handed over in memory, and the
-engine stays for the pages to come: starting a program for each page, writing a file for it and reading the language
-data again costs as much as a third of the recognition. Text and confidence come from one recognition's table of words.
-A page that reads badly is asked for its orientation once and read again upright.
-
-Tesseract is native code: it may crash, or end the process when memory runs out. So this runs in worker processes that
-may die (`tasks.ingest.worker`), never in the one that holds the results.
+Images are passed in memory and the engine is reused: starting the program for each page, with a file of the image and
+the language data read again, costs a third of the recognition on top. A page with low confidence is rotated upright and
+read again. Tesseract is native code that may crash or abort, so this runs in worker processes (`tasks.ingest.worker`).
 """
 
 from __future__ import annotations
@@ -26,15 +22,15 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_SIDE = 32_000  # Tesseract refuses images with a side above 32,767 pixels.
-DOUBTFUL_CONFIDENCE = 0.6  # Below this a page may be lying on its side.
-ANY_TURN_CONFIDENCE = 0.5  # Below this the other ways round are tried, if nobody can tell which is up.
-PLAIN_CONFIDENCE = 0.75  # A page that stands upright reads like this, one that does not hardly ever.
-SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 already beats no idea.
+DOUBTFUL_CONFIDENCE = 0.6  # Below this the orientation of the page is checked.
+ANY_TURN_CONFIDENCE = 0.5  # Below this all rotations are tried, if the orientation cannot be detected.
+PLAIN_CONFIDENCE = 0.75  # Upright pages reach this; rotated ones hardly ever do.
+SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 is better than no rotation.
 ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for English, much more for several.
 
-# A Gaussian of half a pixel. It takes the noise of scanners and JPEG off the edges of letters before they are made
-# black and white: the median error of 15 scanned pages falls from 1.06 to 1.00 %, the worst from 8.5 to 8.3 %. More
-# blur, a median filter, contrast, sharpening, enlarging and Sauvola's threshold did not help, or cost some pages much.
+# A Gaussian with a standard deviation of half a pixel, against the noise of scanners and JPEG before binarisation: the
+# median error of 15 scanned pages falls from 1.06 to 1.00 %, the worst from 8.5 to 8.3 %. More blur, a median filter,
+# contrast, sharpening, enlarging and Sauvola's threshold did not help, or made some pages much worse.
 _SMOOTHING = (1, 7, 1, 7, 52, 7, 1, 7, 1)
 
 _WORD_LEVEL = "5"
@@ -44,27 +40,27 @@ _BETWEEN_CJK = re.compile(r"(?<=[\u3040-\u30ff\u3400-\u9fff]) (?=[\u3040-\u30ff\
 
 
 class OcrUnavailable(ExtractionProblem):
-    """Raised when Tesseract or one of the languages asked for is not installed."""
+    """Raised when Tesseract or a requested language is not installed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("failed", "no_ocr_engine", reason)
 
 
 class OcrError(Exception):
-    """Raised when Tesseract is there but could not read an image."""
+    """Raised when Tesseract fails on an image."""
 
 
 def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> tuple[str, float | None]:
     """Read the text in an image.
 
     Args:
-        image: The image; best 8-bit grey ("L").
+        image: The image; others than 8-bit grey ("L") are converted.
         options: The languages and the page segmentation mode.
-        dpi: Its resolution in dots per inch, if known; otherwise Tesseract estimates it from the text's size.
+        dpi: Resolution in dots per inch, if known; otherwise Tesseract estimates it.
 
     Returns:
-        The text (lines end in a line feed, paragraphs are an empty line apart) and the mean confidence of its
-        words, 0 to 1; None if there are no words.
+        The text (lines end in a line feed, an empty line separates paragraphs) and the mean confidence of its words,
+        0 to 1; None if there are no words.
 
     Raises:
         OcrUnavailable: Tesseract or a language is missing.
@@ -76,15 +72,15 @@ def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = Non
         return text, confidence
     turn = _clockwise_turn(grey, dpi)
     if turn:
-        again, sure = _read_turned(grey, turn, options, dpi)
-        if (sure or 0.0) > (confidence or 0.0):
-            return again, sure
+        turned_text, turned_confidence = _read_turned(grey, turn, options, dpi)
+        if (turned_confidence or 0.0) > (confidence or 0.0):
+            return turned_text, turned_confidence
     elif confidence is not None and confidence < ANY_TURN_CONFIDENCE:
-        # Too few letters to tell which way is up: whichever reads plainly is.
+        # too few letters to detect the orientation: the first rotation with a high confidence is taken
         for other in (180, 90, 270):
-            again, sure = _read_turned(grey, other, options, dpi)
-            if (sure or 0.0) >= PLAIN_CONFIDENCE:
-                return again, sure
+            turned_text, turned_confidence = _read_turned(grey, other, options, dpi)
+            if (turned_confidence or 0.0) >= PLAIN_CONFIDENCE:
+                return turned_text, turned_confidence
     return text, confidence
 
 
@@ -93,7 +89,7 @@ def _read_turned(grey: Image.Image, turn: int, options: ExtractOptions, dpi: int
 
 
 def engine_version() -> str | None:
-    """Return Tesseract's version, for example "5.5.4", or None where it cannot be loaded."""
+    """Return Tesseract's version, for example "5.5.4", or None if it cannot be loaded."""
     try:
         first = str(_tesserocr().tesseract_version()).split("\n", 1)[0]
     except OcrUnavailable:
@@ -113,19 +109,19 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[
         raise OcrUnavailable(_explain_missing(options.ocr_languages))
     engine = _engine(folder, options.ocr_languages, options.ocr_page_segmentation)
     try:
-        _show(engine, grey, dpi)
+        _set_image(engine, grey, dpi)
         if not engine.Recognize():
             raise OcrError(f"Tesseract gave up on an image of {grey.width} x {grey.height} pixels")
         table = engine.GetTSVText(0)
     except RuntimeError as error:
-        _engine.cache_clear()  # Whatever state it is in, the next page shall not meet it.
+        _engine.cache_clear()  # its state is unknown; the next page gets a new engine
         raise OcrError(f"Tesseract failed on an image of {grey.width} x {grey.height} pixels: {error}") from None
     finally:
         engine.Clear()
     return _words(table)
 
 
-def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
+def _set_image(engine: Any, grey: Image.Image, dpi: int | None) -> None:
     from PIL import ImageFilter
 
     smooth = grey.filter(ImageFilter.Kernel((3, 3), _SMOOTHING))
@@ -136,7 +132,7 @@ def _show(engine: Any, grey: Image.Image, dpi: int | None) -> None:
 
 @cache
 def _tesserocr() -> ModuleType:
-    """The library, loaded on first use: the process that only plans has no need of it."""
+    """Import tesserocr on first use; `plan` does not need it."""
     try:
         import tesserocr
     except ImportError as error:
@@ -150,12 +146,12 @@ def _tesserocr() -> ModuleType:
 
 @lru_cache(maxsize=ENGINES_KEPT)
 def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
-    """An engine that stays for many pages; Tesseract learns nothing from page to page, so none influences another."""
+    """Return an engine, cached for many pages; Tesseract learns nothing from page to page."""
     try:
         engine = _tesserocr().PyTessBaseAPI(path=f"{folder}/", lang=languages, psm=page_segmentation)
     except RuntimeError as error:
         raise OcrUnavailable(
-            f"Tesseract cannot use the data for {languages} in {folder} ({error}); install them anew or name another "
+            f"Tesseract cannot use the data for {languages} in {folder} ({error}); reinstall them or name another "
             "language"
         ) from None
     engine.SetVariable("debug_file", os.devnull)
@@ -163,7 +159,7 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
 
 
 def _words(table: str) -> tuple[str, float | None]:
-    """The text and the mean confidence of Tesseract's table of words."""
+    """Return text and mean confidence from Tesseract's TSV output."""
     paragraphs: dict[tuple[str, str], dict[str, list[str]]] = {}
     confidences: list[float] = []
     for row in table.split("\n"):
@@ -185,19 +181,19 @@ def _words(table: str) -> tuple[str, float | None]:
 
 
 def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:
-    """By how many degrees (90, 180, 270) the image must be turned clockwise to stand upright; 0 if it does.
+    """Return the clockwise rotation in degrees (90, 180, 270) that turns an image upright; 0 if none or unknown.
 
-    Also 0 where nobody can tell: too few letters, or the data for it is not installed.
+    It is unknown with too few letters or without the `osd` data.
     """
     folder = find_tessdata("osd")
     if folder is None:
         return 0
     try:
         engine = _engine(folder, "osd", _ORIENTATION_ONLY)
-    except OcrUnavailable:  # Data of another version; it only serves to turn a page.
+    except OcrUnavailable:  # data of another version: orientation stays unknown
         return 0
     try:
-        _show(engine, grey, dpi)
+        _set_image(engine, grey, dpi)
         found = engine.DetectOrientationScript()
     except RuntimeError:
         return 0
@@ -208,8 +204,8 @@ def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:
     return int(-found["orient_deg"] % 360)
 
 
-# Debian and Ubuntu have a folder for each major version; Fedora and openSUSE, Arch and Alpine, builds from source,
-# Homebrew on both kinds of Mac, MacPorts and conda follow.
+# Debian and Ubuntu (a folder for each major version), Fedora and openSUSE, Arch and Alpine, builds from source,
+# Homebrew on both kinds of Mac, MacPorts; conda is added below.
 USUAL_PLACES = (
     "/usr/share/tesseract-ocr/[0-9]*/tessdata",
     "/usr/share/tesseract-ocr/tessdata",
@@ -223,7 +219,7 @@ _SUFFIX = ".traineddata"
 
 
 def find_tessdata(languages: str) -> Path | None:
-    """Return the folder that has the data of all these languages (codes joined by "+"); None if no single one has."""
+    """Return a folder with the data of all languages (codes joined by "+"); None if no single folder has all."""
     names = languages.split("+")
     folders = _folders(os.environ.get("TESSDATA_PREFIX"))
     return next((folder for folder in folders if not _missing(folder, names)), None)
@@ -234,7 +230,7 @@ def _missing(folder: Path, names: list[str]) -> list[str]:
 
 
 def _explain_missing(languages: str) -> str:
-    """Return a message that names the missing language data and says how to install it."""
+    """Return the error message for missing language data."""
     prefix = os.environ.get("TESSDATA_PREFIX")
     folders = _folders(prefix)
     if not any(any(folder.glob(f"*{_SUFFIX}")) for folder in folders):
@@ -257,9 +253,9 @@ def _explain_missing(languages: str) -> str:
 @cache
 def _folders(prefix: str | None) -> tuple[Path, ...]:
     if prefix:
-        # Tesseract 3 wanted the parent folder there; many set it so to this day.
+        # Tesseract 3 expected the parent folder, and many installations still set it
         return tuple(filter(Path.is_dir, (Path(prefix), Path(prefix) / "tessdata")))
-    # of several versions the newest first
+    # the newest version first
     found = [folder for place in USUAL_PLACES for folder in sorted(Path("/").glob(place.lstrip("/")), reverse=True)]
     if "CONDA_PREFIX" in os.environ:
         found.append(Path(os.environ["CONDA_PREFIX"]) / "share" / "tessdata")
@@ -267,7 +263,7 @@ def _folders(prefix: str | None) -> tuple[Path, ...]:
 
 
 def _folder_of_the_program() -> tuple[Path, ...]:
-    """The folder that the `tesseract` program itself reads; nothing if there is no such program."""
+    """Return the folder that the `tesseract` program reports; () without the program."""
     try:
         done = subprocess.run(["tesseract", "--list-langs"], capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,9 +1,8 @@
-"""Text from PDFs, page by page: the text layer where it says what the page shows, OCR of the rendered page where not.
+"""Text from PDFs, page by page: from the text layer if it is sound, else by OCR of the rendered page.
 
-PDFium reads first, since it is fast and forgiving; pypdf is the second opinion on documents that PDFium cannot open,
-and on pages of small ones whose layer it cannot make sense of. Each page is routed by itself
-(`tasks.readers.text_layer`), because scans with a few typed pages, and the reverse, are common; and nothing depends on
-the pages before, so that pages of one document can be read by several processes.
+PDFium reads first, since it is fast and tolerant; pypdf reads documents that PDFium cannot open, and pages of small
+documents with a garbled layer. Each page is routed separately (`tasks.readers.text_layer`), because scans with a few
+typed pages, and the reverse, are common. No page depends on another, so several processes can share a document.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _POINTS_PER_INCH = 72
 SECOND_OPINION_BYTES = 2 * 1024**2
 SOUND_SHARE = 0.85
-# What pypdf writes for a glyph it cannot map.
+# pypdf writes the name of a glyph that it cannot map.
 _GLYPH_NAME = re.compile(r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])")
 
 
@@ -52,14 +51,14 @@ def extract_pdf(
         options: OCR options and the page limit.
         passwords: Tried in turn, after the empty one, if the document is encrypted.
         pages: Only these pages (from 1); None for all.
-        ocr_pages: After so many pages read by OCR, a further page that needs it is not read but yielded at once with
-            the method "deferred"; None for no limit.
+        ocr_pages: After this many pages by OCR, a further page that needs OCR is yielded unread with the method
+            "deferred"; None for no limit.
 
     Yields:
-        One record for each page, in order. A page that cannot be read has an `error`; the others go on.
+        One record for each page, in order. A page that cannot be read has an `error`.
 
     Returns:
-        The title that the document's metadata states, or None.
+        The title in the document's metadata, or None.
 
     Raises:
         ExtractionProblem: The document needs a password ("encrypted"), cannot be opened ("corrupt"), or has
@@ -68,8 +67,7 @@ def extract_pdf(
     document = _open(data, passwords)
     n_pages = 0 if document is None else len(document)
     if document is None or n_pages == 0:
-        # PDFium's message is left out: it sets no error code in some cases, and the message then tells of the
-        # document before this one.
+        # without PDFium's message: it does not always set an error code, and then reports that of an earlier document
         first_opinion = "PDFium: cannot open it"
         if document is not None:
             first_opinion = "PDFium: no page found"
@@ -81,10 +79,10 @@ def extract_pdf(
         return title
     with closing(document):
         if document.get_formtype() != pdfium_c.FORMTYPE_NONE:
-            document.init_forms()  # Else what was typed into a form is not drawn, and lost to OCR.
+            document.init_forms()  # else the values of form fields are not rendered for OCR
         try:
             title = one_line(document.get_metadata_value("Title")) or None
-        except UnicodeDecodeError:  # Half of a pair of surrogates.
+        except UnicodeDecodeError:  # a lone surrogate
             title = None
         second_opinion = cache(partial(_second_opinion, data, passwords))
         any_text, n_read_by_ocr = False, 0
@@ -107,7 +105,7 @@ def extract_pdf(
 
 
 def _open(data: bytes, passwords: Sequence[str]) -> pdfium.PdfDocument | None:
-    """The document; None if PDFium cannot open it, with any of the passwords where it is encrypted."""
+    """Open a document, with the passwords if it is encrypted; None if PDFium cannot."""
     for password in (None, *(passwords if b"/Encrypt" in data else ())):
         try:
             return pdfium.PdfDocument(data, password=password)
@@ -123,7 +121,7 @@ def _read_page(
     may_read: bool,
     second_opinion: Callable[[], pypdf.PdfReader | None],
 ) -> tuple[PageText, bool]:
-    """One page by its text layer or by OCR, and whether OCR was called on."""
+    """Read one page by its text layer or OCR; return it with whether OCR ran."""
     blank = PageText(index + 1, "", "none", "pypdfium2")
     try:
         page = document[index]
@@ -151,23 +149,23 @@ def _read_page(
 
 
 def _read_layer(page: pdfium.PdfPage) -> tuple[str, Routing]:
-    """The text layer of a page, without PDFium's marks but not yet cleaned, and which way the page goes."""
+    """Return the text layer of a page, without PDFium's marks but not yet cleaned, and its route."""
     with closing(page.get_textpage()) as layer:
         n_characters = layer.count_chars()
         text = _text(layer, n_characters)
         text = text_in_column_order(page, layer, text, n_characters)
-        # PDFium puts U+FFFE (in other calls U+0002) where it joined a word that a hyphen divides at a line end. Whether
-        # the hyphen belongs to the word is for those to say who see the whole document.
+        # PDFium writes U+FFFE (in other calls U+0002) for the line-end hyphen of a word that it joined. A later stage,
+        # which sees the whole document, decides whether the hyphen belongs to the word.
         text = text.replace("\ufffe", "-\n").replace("\u0002", "-\n")
         return text, route_page(page, layer, text, n_characters)
 
 
 def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:
-    """All text of a page, as `get_text_range` gives it, but without a buffer type and a recursion for each page.
+    """Return all text of a page, like `get_text_range`, but without a new buffer type for each page.
 
-    Not `get_text_bounded`: that one drops the line break after a superscript and so glues two words together.
+    `get_text_bounded` drops the line break after a superscript, which joins two words.
     """
-    # Characters that PDFium leaves out of the text; a range must not end on one, or it reads beyond it.
+    # PDFium omits some characters from the text; a range must not end on one, or it reads beyond it
     first, last = 0, n_characters - 1
     while first <= last and pdfium_c.FPDFText_GetTextIndexFromCharIndex(layer, first) < 0:
         first += 1
@@ -175,7 +173,7 @@ def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:
         last -= 1
     if first > last:
         return ""
-    # Sizes are powers of two, because each size is a type that ctypes has to make. With the zero at the end.
+    # room for the final zero, in powers of two, because ctypes makes a type for each size
     buffer = (c_ushort * (1 << (end + 2).bit_length()))()
     n_written = pdfium_c.FPDFText_GetText(layer, first, last - first + 1, buffer)
     return string_at(buffer, 2 * max(0, n_written - 1)).decode("utf-16-le", "surrogatepass")
@@ -184,7 +182,7 @@ def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:
 def _read_by_ocr(
     page: pdfium.PdfPage, layer: PageText, raw_text: str, routing: Routing, options: ExtractOptions
 ) -> PageText:
-    """Render a page and read the picture; the layer stays where it says more or OCR cannot be had."""
+    """Render a page and read it by OCR; returns the layer if it is better or OCR fails."""
     try:
         read = _ocr_rendered(page, options)
     except OcrUnavailable as error:
@@ -193,11 +191,11 @@ def _read_by_ocr(
         return replace(layer, error=str(error), error_code=error.code)
     except (OcrError, pdfium.PdfiumError, ValueError) as error:
         return replace(layer, error=f"page cannot be read by OCR: {error}")
-    if read is None:  # It shows nothing.
+    if read is None:  # blank
         return PageText(layer.page, "", "none", "pypdfium2") if routing.route == "picture or hidden layer" else layer
     text, confidence = read
     if not text.strip() and routing.route in ("picture", "both"):
-        return layer  # Nothing, or what the second opinion made of it.
+        return layer
     if routing.route == "both":
         engine = f"{layer.engine} + tesseract"
         return PageText(layer.page, merge_lines(layer.text, text), "both", engine, confidence)
@@ -209,15 +207,15 @@ def _read_by_ocr(
 
 
 def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, float | None] | None:
-    """Text and confidence of a rendered page; None if it is blank."""
-    from tasks.readers.image import fitting_size, is_uniform  # only here: most PDFs need no pictures
+    """Return text and confidence of a rendered page; None if it is blank."""
+    from tasks.readers.image import fitting_size, is_uniform  # only here: most PDFs need no OCR
 
     width, height = page.get_size()
     scale = options.ocr_dpi / _POINTS_PER_INCH
     pixels = (max(1, math.ceil(width * scale)), max(1, math.ceil(height * scale)))
     fitting = fitting_size(pixels, options.ocr_max_pixels)
     scale *= min(fitting[0] / pixels[0], fitting[1] / pixels[1])
-    # The image shares the bitmap's memory, so the bitmap must outlive it.
+    # the image shares the bitmap's memory, so the bitmap must outlive it
     with closing(page.render(scale=scale, grayscale=True)) as bitmap:
         picture: Image.Image = bitmap.to_pil()
         if is_uniform(picture):
@@ -226,9 +224,9 @@ def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, f
 
 
 def _second_opinion(data: bytes, passwords: Sequence[str]) -> pypdf.PdfReader | None:
-    """A reader for single pages of a document that PDFium opens too; None where it is of no use."""
+    """Return a pypdf reader for single pages of a document that PDFium opened; None if it is large or unreadable."""
     if len(data) > SECOND_OPINION_BYTES:
-        return None  # pypdf takes seconds over pages of large documents that PDFium reads at a glance.
+        return None  # pypdf takes seconds for pages of large documents
     try:
         return _open_with_pypdf(data, "", passwords)[0]
     except ExtractionProblem:
@@ -236,14 +234,14 @@ def _second_opinion(data: bytes, passwords: Sequence[str]) -> pypdf.PdfReader | 
 
 
 def _is_sound(text: str) -> bool:
-    """Return True for a useful second opinion: letters and figures, no names of glyphs, no salad of signs."""
+    """Return True for legible text of mostly letters and digits, without names of glyphs."""
     visible = "".join(text.split())
     plain = sum(map(str.isalnum, visible))
     return plain >= SOUND_SHARE * max(1, len(visible)) and not _GLYPH_NAME.search(text) and is_legible(text)
 
 
 def _wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | None) -> list[int] | range:
-    """The indexes (from 0) of the pages to read, in order."""
+    """Return the indexes (from 0) of the pages to read, in order."""
     n_read = min(n_pages, options.max_pages)
     if pages is None:
         return range(n_read)
@@ -253,7 +251,7 @@ def _wanted_pages(n_pages: int, options: ExtractOptions, pages: Sequence[int] | 
 def _note_page_limit(
     n_pages: int, options: ExtractOptions, pages: Sequence[int] | None, engine: str
 ) -> Iterator[PageText]:
-    """A record that says that pages were left out, if any were."""
+    """Yield a record for the pages beyond the limit, if there are any."""
     number = options.max_pages + 1
     if n_pages > options.max_pages and (pages is None or number in pages):
         error = f"{n_pages} pages; those after {options.max_pages} were not read (extract.max_pages)"
@@ -263,7 +261,7 @@ def _note_page_limit(
 def _open_with_pypdf(
     data: bytes, first_opinion: str, passwords: Sequence[str]
 ) -> tuple[pypdf.PdfReader, int, str | None]:
-    import pypdf  # a quarter of a second that most workers never need
+    import pypdf  # only here: it takes a quarter of a second, and most workers do not need it
 
     try:
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
@@ -273,12 +271,11 @@ def _open_with_pypdf(
         second_opinion = "no page found"
     except MemoryError:
         raise
-    # RecursionError too.
     except Exception as error:  # noqa: BLE001
         n_pages, second_opinion = 0, f"{type(error).__name__}: {error}"
     if n_pages:
         return reader, n_pages, title
-    # Told from the bytes: what pypdf raises for a password varies, and PDFium's error code is not to be trusted.
+    # from the bytes, because pypdf's exceptions for passwords vary, and PDFium's error code is unreliable
     if b"/Encrypt" in data:
         tried = "the empty password does not lead"
         if passwords:

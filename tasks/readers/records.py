@@ -1,8 +1,7 @@
-"""Records that travel between the extraction processes and the tables: one page, one document, the options.
+"""Records of extraction: a page, a document, the options.
 
-Plain dataclasses, whose `vars` are written as JSON and are the rows of a table. What
-may change a result (`ExtractOptions`) is kept apart from what may only stop one (`Limits`): the first belongs
-to a result's identity, the second does not.
+Plain dataclasses, whose `vars` are JSON between processes and rows of tables. Options that change a result
+(`ExtractOptions`) are part of its key; `Limits`, which only stop an extraction, are not.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Literal
 
 from tasks.core.option import option
 
-TEMPORARY_PREFIX = "sheepfold-extract-"  # of the folder that a pool keeps for what its processes put down
+TEMPORARY_PREFIX = "sheepfold-extract-"  # of a pool's folder for temporary files
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
 Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
-CONTAINERS = ("archive", "table")  # kinds that are no documents themselves
+CONTAINERS = ("archive", "table")  # kinds whose members are the documents
 Method = Literal["text", "ocr", "both", "none", "deferred"]
 ReasonCode = Literal[
     "",
@@ -43,7 +42,7 @@ ReasonCode = Literal[
     "forgotten",
 ]
 
-LEAST_MEMORY_BYTES = 16 * 1024**2  # With less, not even a small PDF can be opened.
+LEAST_MEMORY_BYTES = 16 * 1024**2  # With less, even a small PDF cannot be opened.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class Detected:
 
     Attributes:
         kind: "pdf", "image", "code" or "text"; "archive" or "table" for a container; empty for anything else.
-        media_type: For example "text/markdown"; "application/octet-stream" when unknown. It names the extractor, too.
-        programming_language: Its name, or None; code without a known language is of kind "text".
+        media_type: For example "text/markdown"; "application/octet-stream" when unknown. It selects the reader.
+        programming_language: Its name, or None; code in an unknown language is of kind "text".
     """
 
     kind: Kind = ""
@@ -63,19 +62,18 @@ class Detected:
 
 @dataclass(frozen=True)
 class PageText:
-    """The text of one page, and how it was come by.
+    """The text of one page, with the method that read it.
 
     Attributes:
         page: Number of the page, from 1. A frame of a TIFF is a page; code and text have one.
         text: The text; lines end in a line feed. Empty for a blank page.
-        method: "text" from a text layer or a decoder, "ocr" from an image, "both" where each gave a part,
-            "none" where there was nothing to read; "deferred" for a page that another job is to read by OCR.
-        engine: What read it: "pypdfium2", "pypdf", "tesseract", "pillow" (an image that OCR did not see)
-            or "decoder".
-        confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None where there is none.
-        error: What went wrong on this page; None if nothing did. A page may have both a text and an error.
-        error_code: Set where the page was lost to something that may go differently another time: a deadline, the
-            memory limit, a missing OCR engine. It ends up in the document's `reason_code`.
+        method: "text" from a text layer or a decoder, "ocr" from an image, "both" if each gave a part, "none" if
+            there was nothing to read; "deferred" for a page that another process is to read by OCR.
+        engine: Reader of the page: "pypdfium2", "pypdf", "tesseract", "pillow" (an image without OCR) or "decoder".
+        confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None if there is none.
+        error: Error on this page, or None. A page may have both a text and an error.
+        error_code: Set if the page was lost for a reason that another attempt may not meet: a deadline, the memory
+            limit, a missing OCR engine. It becomes the document's `reason_code`.
     """
 
     page: int
@@ -92,19 +90,19 @@ class Extraction:
     """Outcome of one document.
 
     Attributes:
-        status: "ok": there is text; "skipped": not looked into; "rejected": looked into and refused;
-            "failed": an error, a deadline or a limit, which may go differently another time.
-        reason: Why, for people; of a document that is ok only what it lacks, such as a page.
+        status: "ok": there is text; "skipped": not read; "rejected": read and refused; "failed": an error, a deadline
+            or a limit, which another attempt may not meet.
+        reason: Reason of the status, in words; of a document that is ok, what is missing in it, such as a page.
         reason_code: The same for programs.
-        kind: "pdf", "image", "code", "text", or a container: "archive", "table"; empty when it is none of these.
+        kind: "pdf", "image", "code", "text", or a container: "archive", "table"; empty for other types.
         media_type: For example "application/pdf".
-        title: The title that the document itself states, if it does.
+        title: Title from the document's own metadata, or None.
         programming_language: Name of the language for code, else None.
         encoding: Encoding of code and text, else None.
         encoding_confidence: 0 to 1; 1 where a byte-order mark or strict UTF-8 proves it.
         pages: The pages in order, each number once.
         locator: Place inside a container (a path in an archive, a row number in a table); empty for a file.
-        size: Bytes of a member of a container; 0 for a file, whose size the walk knows.
+        size: Bytes of a member of a container; 0 for a file, whose size is in the listing.
         sha256: Digest of a member's bytes; empty for a file.
     """
 
@@ -130,7 +128,7 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class ExtractOptions:
-    """Options that change what is extracted; part of a result's identity."""
+    """Options that change what is extracted; part of the key of a result."""
 
     ocr: bool = option(True, "Read pages and images without a text layer by OCR.")
     ocr_languages: str = option("eng", 'Language codes of Tesseract, joined by "+", such as eng+deu.')
@@ -155,7 +153,7 @@ class ExtractOptions:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits at which an extraction is killed; no part of a result's identity."""
+    """Limits at which an extraction is killed; not part of the key of a result."""
 
     page_seconds: float = option(
         60.0,
@@ -177,20 +175,23 @@ class Limits:
 
 
 def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> None:
-    """Set status and reason of a document by its pages: is there text, and if not, why.
+    """Set the status and reason of a document from its pages.
 
-    The outcome's `kind` is read; `ocr` says whether OCR was allowed.
+    Args:
+        outcome: The document, whose `kind` is set.
+        seen: Its pages.
+        ocr: Whether OCR is switched on.
     """
     outcome.status, outcome.reason_code, outcome.reason = "ok", "", ""
     lost = next((page for page in seen if page.error_code), None)
     if any(page.text.strip() for page in seen):
         if lost:
-            # A document that is there but for a page stays one; what it lacks is recorded all the same.
+            # a document with lost pages stays ok; the loss is recorded
             error = lost.error or lost.error_code
             outcome.reason_code = lost.error_code
             outcome.reason = error if f"page {lost.page}" in error else f"page {lost.page}: {error}"
         return
-    # A page that stands for those beyond a limit is neither a page nor damaged.
+    # the record of pages beyond the limit counts as neither a page nor a failure
     pages = [page for page in seen if page.error_code != "too_many"]
     failed = [page for page in pages if page.error]
     if failed:
@@ -207,17 +208,17 @@ def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> Non
 
 
 def stable_text(message: str) -> str:
-    """A library's message without addresses of objects: the same file must have the same row each time."""
+    """Remove object addresses from a library's message, so that the same file always has the same row."""
     return _ADDRESS.sub("", message)
 
 
 class ExtractionProblem(Exception):
-    """Raised by an extractor that cannot deliver a document; carries the outcome that is recorded for it.
+    """Raised by a reader that cannot extract a document, with the status to record.
 
     Args:
         status: "rejected", "failed" or "skipped".
-        code: Why, for programs.
-        reason: Why, for people.
+        code: Reason for programs.
+        reason: Reason in words.
     """
 
     def __init__(self, status: Status, code: ReasonCode, reason: str) -> None:

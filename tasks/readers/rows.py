@@ -1,9 +1,8 @@
-"""The rows of Parquet, JSON Lines, CSV and SQLite files, whoever needs them.
+"""Read the rows of Parquet, JSON Lines, CSV and SQLite files.
 
-One rule for all: a row that cannot be used is one refused row that says why, and the rows behind it are read; only a
-file that cannot be read at all is an error. Rows are read a few at a time, so that memory stays bounded whatever a file
-claims to hold. pyarrow, DuckDB and SQLite are imported only when such a file turns up: most extraction processes never
-see one.
+In all formats, a row that cannot be used is a refused row with a reason, and later rows are read; only a file that
+cannot be read at all is an error. Rows are read in small batches, which bounds the memory for any file. pyarrow, DuckDB
+and SQLite are imported on first use, as most extraction processes do not need them.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
 
 PARQUET, LINES, GZIP, ZSTD, CSV, TSV, SQLITE = "parquet", "jsonl", "gzip", "zstd", "csv", "tsv", "sqlite"
 SUFFIXES = {".parquet": PARQUET, ".jsonl": LINES, ".ndjson": LINES, ".csv": CSV, ".tsv": TSV}
-TEXT = "text"  # the type of a column of text
+TEXT = "text"  # type of a text column
 MAX_ROW_BYTES = 256 * 2**20
 REASONS_SHOWN = 3
 
-_BATCH_ROWS = 16  # a file of some kilobytes may repeat a value of megabytes in a million rows
-_COPY_ROWS = 10_000  # that go from SQLite to DuckDB at a time
-_LINES_LOOKED_AT = 20  # within these a file of lines must show that it is one, and its columns
+_BATCH_ROWS = 16  # a Parquet file of kilobytes may repeat a value of megabytes in a million rows
+_COPY_ROWS = 10_000  # copied from SQLite to DuckDB at a time
+_LINES_LOOKED_AT = 20  # the columns of JSON Lines are those of the first lines
 _NAMES_SHOWN = 20
 _BUFFER = 2**20
 _CHARACTERS_AT_ONCE = 2**20
-_SQLITE_LOCK_BYTES = 18  # place of the two header bytes that say how the file is journalled
+_SQLITE_LOCK_BYTES = 18  # offset of the two header bytes with the journal mode
 _ARROW_TYPES = {"integer": "int64", "real": "float64", "text": "string", "blob": "binary"}
 
-Columns = Mapping[str, str]  # names and types; of a file of lines, those that its first lines have
+Columns = Mapping[str, str]  # names and types; of JSON Lines, those in the first lines
 Choose = Callable[[Columns], Sequence[str]]
 
 
@@ -51,15 +50,15 @@ class Table:
     """A file of rows, or a part of one.
 
     Attributes:
-        source: The file's path, or its bytes.
-        form: `PARQUET`, `LINES` (of JSON), `GZIP` or `ZSTD` (compressed lines of JSON), `CSV`, `TSV` or `SQLITE`.
-        start, stop: The part: bytes of a file of lines, row groups of a Parquet file; a `stop` of 0 is its end.
+        source: Path or bytes of the file.
+        form: `PARQUET`, `LINES` (JSON Lines), `GZIP` or `ZSTD` (compressed JSON Lines), `CSV`, `TSV` or `SQLITE`.
+        start, stop: Range of the part: bytes of JSON Lines, row groups of Parquet; a `stop` of 0 is the end.
         first: Number of the part's first row.
-        query: Query whose rows are read of a SQLite file.
-        errors: Treatment of bytes that are not UTF-8: with `replace` the row is kept, with `surrogateescape` its text
-            is refused.
-        objects: Whether a line of JSON that holds no object is refused; else its value is under the name "".
-        max_row_bytes, max_unpacked_bytes: Larger rows are refused, and the rest of compressed files.
+        query: SQL query whose rows are read from a SQLite file.
+        errors: Error handler for bytes that are not UTF-8: `replace` keeps the row, `surrogateescape` refuses its
+            text.
+        objects: Refuse a line whose JSON value is not an object; otherwise the value is in the column "".
+        max_row_bytes, max_unpacked_bytes: Limits beyond which a row, or the rest of a compressed file, is refused.
     """
 
     source: Path | bytes
@@ -75,13 +74,13 @@ class Table:
 
 
 class Row(NamedTuple):
-    """A row.
+    """A row of a file.
 
     Attributes:
         place: Its place in the file, such as "line 7".
-        number: The number in it, from 1.
-        values: By column; none where the row is refused.
-        problem: Reason of the refusal, which begins with the place.
+        number: The number in `place`, from 1.
+        values: Values by column; {} if the row is refused.
+        problem: Reason of the refusal, which begins with the place, or None.
     """
 
     place: str
@@ -93,10 +92,10 @@ class Row(NamedTuple):
         """Return the text in a column.
 
         Args:
-            empty: Whether a text without characters is one.
+            empty: Allow the empty string.
 
         Raises:
-            ExtractionProblem: The row is refused, or has no text there that UTF-8 can hold.
+            ExtractionProblem: The row is refused, or has no text in the column, or text that UTF-8 cannot encode.
         """
         if self.problem is not None:
             raise self.problem
@@ -115,14 +114,13 @@ class Row(NamedTuple):
 
 
 class Refused:
-    """Counter of the refused rows of files, with the first reasons, for the user."""
+    """Count of refused rows, with the first reasons, for messages."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[str] = []
 
     def add(self, path: Path, problem: ExtractionProblem) -> None:
-        """Count a row of a file."""
         self.count += 1
         if len(self._first) < REASONS_SHOWN:
             self._first.append(f"{path}, {problem.reason}")
@@ -136,17 +134,17 @@ class Refused:
 
 
 def read_rows(table: Table, choose: Choose | None = None) -> Iterator[Row]:
-    """Read the rows of a file, each as soon as it is asked for.
+    """Read the rows of a file lazily.
 
     Args:
-        choose: Returns the columns to read, of those that there are, or raises where one is missing. A line without the
-            first of them keeps all its values, for the message. None reads all columns.
+        choose: Function from the existing columns to those to read, which raises if one is missing. A line without the
+            first of them keeps all its values, for the error message. None reads all columns.
 
     Yields:
-        Every row, refused ones too; blank lines count, but are no rows.
+        Every row, including refused ones; blank lines are skipped, but numbered.
 
     Raises:
-        ExtractionProblem: The file cannot be read; raised before the first row, if at all.
+        ExtractionProblem: The file cannot be read; only raised before the first row.
     """
     readers = {PARQUET: _read_parquet, CSV: _read_csv, TSV: _read_csv, SQLITE: _read_sqlite}
     try:
@@ -156,15 +154,15 @@ def read_rows(table: Table, choose: Choose | None = None) -> Iterator[Row]:
 
 
 def encoding_fault(text: str) -> str:
-    """Return the reason why UTF-8 cannot hold a text; "" if it can."""
+    """Return the reason why UTF-8 cannot encode a text; "" if it can."""
     if text.isascii():
         return ""
-    for start in range(0, len(text), _CHARACTERS_AT_ONCE):  # a text may have hundreds of MB
+    for start in range(0, len(text), _CHARACTERS_AT_ONCE):  # bounds the memory for texts of hundreds of MB
         try:
             text[start : start + _CHARACTERS_AT_ONCE].encode()
         except UnicodeEncodeError as error:
             place = start + error.start
-            if not "\udc80" <= text[place] <= "\udcff":  # these are the bytes that are not UTF-8
+            if not "\udc80" <= text[place] <= "\udcff":  # surrogateescape of bytes that are not UTF-8
                 return "holds a lone surrogate (\\ud800 to \\udfff), which is no character"
             byte = ord(text[place]) - 0xDC00
             return f"is not UTF-8: byte 0x{byte:02x} behind {place} characters (a lone surrogate when read)"
@@ -172,12 +170,12 @@ def encoding_fault(text: str) -> str:
 
 
 def document_column(columns: Columns, preferred: str) -> str | None:
-    """Return the first of the preferred columns, whose names stand between commas, that holds text; None without."""
+    """Return the first of the preferred columns (comma-separated) that is a text column, or None."""
     return next((name for name in map(str.strip, preferred.split(",")) if columns.get(name) == TEXT), None)
 
 
 def list_columns(columns: Columns) -> str:
-    """Return the names of columns for a message, with the types of those that hold no text."""
+    """Return the names of columns for a message, with the types of those that are not text."""
     shown = [name[:80] + ("" if kind == TEXT else f" ({kind})") for name, kind in columns.items()]
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
     return f"{', '.join(shown[:_NAMES_SHOWN]) or 'none'}{more}"
@@ -201,7 +199,7 @@ def _corrupt(reason: str) -> ExtractionProblem:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of a message; some libraries add advice that means nothing here."""
+    """Return the first line of a message, without the advice that some libraries add."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
 
 
@@ -234,7 +232,7 @@ def _read_parquet(table: Table, choose: Choose | None) -> Iterator[Row]:
 
 
 def _read_group(file: Any, group: int, first: int, columns: list[str], table: Table) -> Iterator[Row]:
-    """The rows of a row group, up to where it is damaged."""
+    """Yield the rows of a row group, and one refused row for the rest if it is damaged."""
     import pyarrow as pa
 
     number = first
@@ -258,11 +256,11 @@ def _table_row(number: int, columns: list[str], cells: list[Any], table: Table) 
     for name, cell in zip(columns, cells, strict=True):
         try:
             value = cell.as_py()
-        except UnicodeDecodeError as error:  # Parquet allows it to be written
+        except UnicodeDecodeError as error:  # Parquet does not enforce UTF-8
             value = bytes(error.object).decode("utf-8", table.errors)
         except (ValueError, OverflowError) as error:  # such as a date beyond Python's
             return _refused("row", number, _corrupt(f"row {number}: {name!r} cannot be read: {_first_line(error)}"))
-        # no text has more characters than bytes, so most are never encoded for this
+        # a character has at most 4 bytes, so most texts need not be encoded for this check
         if isinstance(value, str) and len(value) * 4 > table.max_row_bytes:
             n_bytes = len(value.encode("utf-8", "surrogatepass"))
             if n_bytes > table.max_row_bytes:
@@ -280,7 +278,7 @@ def _column_type(kind: pa.DataType) -> str:
 
 
 def _use_system_memory() -> None:
-    """Arrow's own allocators set a gigabyte of addresses aside, most of what an extraction process is allowed."""
+    """Use malloc for Arrow, whose allocators reserve a gigabyte of the address space that a worker is allowed."""
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
@@ -290,10 +288,10 @@ def _use_system_memory() -> None:
 
 
 def line_columns(table: Table) -> dict[str, str]:
-    """Return the columns in the first lines of a file of JSON Lines.
+    """Return the columns in the first lines of a JSON Lines file.
 
     Raises:
-        ExtractionProblem: None of these lines holds an object.
+        ExtractionProblem: None of these lines is a JSON object, or the file is empty.
     """
     columns: dict[str, str] = {}
     first: ExtractionProblem | None = None
@@ -325,7 +323,7 @@ def _read_lines(table: Table, choose: Choose | None) -> Iterator[Row]:
             for found, n_bytes in _lines(stream, number, table, chosen):
                 place += n_bytes
                 if found:
-                    yield found.pop()  # not held here while it is worked on
+                    yield found.pop()  # keeps no reference while the caller uses the row
                 number += 1
                 if table.form != LINES and place > table.max_unpacked_bytes:
                     reason = f"the file unpacks to more than {table.max_unpacked_bytes} bytes (max_unpacked_bytes)"
@@ -348,15 +346,15 @@ def _open_lines(table: Table) -> BinaryIO:
         return io.BufferedReader(open_regular(table.source), _BUFFER)
     import pyarrow as pa
 
-    # unlike the readers of Python's modules, these notice a file that ends too early in every format
+    # unlike Python's modules, Arrow reports a truncated file in every format
     raw = pa.input_stream(str(table.source), compression=table.form, buffer_size=0)
     return io.BufferedReader(raw, _BUFFER)
 
 
 def _lines(stream: BinaryIO, first: int, table: Table, chosen: Sequence[str]) -> Iterator[tuple[list[Row], int]]:
-    """Of each line the row in it, if it holds anything, and its bytes.
+    """Yield for each line a list with its row, empty for a blank line, and its length in bytes.
 
-    A line may be a document of hundreds of MB, so nothing of it is held longer than it is needed.
+    A line may be a document of hundreds of MB, so references to it are dropped early.
     """
     for number in itertools.count(first):
         line = stream.readline(table.max_row_bytes + 1)
@@ -446,7 +444,7 @@ def _read_sqlite(table: Table, choose: Choose | None) -> Iterator[Row]:
 
     assert isinstance(table.source, bytes)
     settings = {
-        # The query is the user's, but what it reads is not: no other file, no network, nothing to install.
+        # the data is untrusted: no other files, no network, no installation of extensions
         "enable_external_access": False,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -479,17 +477,17 @@ def _read_sqlite(table: Table, choose: Choose | None) -> Iterator[Row]:
 
 
 def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
-    """Copy the tables and views that the query speaks of from SQLite; return the names of all."""
+    """Copy the tables and views that the query mentions from SQLite to DuckDB; return the names of all."""
     import sqlite3
 
     copied = data
     if data[_SQLITE_LOCK_BYTES : _SQLITE_LOCK_BYTES + 2] == b"\x02\x02":
-        # A file in write-ahead mode cannot be opened in memory. Its log lies elsewhere, so nothing is lost by this.
+        # a file in write-ahead mode cannot be opened in memory; its log is another file, so nothing is lost
         copied = data[:_SQLITE_LOCK_BYTES] + b"\x01\x01" + data[_SQLITE_LOCK_BYTES + 2 :]
     try:
         with closing(sqlite3.connect(":memory:")) as source:
             source.deserialize(copied)
-            # What a file defines may be hostile: it must neither write nor call functions with side effects.
+            # the schema is untrusted: it must neither write nor call functions with side effects
             source.execute("PRAGMA trusted_schema = OFF")
             source.execute("PRAGMA cell_size_check = ON")
             source.execute("PRAGMA query_only = ON")
@@ -500,7 +498,7 @@ def _copy_tables(data: bytes, query: str, database: Any) -> list[str]:
             )
             tables = [str(name) for (name,) in names]
             for table in tables:
-                # Whole words, so that a file with hundreds of tables costs only those that are asked for.
+                # matches whole words, so that of hundreds of tables only those in the query are copied
                 name = re.escape(table.replace('"', '""'))
                 if re.search(rf"(?<!\w){name}(?!\w)", query, re.IGNORECASE):
                     _copy_table(source, table, database)
@@ -516,7 +514,7 @@ def _copy_table(source: sqlite3.Connection, table: str, database: Any) -> None:
     fields, parts = [], []
     for name in [str(row[1]) for row in source.execute(f"PRAGMA table_info({quoted})")]:
         column = _quote(name)
-        # Any cell of a SQLite column may have a type of its own, which Arrow and DuckDB do not know.
+        # each cell of a SQLite column may have another type, which Arrow and DuckDB do not allow
         kinds = {str(kind) for (kind,) in source.execute(f"SELECT DISTINCT typeof({column}) FROM {quoted}")} - {"null"}
         kind = "real" if kinds == {"integer", "real"} else "text"
         if len(kinds) == 1:

@@ -1,13 +1,11 @@
-"""The text layer of a PDF page: whether it says what the page shows, and how it is joined with what OCR read.
+"""Route a PDF page to its text layer, to OCR, or to both, and merge their texts.
 
-Routing takes a few calls into PDFium, because most pages are ordinary and must not pay for the others: whether text is
-drawn at all is asked of a sample of characters, and pictures are looked for only where there is little text or text
-that is invisible.
+Routing makes few calls into PDFium, as most pages have an ordinary text layer: a sample of characters shows whether the
+text is drawn, and images are examined only on pages with little or invisible text.
 
-A PDF whose fonts have no usable mapping to Unicode looks right on paper and gives garbage as text: private-use and
-unassigned characters, control characters, one letter for another, two scripts in one word. Each has a plain sign,
-counted line by line; none needs a dictionary or a trained model, so it works on any language. A false alarm costs a
-page of OCR, hence the thresholds are on the safe side: real text of any kind is well above them.
+A font without a usable mapping to Unicode displays correctly, but its text is garbage: private-use, unassigned and
+control characters, wrong letters, two scripts in one word. These are counted line by line, without a dictionary or a
+model, which works in any language. A false alarm costs a page of OCR, so real text is well above the thresholds.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
 SHORT_TEXT = 100  # Visible characters; a page with fewer may be a scan with a stamp or a page number typed on it.
-HEADING_TEXT = 600  # As many may be a header and a footer typed on a scan, if the picture is plainly one.
+HEADING_TEXT = 600  # Visible characters that may be a header and a footer typed on a scan.
 SCAN_COVERAGE = 0.5  # Share of a page that images must cover for it to be taken for a scan.
 PLAIN_SCAN_COVERAGE = 0.8
 PLAIN_SCAN_DPI = 100  # Backgrounds of slides are coarser, or in colour.
 GREY_BITS = 8
 OBJECTS_LOOKED_AT = 2000  # Enough to find a scan; a page of vector graphics may have millions.
 OBJECTS_OF_A_SCAN = 60  # A picture and the lines of its header.
-CHARACTERS_LOOKED_AT = 3
-CHARACTERS_COUNTED = 100
+CHARACTERS_LOOKED_AT = 3  # The first sample for invisible text,
+CHARACTERS_COUNTED = 100  # and the second, if one of the first is invisible.
 
 Route = Literal["layer", "hidden layer", "picture", "picture or hidden layer", "better", "both"]
 
@@ -44,11 +42,11 @@ class Routing:
     """Route of a page: text layer, OCR, or both.
 
     Attributes:
-        route: "layer": the text layer is the text. "hidden layer": so it is, though it is not drawn: an earlier OCR
-            of the scan on the page. "picture": there is no layer. "picture or hidden layer": a layer that is not
-            drawn, and no scan that it could belong to; it counts if the picture says the same. "better": the layer
-            is garbled; the better of both counts. "both": the layer is typed on a scan.
-        engine: What to name as the reader of the layer.
+        route: "layer": the text layer. "hidden layer": an invisible layer, from an earlier OCR of the scan on the
+            page. "picture": OCR, as there is no layer. "picture or hidden layer": an invisible layer without a scan;
+            it is used if OCR agrees with it. "better": the layer is garbled; the better of both. "both": the layer is
+            typed on a scan; merged.
+        engine: Name of the reader of the layer.
     """
 
     route: Route
@@ -56,12 +54,12 @@ class Routing:
 
 
 def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> Routing:
-    """Decide about one page.
+    """Choose the route of a page.
 
     Args:
         page: The page.
         layer: Its text page, of `n_characters`.
-        text: The text layer with the control characters in it.
+        text: The text layer, including control characters.
 
     Raises:
         pypdfium2.PdfiumError: An object on the page is damaged.
@@ -71,7 +69,7 @@ def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_cha
         return Routing("layer")
     visible = _count_visible(text)
     if visible == 0:
-        # Annotations are drawn too: a page may consist of them alone.
+        # annotations are drawn too: a page may consist of them alone
         drawn = pdfium_c.FPDFPage_CountObjects(page) > 0 or pdfium_c.FPDFPage_GetAnnotCount(page) > 0
         return Routing("picture" if drawn else "layer")
     if hidden:
@@ -89,7 +87,7 @@ def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_cha
 
 
 def _image_coverage(page: pdfium.PdfPage) -> float:
-    """The share of a page's area that images cover; overlaps count twice."""
+    """Return the share of a page's area that images cover; overlaps count twice."""
     width, height = page.get_size()
     covered = 0.0
     try:
@@ -98,13 +96,12 @@ def _image_coverage(page: pdfium.PdfPage) -> float:
                 left, bottom, right, top = item.get_bounds()
                 covered += max(0.0, min(right, width) - max(left, 0)) * max(0.0, min(top, height) - max(bottom, 0))
     except pdfium.PdfiumError:
-        return 0.0  # A damaged object: the text layer is what there is.
+        return 0.0  # a damaged object: the text layer is used
     return covered / max(width * height, 1.0)
 
 
 def _is_hidden(layer: pdfium.PdfTextPage, n_characters: int) -> bool:
-    """Return True if most of the text is not drawn (render mode 3), as the text that OCR lays over a scan is not."""
-    # One hidden character among a few spread over the page makes it worthwhile to count.
+    """Return True if most of the text is not drawn (render mode 3), like the OCR text over a scan."""
     if not any(_hidden_characters(layer, n_characters, CHARACTERS_LOOKED_AT)):
         return False
     counted = _hidden_characters(layer, n_characters, CHARACTERS_COUNTED)
@@ -112,7 +109,7 @@ def _is_hidden(layer: pdfium.PdfTextPage, n_characters: int) -> bool:
 
 
 def _hidden_characters(layer: pdfium.PdfTextPage, n_characters: int, n_wanted: int) -> list[bool]:
-    """For characters spread over the page, whether they are not drawn; those that PDFium made up are left out."""
+    """Return for characters spread over the page whether each is invisible, without those that PDFium generated."""
     step = max(1, n_characters // n_wanted)
     objects = (pdfium_c.FPDFText_GetTextObject(layer, index) for index in range(step // 2, n_characters, step))
     invisible = pdfium_c.FPDF_TEXTRENDERMODE_INVISIBLE
@@ -120,7 +117,7 @@ def _hidden_characters(layer: pdfium.PdfTextPage, n_characters: int, n_wanted: i
 
 
 def _is_plain_scan(page: pdfium.PdfPage) -> bool:
-    """Return True if a grey picture that is fine enough to be read covers the page, with little else on it."""
+    """Return True if a grey image of a resolution fit for OCR covers the page, with few other objects."""
     if not 0 < pdfium_c.FPDFPage_CountObjects(page) <= OBJECTS_OF_A_SCAN:
         return False
     width, height = page.get_size()
@@ -137,21 +134,21 @@ def _is_plain_scan(page: pdfium.PdfPage) -> bool:
     return False
 
 
-LEGIBLE_SHARE = 0.7  # Below this share of legible characters a text layer does not say what the page shows.
+LEGIBLE_SHARE = 0.7  # Below this share of legible characters a text layer is garbled.
 
 # The eight most frequent letters of European languages make up 64 % of English and 50 % and more of all languages in
-# Latin script, and of source code. Of letters that stand for others, or for nothing, they are about 30 %.
+# Latin script and of source code, and about 30 % of letters that are mapped wrongly.
 COMMON_LETTERS = b"etaoinsrETAOINSR"
 COMMON_SHARE = 0.3
 PLAINLY_COMMON_SHARE = 0.45
-LETTERS_JUDGED = 30  # Fewer letters are no sample.
+LETTERS_JUDGED = 30  # Fewer letters are no sufficient sample.
 
 _ACCENTED_SHARE = 0.6  # Vietnamese has 0.3; Cyrillic bytes read as Latin-1 have nearly 1.
 _SIGNS_SHARE = 0.2
-_SALAD_SHARE = 0.6
-_SALAD_KINDS = 12
-_CONTROL_COST = 2  # Besides itself: where a glyph's number stands for one character, it does for its neighbours too.
-_JUNCTION_COST = 2  # Characters that a word in two scripts makes doubtful.
+_SYMBOL_SHARE = 0.6
+_SYMBOL_KINDS = 12
+_CONTROL_COST = 2  # Neighbours that count as illegible too: a font that maps one glyph to its number maps all so.
+_JUNCTION_COST = 2  # Characters that count as illegible where two scripts meet in a word.
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NOT_LETTERS = bytes(set(range(256)) - set(_LETTERS))
@@ -165,12 +162,12 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _ACCENTED = re.compile("[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff]")
 _SIGNS = re.compile("[\u00a1-\u00a6\u00a8\u00aa\u00ac\u00ae\u00af\u00b2-\u00b6\u00b8-\u00ba\u00bc-\u00bf]")
 _SYMBOLS = re.compile(r"[!-,/:-<>-@\[-^`{}~]")
-_LEADERS = re.compile(r"[.=|_-]")  # Dots up to a page number, rules, frames of tables: any number of them is in order.
+_LEADERS = re.compile(r"[.=|_-]")  # Leaders, rules and frames of tables: not counted as symbols.
 _WORDS = re.compile(r"[A-Za-z]{3,}")  # Not the letters of formulae.
 _LATIN = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"
 _OTHER = "\u0400-\u052f\u0531-\u058f\u0590-\u05ff\u0600-\u06ff\u0900-\u0e7f\u10a0-\u10ff"
 _GREEK = "\u0370-\u03ff"
-# Of fixed width, so that a run of a million letters is looked at once. A Greek letter beside a Latin one is a formula.
+# Lookbehinds of fixed width keep this linear. A single Greek letter beside a Latin one is a formula.
 _JUNCTION = re.compile(
     f"(?<=[{_LATIN}])[{_OTHER}]|(?<=[{_OTHER}])[{_LATIN}]"
     f"|(?<=[{_LATIN}]{{2}})[{_GREEK}]{{2}}|(?<=[{_GREEK}]{{2}})[{_LATIN}]{{2}}"
@@ -182,17 +179,14 @@ def _count_visible(text: str) -> int:
 
 
 def is_legible(text: str) -> bool:
-    """Return True if a text layer says what its page shows, as far as the text alone can tell.
-
-    The text has its control characters. An empty one is legible: that is missing, not garbled.
-    """
+    """Return True if a text layer, including control characters, is not garbled; an empty one is not."""
     if _is_plain(text) or _is_plainly_words(text):
         return True
     return count_legible(text) >= LEGIBLE_SHARE * _count_visible(text)
 
 
 def _is_plain(text: str) -> bool:
-    """Return True if a glance settles that the text is legible, as it does for most pages in Latin script."""
+    """Return True if a fast check finds the text legible, as on most pages in Latin script."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
@@ -201,24 +195,24 @@ def _is_plain(text: str) -> bool:
     return (
         letters >= max(LETTERS_JUDGED, 0.3 * len(text))
         and len(encoded.translate(None, _NOT_COMMON)) >= PLAINLY_COMMON_SHARE * letters
-        and len(encoded) <= 1.1 * len(text)  # Each character beyond ASCII has one more byte, or two or three.
+        and len(encoded) <= 1.1 * len(text)  # at most a tenth of the characters are beyond ASCII
         and len(encoded.translate(None, _CONTROLS)) >= 0.98 * len(encoded)
     )
 
 
 def _is_plainly_words(text: str) -> bool:
-    """The same for pages with many figures, leaders or signs: what words there are settle it."""
+    """Return True if the words are legible, on pages with many figures, leaders or symbols."""
     if _JUNK.search(text) or _JUNCTION.search(text):
         return False
     words = "".join(_WORDS.findall(text)).encode()
-    others = len(text) - sum(map(text.count, ". _-=|\r\n"))  # Leaders up to a page number may be most of a page.
+    others = len(text) - sum(map(text.count, ". _-=|\r\n"))  # leaders may be most of a page
     if len(words) < max(3 * LETTERS_JUDGED, 0.2 * others) or len(_ACCENTED.findall(text)) > 0.3 * len(words):
         return False
     return len(words.translate(None, _NOT_COMMON)) >= PLAINLY_COMMON_SHARE * len(words)
 
 
 def count_legible(text: str) -> int:
-    """Return the number of visible characters in legible lines; those too short to judge are judged together."""
+    """Return the number of visible characters in legible lines; short lines are judged together."""
     unassigned = _unassigned(text)
     legible = 0
     for line in _judged_together(text):
@@ -233,7 +227,7 @@ def count_legible(text: str) -> int:
 
 
 def _judged_together(text: str) -> Iterator[str]:
-    """The lines with enough letters to be judged alone, then the others as one."""
+    """Yield the lines with enough letters for a judgement, then all others joined."""
     short = []
     for line in text.splitlines():
         if _count_letters(line) >= LETTERS_JUDGED:
@@ -248,7 +242,7 @@ def _count_letters(line: str) -> int:
 
 
 def _is_garbled(line: str, visible: int) -> bool:
-    """Return True if the characters, each of them possible, form no text."""
+    """Return True if the distribution of the characters is not that of text."""
     words = "".join(_WORDS.findall(line)).encode()
     letters = len(words)
     if letters >= LETTERS_JUDGED and len(words.translate(None, _NOT_COMMON)) < COMMON_SHARE * letters:
@@ -263,33 +257,33 @@ def _is_garbled(line: str, visible: int) -> bool:
     symbols = _SYMBOLS.findall(line)
     return (
         len(symbols) >= LETTERS_JUDGED
-        and len(symbols) >= _SALAD_SHARE * (visible - len(_LEADERS.findall(line)))
-        and len(set(symbols)) >= _SALAD_KINDS
+        and len(symbols) >= _SYMBOL_SHARE * (visible - len(_LEADERS.findall(line)))
+        and len(set(symbols)) >= _SYMBOL_KINDS
     )
 
 
 def _unassigned(text: str) -> re.Pattern[str] | None:
-    """A pattern for the characters in the text that Unicode has given to nobody; None if there are none."""
+    """Return a pattern for the characters of the text that Unicode has not assigned; None if there are none."""
     beyond = sorted(set(_BEYOND_ASCII.findall(text)))
     found = [char for char in beyond if unicodedata.category(char) == "Cn" and not _JUNK.match(char)]
     return re.compile("[" + re.escape("".join(found)) + "]") if found else None
 
 
-SAME_LINE = 0.75  # Similarity from which two lines are two readings of one.
-LINES_COMPARED = 400  # Of a layer: each line read costs as many; the pages in question have few typed lines.
+SAME_LINE = 0.75  # Similarity above which two lines are readings of the same line.
+LINES_COMPARED = 400  # Lines of a layer that each line from OCR is compared with.
 AGREEING_WORDS = 0.6
 
 _WORD = re.compile(r"\w+")
 
 
 def merge_lines(layer: str, read: str) -> str:
-    """Return every line of a text layer and of an OCR reading of its page; what both have stands there once."""
+    """Merge the lines of a text layer with those that OCR read; a line in both appears once, from the layer."""
     whole = [line for line in layer.split("\n") if line.strip()]
     typed = whole[:LINES_COMPARED]
-    left = {index: _bare(line) for index, line in enumerate(typed)}
+    left = {index: _without_spaces(line) for index, line in enumerate(typed)}
     lines = []
     for line in read.split("\n"):
-        match = _find(_bare(line), left)
+        match = _find_similar(_without_spaces(line), left)
         if match is not None:
             line = typed[match]
             del left[match]
@@ -299,18 +293,18 @@ def merge_lines(layer: str, read: str) -> str:
 
 
 def agree(layer: str, read: str) -> bool:
-    """Return True if most words of a layer are among those that OCR read: the layer says what the page shows."""
+    """Return True if OCR read most words of a layer."""
     wanted = Counter(_WORD.findall(layer.casefold()))
     found = Counter(_WORD.findall(read.casefold()))
     return bool(wanted) and (wanted & found).total() >= AGREEING_WORDS * wanted.total()
 
 
-def _bare(line: str) -> str:
+def _without_spaces(line: str) -> str:
     return "".join(line.casefold().split())
 
 
-def _find(bare: str, candidates: dict[int, str]) -> int | None:
-    """The candidate that is the same line; None if there is none."""
+def _find_similar(bare: str, candidates: dict[int, str]) -> int | None:
+    """Return the index of the first candidate similar enough to be the same line, or None."""
     if not bare:
         return None
     matcher = SequenceMatcher(None, autojunk=False)

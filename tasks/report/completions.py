@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from model.metrics import perplexity
+from model.metrics import NllSum
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE
@@ -167,6 +167,6 @@ def generation_page(found: Row, corpus: str) -> list[str]:
         title=f"Corpus {corpus}: what the model wrote",
         shades=SHADES,
         # the model's own, of what it wrote
-        perplexity=perplexity(-found.logprob, found.tokens),
+        perplexity=NllSum(-found.logprob, found.tokens).perplexity,
         **vars(found) | {"settings": settings},
     )

@@ -209,7 +209,7 @@ def _system(plan: Plan) -> Diagram:
 
 
 def _choice(sampling: Sampling) -> tuple[str, ...]:
-    """How a token is chosen, in a few words each."""
+    """Return the sampling settings as lines of a box."""
     if sampling.strategy != "sample" or not sampling.temperature:
         return ("greedy" if not sampling.temperature else f"{sampling.strategy} search",)
     kept = [f"top-k {sampling.top_k}"] if sampling.top_k else []

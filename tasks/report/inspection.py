@@ -254,9 +254,9 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "increment_norms": rounded(found.increments.norm(dim=-1)),
         "next": [next_tokens(inspection, place, NEXT_TOKENS) for place in range(inspection.n_tokens)],
         "sequence": {
-            "conditionals": rounded(found.score.log_probs),
-            "log_probability": rounded(found.score.total),
-            "nll": rounded(found.score.nll),
+            "conditionals": rounded(found.conditionals),
+            "log_probability": rounded(-found.score.nll_nats),
+            "nll": rounded(found.score.loss),
             "perplexity": rounded(found.score.perplexity),
         },
         "gains": [
@@ -286,8 +286,8 @@ def inspection_text(found: Inspection) -> str:
     score, states = found.trace.score, found.trace.hidden.norm(dim=-1).mean(dim=1).tolist()
     lines = ["tokens:   " + " ".join(found.labels[:40]) + (" …" if found.n_tokens > 40 else "")]
     lines.append("states:   " + " → ".join(f"{length:.3g}" for length in states) + "  (mean length, h0 to the last)")
-    if len(score.log_probs):
-        lines.append(f"prompt:   {score.nll:.3f} nats per token, perplexity {score.perplexity:.4g}")
+    if score.tokens:
+        lines.append(f"prompt:   {score.loss:.3f} nats per token, perplexity {score.perplexity:.4g}")
     likely = next_tokens(found, found.n_tokens - 1, n=5)
     return "\n".join([*lines, "next:", *(f"  {item['probability']:6.1%}  {item['text']}" for item in likely)])
 

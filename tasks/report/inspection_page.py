@@ -184,7 +184,7 @@ def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
 
 def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
     """Token, probability, logarithm and running sum."""
-    values: Sequence[float] = inspection.trace.score.log_probs.tolist()
+    values: Sequence[float] = inspection.trace.conditionals.tolist()
     names = [f"{place} {cut(label, 14)}" for place, label in enumerate(inspection.labels)][1:]
     return list(zip(names, map(math.exp, values), values, accumulate(values), strict=True))
 

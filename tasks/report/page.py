@@ -12,6 +12,7 @@ where the run made nothing to show.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -161,6 +162,17 @@ class Page:
     title: str
     summary: str
     files: tuple[Path, ...]
+
+    def at_a_glance(self) -> dict[str, Any]:
+        """Return the first paragraph of the summary, what it advises, and where the page is, for a terminal."""
+        lead, *rest = (line for line in self.summary.splitlines() if line.strip())
+        advice = [_unescaped(line[2:]) for line in rest if line.startswith("- ")]
+        return {"topic": self.topic, "lead": _unescaped(lead), "advice": advice, "file": str(self.files[0])}
+
+
+def _unescaped(line: str) -> str:
+    """Return the text of a line that `wording.plain` wrote for Markdown."""
+    return re.sub(r"\\(.)", r"\1", line)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Sources of documents: addresses, walks, repositories, buckets, and digests of what was found."""
+"""Sources of documents: addresses, recursive listings of folders, git repositories and buckets, and content digests."""

@@ -2,18 +2,18 @@
 
 A source is written as
 
-    docs                                     a folder or a file; relative paths count from the base
+    docs                                     a folder or a file; relative paths start at the base
     docs/**/*.pdf                            files of a folder, `*` and `?` stand for parts of a name, `**` for folders
     file:///srv/docs                         the same as /srv/docs; %20 stands for a space
-    git+/srv/project@v1.2                    a git repository at a branch, tag or commit; without @, where its HEAD is
+    git+/srv/project@v1.2                    a git repository at a branch, tag or commit; without @, at its HEAD
     git+https://host/project.git@main#subdir=docs      the same from a server (http, https, ssh, git, file), one folder
     /srv/project.git                         a bare repository, at its HEAD
     s3://bucket/prefix                       objects of a bucket; also s3://bucket/docs/*.pdf; %23 stands for #
-    s3://bucket/prefix?endpoint_override=host:9000&scheme=http      with the options that pyarrow knows
+    s3://bucket/prefix?endpoint_override=host:9000&scheme=http      with options of pyarrow
     documents:corpus                         any of these, where the rows of Parquet and JSON Lines are the documents
 
-Credentials come from the environment, git's credential helpers or ssh's agent, never from an address: addresses are
-stored with deployments and rows. A branch or a prefix is followed: each listing sees it as it is then.
+Credentials come from the environment, git's credential helpers or the ssh agent, never from an address: addresses are
+stored with deployments and rows. A branch or a prefix is resolved anew by each listing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tasks.sources.objects import ObjectSource
 DOCUMENTS = "documents:"
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
-_SSH = frozenset({"ssh", "git+ssh"})  # whose addresses name a user, without a password
-_PASSWORD = re.compile(r"([^/:@\s]+:)[^/@\s]+@")  # of an address whose scheme was forgotten
+_SSH = frozenset({"ssh", "git+ssh"})  # addresses may name a user, without a password
+_PASSWORD = re.compile(r"([^/:@\s]+:)[^/@\s]+@")  # in an address without a scheme
 
 
 @pydantic_dataclass(frozen=True, config=STRICT)
 class WalkSettings:
-    """Selection of files within the sources. A file that is itself named as a source is always selected."""
+    """Selection of files within the sources. A file that is itself a source is always selected."""
 
     include: str = option(
         "",
@@ -64,32 +64,32 @@ class WalkSettings:
 
 
 class Source(Protocol):
-    """Something that holds files. Its text is its canonical address, which resolves to an equal source."""
+    """A set of files. `str(source)` is its canonical address, which resolves to an equal source."""
 
     @property
     def name(self) -> str:
-        """Return the first part of its files' paths, which is used where there are several sources."""
+        """Return the first component of its paths, which is used if there are several sources."""
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
-        """Yield its rows, with None for each path that patterns leave out.
+        """Yield one row per path, with None for each path that patterns exclude.
 
         Args:
-            label: First part of the paths, encoded; "" for none.
-            filters: Which paths are wanted.
-            excluded: Locations of folders to pass over without a row.
-            cache: Folder for what is fetched.
+            label: First component of the paths, encoded; "" for none.
+            filters: Selection of the paths.
+            excluded: Absolute paths of folders to skip without a row.
+            cache: Folder for downloads.
 
         Raises:
-            UserError: It cannot be had.
+            UserError: The source cannot be read.
         """
 
 
 @dataclass(frozen=True)
 class DocumentsSource:
-    """Files of another source whose rows are documents, which are taken as they are, without extraction.
+    """Files of another source whose rows are documents, which are imported without extraction.
 
     Attributes:
-        files: Where the Parquet or JSON Lines files are: a file, a folder, a pattern, a bucket, a repository.
+        files: Source of the Parquet or JSON Lines files: a file, a folder, a pattern, a bucket, a repository.
     """
 
     files: Source
@@ -99,32 +99,32 @@ class DocumentsSource:
 
     @property
     def name(self) -> str:
-        """Return the name of the other source."""
+        """Return the name of the source of the files."""
         return self.files.name
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
-        """Yield the rows of the other source, marked. A corpus may have any size: it is read row by row."""
+        """Yield the rows of the files' source with the prefix `documents:`, without a size limit: rows are streamed."""
         for row in self.files.rows(label, replace(filters, max_bytes=None), excluded, cache):
             yield row and replace(row, source=f"{DOCUMENTS}{row.source}")
 
 
 def is_corpus(source: str) -> bool:
-    """Return True if a row's source says that the file's rows are documents."""
+    """Return True if the rows of the files of a source are documents."""
     return source.startswith(DOCUMENTS)
 
 
 def resolve_sources(sources: Iterable[str], base: Path | None = None) -> list[Source]:
-    """Resolve the addresses of sources; see the head of this module.
+    """Resolve the addresses of sources; the docstring of this module lists their forms.
 
     Args:
-        sources: Their strings; one may hold several on lines of their own.
-        base: Where relative paths begin; by default the current folder.
+        sources: Addresses; a string may hold several, one per line.
+        base: Folder of relative paths; by default the current folder.
 
     Returns:
         Each source once, in the order given.
 
     Raises:
-        UserError: There is none, one is malformed, or a path does not exist. Servers are not asked.
+        UserError: There is no address, one is malformed, or a path does not exist. Servers are not contacted.
     """
     lines = [line.strip() for source in sources for line in source.splitlines() if line.strip()]
     if not lines:
@@ -148,17 +148,17 @@ def _resolve(text: str, base: Path) -> Source:
         return _local_source(_file_path(text), base)
     if scheme in _GIT_SCHEMES:
         raise UserError(f"source {text!r}: write git+{text} for a git repository; web pages are not read")
-    raise UserError(f"source {text!r}: {scheme}:// is not known; known are paths, file://, git+... and s3://")
+    raise UserError(f"source {text!r}: {scheme}:// is not supported; use a path, file://, git+... or s3://")
 
 
 def _refuse_credentials(text: str) -> None:
-    """Raise for an address that holds a password, before it is logged or stored."""
+    """Raise UserError for an address with credentials, before it is logged or stored."""
     scheme, has_scheme, rest = text.partition("://")
     if not has_scheme or "/" in scheme:
         return
     user, at, host = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")
-    port = host.rpartition(":")[2] if ":" in host and not host.endswith("]") else ""  # of a [::1], nothing
-    cut = bool(port.strip("0123456789"))  # a slash in a password ended what looks like the host
+    port = host.rpartition(":")[2] if ":" in host and not host.endswith("]") else ""  # not of an IPv6 address, [::1]
+    cut = bool(port.strip("0123456789"))  # the "host" is a user and the part of a password before its slash
     if cut or (at and (":" in user or scheme not in _SSH)):
         shown = "" if cut else host
         raise UserError(
@@ -167,7 +167,7 @@ def _refuse_credentials(text: str) -> None:
         )
 
 
-def _shown(text: str) -> str:
+def _mask_password(text: str) -> str:
     return _PASSWORD.sub(r"\1***@", text)
 
 
@@ -180,7 +180,7 @@ def _file_path(text: str) -> str:
 
 def _local_source(text: str, base: Path) -> Source:
     path = base / Path(text).expanduser()
-    if not os.path.lexists(path):  # A name with a star in it that exists means itself.
+    if not os.path.lexists(path):  # an existing name with a star is not a pattern
         folder, pattern = _split_wildcards(str(path))
         if pattern and Path(folder).is_dir():
             _check_pattern("source", text, pattern)
@@ -188,12 +188,12 @@ def _local_source(text: str, base: Path) -> Source:
         repository, at, revision = str(path).rpartition("@")
         if at and _is_bare(Path(repository)):
             return GitSource(str(Path(repository).resolve()), revision)
-        missing = _shown(folder if pattern else text)
+        missing = _mask_password(folder if pattern else text)
         raise UserError(f"source {missing!r} does not exist (looked in {base}): name a folder or a file with documents")
     try:
-        path = path.resolve(strict=True)  # It may be a link: somebody named it on purpose.
+        path = path.resolve(strict=True)  # a link is followed if it was named itself
     except (OSError, RuntimeError) as error:
-        raise UserError(f"source {text!r} is a link that leads nowhere: {error}") from None
+        raise UserError(f"source {text!r} is a broken symbolic link: {error}") from None
     return GitSource(str(path)) if _is_bare(path) else FolderSource(path)
 
 
@@ -202,7 +202,7 @@ def _is_bare(path: Path) -> bool:
 
 
 def _split_wildcards(path: str) -> tuple[str, str]:
-    """The folder before the first wildcard, and the rest as a pattern tied to it; "" where there is none."""
+    """Return the folder before the first wildcard, and the rest as an anchored pattern; "" without wildcards."""
     parts = path.split("/")
     for number, part in enumerate(parts):
         if _WILDCARDS & set(part):
@@ -211,7 +211,7 @@ def _split_wildcards(path: str) -> tuple[str, str]:
 
 
 def _git_source(text: str, base: Path) -> GitSource:
-    """A repository; `text` is what follows `git+`."""
+    """Resolve the part of an address after `git+`."""
     text, _, subdir = text.partition("#subdir=")
     scheme, has_scheme, rest = text.partition("://")
     if has_scheme and "/" not in scheme:
@@ -236,11 +236,11 @@ def _repository(path: str, text: str, base: Path) -> str:
     found = base / Path(path).expanduser()
     if not found.is_dir():
         raise UserError(
-            f"source 'git+{_shown(text)}': no repository at that path (looked in {base}; write git+PATH@REVISION or "
-            "git+ssh://host/path)"
+            f"source 'git+{_mask_password(text)}': no repository at that path (looked in {base}; write "
+            "git+PATH@REVISION or git+ssh://host/path)"
         )
     if not ((found / ".git").exists() or (found / "HEAD").is_file()):
-        raise UserError(f"source 'git+{text}': {found} is no git repository; leave out git+ to read it as a folder")
+        raise UserError(f"source 'git+{text}': {found} is not a git repository; leave out git+ to read it as a folder")
     return str(found.resolve())
 
 
@@ -250,7 +250,7 @@ def _object_source(text: str) -> ObjectSource:
     if pattern:
         _check_pattern("source", text, pattern)
     if any(part in (".", "..") for part in prefix.split("/")):
-        raise UserError(f"source {text!r}: a prefix holds no . or ..")
+        raise UserError(f"source {text!r}: . and .. are not allowed in a prefix; write the full prefix")
     return ObjectSource(prefix.rstrip("/") + mark + query, (pattern,) if pattern else ())
 
 
@@ -263,4 +263,4 @@ def _patterns(setting: str, text: str) -> Patterns | None:
 
 def _check_pattern(where: str, text: str, pattern: str) -> None:
     if not Patterns([pattern]):
-        raise UserError(f"{where} {text!r}: {pattern!r} is no pattern; is a ] or a character after \\ missing?")
+        raise UserError(f"{where} {text!r}: malformed pattern {pattern!r}; is a ] or a character after \\ missing?")

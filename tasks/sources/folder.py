@@ -1,8 +1,7 @@
-"""Walk a folder: every path that is not a folder gets a row, also those that cannot or must not be read.
+"""List a folder recursively: one row for every path that is not a folder, including those that cannot be read.
 
-No file is opened but `.gitignore`, and no symbolic link is followed, so that a FIFO cannot block the walk and a loop
-cannot trap it. The order is that of the paths, not of the file system, which makes two walks over the same files
-equal. What patterns leave out has no row, since that is what was asked for; it is counted.
+Only `.gitignore` files are opened and symbolic links are not followed, so that neither a FIFO nor a loop of links can
+block the listing. Paths that patterns exclude have no row and are only counted.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _TOOLS = ".git .hg .mypy_cache .nox .pytest_cache .ruff_cache .sheepfold .svn .t
 EXCLUDED_FOLDERS = frozenset(_TOOLS.split())
 EXCLUDED_REASON = "excluded folder"
 LARGEST_INTEGER = 2**63 - 1  # SQLite's integers are signed; some file systems number inodes up to 2**64.
-# A path costs time in proportion to the patterns; files in use have a few hundred lines.
+# Matching takes time in proportion to the patterns; real files have a few hundred lines.
 MAX_PATTERN_BYTES = 128 * 1024
 MAX_PATTERN_LINES = 2000
 
-Included = tuple[tuple[Patterns, bool], ...]  # patterns that a file must match, and whether it or one above it does
+Included = tuple[tuple[Patterns, bool], ...]  # patterns that a file must match, each with its result so far
 
 _TO_ENCODE = re.compile("[%\udc80-\udcff]")
 _SPECIAL_FILES = (
@@ -43,7 +42,7 @@ _SPECIAL_FILES = (
 
 
 class FileState(NamedTuple):
-    """State of a file that differs after a change."""
+    """Fields of a file's status that show a change."""
 
     size: int = 0
     mtime_ns: int = 0
@@ -61,24 +60,24 @@ UNKNOWN_STATE = FileState()
 
 @dataclass(frozen=True, slots=True)
 class WalkedFile:
-    """One path that was seen.
+    """One path of a listing.
 
     Attributes:
-        path: Relative to its source, with "/"; begins with the source's name where several sources are
-            walked. "%" and bytes that are not UTF-8 are percent-encoded. Unique within one walk.
+        path: Relative to its source, with "/"; begins with the source's label if several sources are listed. "%" and
+            bytes that are not UTF-8 are percent-encoded. Unique within one listing.
         source: The source's address, encoded in the same way.
-        location: Where it lies, absolute; opens the file even if its name is not UTF-8.
-        state: Its size in bytes, times of its last changes, and number in the file system; zeros where unknown.
+        location: Absolute path, which opens the file even if its name is not UTF-8.
+        state: Size in bytes, times of the last changes, and inode; zeros where unknown.
         status: "" for a file to extract, else "skipped", "rejected" or "failed".
-        reason: Why it is not extracted.
-        pending_digest: Placeholder for the digest of an object that was not fetched; "" for a file that is at hand.
-        label: What of the path stands for the source: its first part where several sources are walked, the whole path
-            of a source that is a file.
+        reason: Reason of the status.
+        pending_digest: Placeholder for the digest of an object that was not downloaded; "" for a local file.
+        label: The part of the path that names the source: the first component if several sources are listed, the
+            whole path if the source is a file.
     """
 
     path: str
     source: str
-    location: str  # no Path: that takes as much memory as the rest of the row
+    location: str  # a Path takes as much memory as the rest of the row
     state: FileState = UNKNOWN_STATE
     status: Literal["", "skipped", "rejected", "failed"] = ""
     reason: str = ""
@@ -88,12 +87,12 @@ class WalkedFile:
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One path of a walk, with its content.
+    """One path of a listing, with its digest.
 
     Attributes:
-        sha256: Digest of its bytes, or its `pending_digest`, which equals no known content; None where there is a
+        sha256: Digest of its bytes, or its `pending_digest`, which equals no digest of a content; None if there is a
             status.
-        status: Set where the walk itself decided (`skipped`, `rejected`, `failed`), else empty.
+        status: "skipped", "rejected" or "failed" if the listing decided so, else "".
     """
 
     path: str
@@ -111,14 +110,13 @@ class Filters:
     """Selection of the paths that are listed, and of those that are read.
 
     Attributes:
-        include: If set, only files are listed that it takes, or that lie in a folder that it takes.
-        exclude: What it takes is left out, a folder with all that is in it.
-        respect_gitignore: Whether the `.gitignore` files of a git work tree leave out what they name. A work tree is
-            a folder that has a `.git`, and is the source or lies in it. A `.gitignore` in a folder above the source
-            does not count: who names a folder within a repository wants that folder.
-        max_bytes: Larger files are rejected by their listed size: neither fetched nor hashed.
-        fetch: Copy objects of buckets into the cache. Without it nothing is downloaded from a bucket, and objects
-            without a current copy get a `pending_digest`.
+        include: If set, only matching files and files in matching folders are listed.
+        exclude: Matching files and folders are left out.
+        respect_gitignore: Apply the `.gitignore` files of git work trees: folders with a `.git` that are the source
+            or in it. A `.gitignore` above the source does not count: a folder that was named is wanted.
+        max_bytes: Larger files are rejected by their listed size, without download or hashing.
+        fetch: Download objects of buckets into the cache. Otherwise objects without a current copy get a
+            `pending_digest`.
     """
 
     include: Patterns | None = None
@@ -128,31 +126,31 @@ class Filters:
     fetch: bool = True
 
     def included(self, include: Patterns | None) -> Included:
-        """Return the patterns that a file must match, of which some are those of its source."""
+        """Return the patterns that a file must match: those of its source and those of the settings."""
         return tuple((patterns, False) for patterns in (include, self.include) if patterns is not None)
 
 
 def matched(included: Included, relative: str, is_folder: bool) -> Included:
-    """Return the patterns as they are for an entry of a folder: the last one on its way that says something counts."""
+    """Update the results of patterns for an entry of a folder; without a match it has the result of its parent."""
     verdicts = ((patterns, above, patterns.verdict(relative, is_folder=is_folder)) for patterns, above in included)
     return tuple((patterns, above if verdict is None else verdict) for patterns, above, verdict in verdicts)
 
 
 def encode_path(path: str) -> str:
-    """Return a path with "%" and undecodable bytes percent-encoded: valid UTF-8, and still unique."""
+    """Percent-encode "%" and undecodable bytes of a path, which makes it valid UTF-8 and keeps it unique."""
     return _TO_ENCODE.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", path)
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file, unbuffered; what was a file a moment ago may be a FIFO now, on which opening does not block.
+    """Open a regular file, unbuffered, without blocking if it was replaced by a FIFO since the listing.
 
     Raises:
-        OSError: It cannot be opened, or it is no regular file.
+        OSError: It cannot be opened, or it is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            # The path apart from the words: what is kept of a document must not depend on where its file lies.
+            # the path is a separate argument: the stored reason must not depend on the file's location
             raise OSError(errno.EINVAL, "it is no regular file any more", str(path))
         return FileIO(descriptor, "rb")
     except BaseException:
@@ -161,10 +159,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def read_patterns(path: Path) -> Patterns | None:
-    """Return the patterns of a file; None where it cannot be read, is no regular file, or is too long.
-
-    The files below are walked then, which loses nothing.
-    """
+    """Return the patterns of a file; None if it cannot be read, is not a regular file, or is too long."""
     try:
         with open_regular(path) as file:
             data = BufferedReader(file).read(MAX_PATTERN_BYTES + 1)
@@ -174,20 +169,20 @@ def read_patterns(path: Path) -> Patterns | None:
         return None
     try:
         return Patterns(os.fsdecode(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-    except re2.error:  # the expressions need more memory than RE2 is given
+    except re2.error:  # the expressions exceed the memory limit of RE2
         return None
 
 
 @dataclass(slots=True)
 class _Folder:
-    """A folder that is still to be walked, and which rules apply in it.
+    """A folder that is still to be listed, with the patterns that apply in it.
 
     Attributes:
-        prefix: What the paths of its entries begin with, encoded, with "/" at the end.
-        relative: The same below its source, not encoded, for patterns.
-        wanted: Patterns that a file must match, as they are for the folder.
-        ignores: `.gitignore` files of it and of the folders above, the nearest first, each with the length of
-            `relative` where it lies.
+        prefix: Prefix of the paths of its entries, encoded, with "/" at the end.
+        relative: Path below its source, not encoded, with "/" at the end, for patterns.
+        wanted: Patterns that a file must match, with their results for the folder.
+        ignores: `.gitignore` patterns of the folder and its parents, the nearest first, each with the length of
+            `relative` of its folder.
         in_work_tree: Whether it belongs to a git work tree.
     """
 
@@ -199,18 +194,18 @@ class _Folder:
     in_work_tree: bool = False
 
     def enter(self, entries: list[os.DirEntry[str]]) -> None:
-        """Take up the `.gitignore` that lies in it."""
+        """Read the folder's `.gitignore`."""
         names = {entry.name for entry in entries if entry.name in (".git", ".gitignore")}
         if ".git" in names:
             self.in_work_tree = True
-            self.ignores = ()  # a repository within another one has its own rules
+            self.ignores = ()  # a nested repository has its own
         if self.in_work_tree and ".gitignore" in names:
             patterns = read_patterns(Path(self.location, ".gitignore"))
             if patterns:
                 self.ignores = ((patterns, len(self.relative)), *self.ignores)
 
     def ignored_by_git(self, relative: str, is_folder: bool) -> bool:
-        """Return True if the nearest `.gitignore` that names a path leaves it out."""
+        """Return True if the nearest `.gitignore` with a match ignores the path."""
         for patterns, start in self.ignores:
             verdict = patterns.verdict(relative[start:], is_folder=is_folder)
             if verdict is not None:
@@ -220,11 +215,11 @@ class _Folder:
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A folder or a file of this machine.
+    """A local folder or file.
 
     Attributes:
-        path: Where it is, absolute.
-        include: Patterns for the files in it; they stand for the wildcards of the address.
+        path: Absolute path.
+        include: Patterns for the files in it, from the wildcards of the address.
     """
 
     path: Path
@@ -235,11 +230,11 @@ class FolderSource:
 
     @property
     def name(self) -> str:
-        """Return the first part of its files' paths, which is used where there are several sources."""
+        """Return the first component of its paths, which is used if there are several sources."""
         return self.path.name
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
-        """Yield its rows; see `tasks.sources.address.Source`."""
+        """Yield the rows; see `tasks.sources.address.Source`."""
         source = encode_path(str(self.path))
         try:
             status = self.path.lstat()
@@ -253,7 +248,7 @@ class FolderSource:
         if stat.S_ISDIR(status.st_mode):
             include = Patterns(self.include) if self.include else None
             yield from walk_folder(self.path, source, f"{label}/" if label else "", filters, excluded, include)
-        else:  # Named itself: no pattern applies.
+        else:  # the source itself is a file: no pattern applies
             name = label or encode_path(self.name)
             yield replace(file_row(name, source, str(self.path), status, filters), label=name)
 
@@ -266,14 +261,14 @@ def walk_folder(
     excluded: frozenset[str] = frozenset(),
     include: Patterns | None = None,
 ) -> Iterator[WalkedFile | None]:
-    """Yield the rows of a folder, with None for each path that patterns leave out.
+    """Yield the rows of a folder, with None for each path that patterns exclude.
 
     Args:
         path: The folder, absolute.
         source: Address for the rows.
-        prefix: First part of the paths, encoded, with "/" at the end; "" for none.
-        excluded: Locations of folders to pass over without a row.
-        include: Patterns of this folder alone; they apply besides those of the filters.
+        prefix: Prefix of the paths, encoded, with "/" at the end; "" for none.
+        excluded: Absolute paths of folders to skip without a row.
+        include: Patterns that a file must match in addition to those of the filters.
     """
     pending = [] if str(path) in excluded else [_Folder(str(path), prefix, "", filters.included(include))]
     while pending:
@@ -319,7 +314,7 @@ def walk_folder(
 
 
 def refuse_large(size: int, filters: Filters) -> str:
-    """Return why a file of this size is rejected; "" if it is not. Hashing a terabyte of holes takes an hour."""
+    """Return the reason to reject a file of this size in bytes; "" if it is within the limit."""
     if filters.max_bytes is None or size <= filters.max_bytes:
         return ""
     return f"the file has {size} bytes; the limit is {filters.max_bytes} (extract.max_file_bytes)"

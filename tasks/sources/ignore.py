@@ -1,8 +1,8 @@
 """Patterns in the syntax of `.gitignore`, matched in linear time.
 
-Whoever wrote a tree wrote its `.gitignore`, so a line like `*a*a*a*a*a*b` is to be expected: an expression engine that
-backtracks needs exponential time for it. RE2 does not backtrack. Like git, patterns compare bytes. Libraries that
-translate patterns (pathspec) reject or misread lines that git accepts, such as `[[:digit:]]` and `[z-a]`.
+A `.gitignore` is untrusted input: a backtracking regular expression engine needs exponential time for `*a*a*a*a*a*b`,
+RE2 does not. Like git, patterns compare bytes. The library pathspec rejects or misreads lines that git accepts, such
+as `[[:digit:]]` and `[z-a]`.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _POSIX_CLASSES = {
 
 
 class _MalformedError(ValueError):
-    """A pattern that git lets match nothing."""
+    """Raised for a pattern that matches nothing in git."""
 
 
 class Patterns:
     """The lines of one pattern file.
 
     Args:
-        lines: As in a `.gitignore`: `#` begins a comment, `!` takes back, `/` at the beginning or in the middle ties
-            a pattern to the top folder, `/` at the end means folders only, `**` stands for any number of folders.
-            Malformed lines match nothing, as with git.
+        lines: As in a `.gitignore`: `#` begins a comment, `!` negates, `/` at the beginning or in the middle anchors
+            a pattern to the top folder, `/` at the end restricts it to folders, `**` stands for any number of
+            folders. Malformed lines match nothing, as in git.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -64,45 +64,45 @@ class Patterns:
         options.log_errors = False
         options.max_mem = 64 << 20
         self._expressions = re2.Set.FullMatchSet(options)
-        self._takes: list[bool] = []
+        self._selects: list[bool] = []
         for line in lines:
-            pattern, taken = _strip_line(os.fsencode(line).decode("latin-1"))
+            pattern, selects = _strip_line(os.fsencode(line).decode("latin-1"))
             try:
                 expression = _translate(pattern)
             except _MalformedError:
                 continue
             self._expressions.Add(expression.encode("latin-1"))
-            self._takes.append(taken)
-        if self._takes:
+            self._selects.append(selects)
+        if self._selects:
             self._expressions.Compile()
 
     def __bool__(self) -> bool:
-        return bool(self._takes)
+        return bool(self._selects)
 
     def verdict(self, path: str, *, is_folder: bool = False) -> bool | None:
-        """Return what the last matching line says of a path.
+        """Match a path against the patterns; the last matching line decides.
 
         Args:
-            path: Relative to where the patterns apply, with "/". Folders above it are not looked at: who walks asks
-                for each of them on the way.
-            is_folder: Whether it is a folder.
+            path: Relative to the folder of the patterns, with "/". Its parent folders are not matched: the caller
+                matches each of them on the way down.
+            is_folder: Whether the path is a folder.
 
         Returns:
-            True: the line takes it; False: the line takes it back; None: no line matches.
+            True if that line is a pattern, False if it is a negated one, None if no line matches.
         """
-        if not self._takes:
+        if not self._selects:
             return None
         found = self._expressions.Match(os.fsencode(path + "/" if is_folder else path))
-        return self._takes[max(found)] if found else None
+        return self._selects[max(found)] if found else None
 
 
 def _strip_line(line: str) -> tuple[str, bool]:
-    """The pattern of a line, empty where it holds none, and whether it takes or takes back."""
+    """Return the pattern of a line, "" for none, and False if it is negated."""
     line = line.rstrip("\r\n")
     if line.startswith("#"):
         return "", True
     stripped = line.rstrip(" ")
-    # a space after a backslash belongs to the name; an even number of backslashes are themselves
+    # an escaped trailing space belongs to the name; in an even number of backslashes, each escapes the next
     backslashes = len(stripped) - len(stripped.rstrip("\\"))
     if backslashes % 2 and len(stripped) < len(line):
         stripped += " "
@@ -110,7 +110,7 @@ def _strip_line(line: str) -> tuple[str, bool]:
 
 
 def _translate(pattern: str) -> str:
-    """An expression for whole paths, in which a folder ends in "/"."""
+    """Return a regular expression for full paths, in which a folder ends in "/"."""
     body = pattern.removesuffix("/")
     if not body:
         raise _MalformedError
@@ -135,7 +135,7 @@ def _character_class(members: str, *, negated: bool) -> str:
             codes.update(map(ord, _POSIX_CLASSES[name]))
         else:
             low, high = ord(member["low"]), ord(member["high"] or member["low"])
-            codes.update({low}, range(low, high + 1))  # a range backwards is its first character
+            codes.update({low}, range(low, high + 1))  # a reversed range is its first character
     listed = "".join(f"\\x{code:02x}" for code in sorted(codes | {ord("/")} if negated else codes - {ord("/")}))
     if negated:
         return f"[^{listed}]"

@@ -1,8 +1,8 @@
-"""List the files of sources with the digests of their contents; unchanged files are not read again.
+"""List the files of sources with the digests of their contents, without reading unchanged files again.
 
-The digests of earlier runs are in a small SQLite file that may be deleted at any time; it only ever saves work. A file
-counts as unchanged while size, both time stamps and inode are the same. Files that changed just before they were hashed
-are not remembered, since a second change within the clock's granularity would go unseen.
+The digests of earlier runs are cached in a SQLite file, which may be deleted at any time. A file counts as unchanged
+while its size, both time stamps and inode are the same. Files that changed just before they were hashed are not cached,
+since a second change within the granularity of the clock would be missed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tasks.sources.git import GitSource
 
 HASHING_THREADS = 2
 DISTRUST_NS = 2_000_000_000  # FAT keeps times to two seconds; everything else is finer.
-# Files between two writes to the memo, so that a killed run keeps most of its work, and parameters of one query, of
-# which some builds of SQLite allow 999.
+# Files per transaction, so that a killed run keeps most of its work; also the parameters of one query, of which some
+# builds of SQLite allow 999.
 BATCH_FILES = 900
 
 _SCHEMA = """
@@ -54,9 +54,9 @@ class Listed:
 
     Attributes:
         files: One per path, sorted by path.
-        locations: Where each content lies, by sha256; pending ones are not in it.
+        locations: Path of a file with each content, by sha256; without pending objects.
         n_ignored: Files and whole folders that patterns or a `.gitignore` left out.
-        n_pending: Objects of buckets that were not fetched.
+        n_pending: Objects of buckets that were not downloaded.
     """
 
     files: list[ListedFile]
@@ -79,21 +79,22 @@ def list_sources(
 
     Args:
         sources: In any order.
-        max_file_bytes: Larger files are rejected by their size, neither fetched nor hashed; corpora are not.
-        cache: Folder for what is fetched.
+        max_file_bytes: Larger files are rejected by their size, without download or hashing, except the files of a
+            `documents:` source.
+        cache: Folder for downloads.
         memo: Digests of earlier runs; updated.
-        exclude: Folders that are passed over without a row.
-        forgotten: sha256 of contents that are not to be read again.
-        fetch: Copy objects of buckets. Without it their listing is all that is asked for; an object that has no current
-            copy in the cache counts as new content. Repositories are fetched in any case: nothing else lists them.
+        exclude: Folders that are skipped without a row.
+        forgotten: sha256 of forgotten contents.
+        fetch: Download objects of buckets. Otherwise they are only listed, and an object without a current copy in the
+            cache counts as new content. Repositories are fetched in any case, since only a fetch lists their files.
 
     Raises:
-        UserError: A source cannot be had, or a pattern is malformed.
+        UserError: A source cannot be read, or a pattern is malformed.
     """
     filters = replace(settings.filters(), max_bytes=max_file_bytes, fetch=fetch)
     listed: list[ListedFile] = []
     locations: dict[str, str] = {}
-    suffixes: dict[str, str] = {}  # a few strings, each in thousands of rows
+    suffixes: dict[str, str] = {}  # interned: a few strings, each in thousands of rows
     n_ignored = n_pending = 0
 
     def wanted() -> Iterator[WalkedFile]:
@@ -109,12 +110,12 @@ def list_sources(
         if isinstance(digest, OSError):
             status, reason = "failed", f"cannot be read: {digest}"
         elif digest in forgotten:
-            status, reason = "skipped", FORGOTTEN_REASON  # by which the snapshot knows it
+            status, reason = "skipped", FORGOTTEN_REASON  # the snapshot compares with it
         elif digest is not None:
             sha256 = digest
             if file.pending_digest:
                 n_pending += 1
-            else:  # of copies always the same one
+            else:  # of several copies always the same one, for reproducibility
                 locations[digest] = min(file.location, locations.get(digest, file.location))
         suffix = encode_path(splitext(file.location)[1].lower())  # noqa: PTH122 - a tenth of the time of a Path
         suffix = suffixes.setdefault(suffix, suffix)
@@ -125,22 +126,22 @@ def list_sources(
 def walk_sources(
     sources: Iterable[Source], filters: Filters, cache: Path, exclude: Sequence[Path] = ()
 ) -> Iterator[WalkedFile | None]:
-    """Fetch remote sources and yield the rows of all, with None for each path that patterns leave out.
+    """Fetch remote sources and yield the rows of all sources, with None for each path that patterns exclude.
 
     Args:
-        cache: Folder for what is fetched; the rows of remote sources lie there for a day at least. What earlier
-            listings fetched and nobody needs any more is removed.
-        exclude: Folders that are passed over without a row, such as the program's own; the cache may lie in one.
+        cache: Folder for downloads; the files of remote sources stay there for at least a day. Exports of earlier
+            listings that are no longer needed are removed.
+        exclude: Folders that are skipped without a row, such as the home; the cache may be in one.
 
     Raises:
-        UserError: A source cannot be had.
+        UserError: A source cannot be read.
     """
-    # in an order that does not depend on how they were given: where they overlap, the first has the file
+    # in an order independent of the caller's: where sources overlap, the first yields the file
     ordered = sorted(_merged(sources), key=_order)
     several = len(ordered) > 1
     excluded = frozenset(str(folder.resolve()) for folder in exclude)
     places = [source.files if isinstance(source, DocumentsSource) else source for source in ordered]
-    # A folder left out by one source may be, or hold, another source: then its row would say what is not true.
+    # a folder that is skipped in one source may be or contain another source; its row would be wrong
     folders = [place.path for place in places if isinstance(place, FolderSource)]
     covered = {str(path) for folder in folders for path in (folder, *folder.parents)}
     seen: set[str] = set()
@@ -158,12 +159,12 @@ def walk_sources(
             if row.reason != EXCLUDED_REASON or row.location not in covered:
                 yield row
     for place in places:
-        if isinstance(place, GitSource):  # only now: the commits of one repository may be several sources
+        if isinstance(place, GitSource):  # after all rows: several sources may be commits of one repository
             place.tidy(cache)
 
 
 def _merged(sources: Iterable[Source]) -> list[Source]:
-    """The sources with several patterns for one folder joined: a file is wanted if any of them names it."""
+    """Merge sources with several patterns for one folder: a file is selected if any of them matches."""
     merged: dict[str, Source] = {}
     for source in sources:
         key = str(source.path) if isinstance(source, FolderSource) else str(source)
@@ -177,8 +178,8 @@ def _merged(sources: Iterable[Source]) -> list[Source]:
 
 
 def _order(source: Source) -> tuple[int, tuple[str, ...]]:
-    """Folders first and those above before those within, whatever the order given; corpora before all."""
-    if isinstance(source, DocumentsSource):  # the first has a file that several have
+    """Sort key: `documents:` sources, folders with parents before children, then the others."""
+    if isinstance(source, DocumentsSource):
         return -1, (str(source),)
     if isinstance(source, FolderSource):
         return 0, source.path.parts
@@ -186,7 +187,7 @@ def _order(source: Source) -> tuple[int, tuple[str, ...]]:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """A distinct first part of the path for each source: its name, numbered where two are called the same, encoded."""
+    """Return a unique first path component per source: its encoded name, numbered where names repeat."""
     labels: list[str] = []
     for name in names:
         label, number = name or "root", 1
@@ -198,20 +199,20 @@ def _labels(names: Sequence[str]) -> list[str]:
 
 
 class HashMemo:
-    """Remember digests between runs; several processes may use the same file at once.
+    """Cache of digests between runs; several processes may use the same file at once.
 
     Args:
-        path: The SQLite file; made, with its folder, when first written. A damaged file is replaced.
+        path: The SQLite file; created on first use, with its folder. A damaged file is replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def get_many(self, states: dict[str, FileState]) -> dict[str, str]:
-        """Return the digests of at most `BATCH_FILES` files that have not changed since they were remembered.
+        """Return the cached digests of at most `BATCH_FILES` files, without those whose state changed.
 
         Args:
-            states: The files' states now, by location.
+            states: The current states of the files, by location.
         """
         locations = {os.fsencode(location): location for location in states}
         query = f"{_SELECT} where path in ({','.join('?' * len(locations))})"
@@ -220,12 +221,12 @@ class HashMemo:
         return {location: sha256 for location, state, sha256 in found if state == states[location]}
 
     def put_many(self, digests: dict[str, tuple[FileState, str]]) -> None:
-        """Remember many digests, by location, in one transaction."""
+        """Store digests, by location, in one transaction."""
         rows = [(os.fsencode(location), *state, sha256) for location, (state, sha256) in digests.items()]
         self._use(lambda memo: memo.executemany("insert or replace into digest values (?, ?, ?, ?, ?, ?)", rows))
 
     def _use(self, query: Callable[[sqlite3.Connection], sqlite3.Cursor]) -> list[Any]:
-        """Return the rows of a query on the memo, in one transaction; none where the memo cannot be used."""
+        """Return the rows of a query, in one transaction; [] where the file cannot be used."""
         for _ in range(2):
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,24 +234,24 @@ class HashMemo:
                     memo.execute(_SCHEMA)
                     memo.execute(_SELECT + " limit 1").fetchone()
                     return query(memo).fetchall()
-            except (sqlite3.OperationalError, OSError):  # locked for long, a full disk, a folder without rights
+            except (sqlite3.OperationalError, OSError):  # such as a long lock, a full disk, or missing rights
                 return []
-            except sqlite3.DatabaseError:  # damaged, or no database at all
+            except sqlite3.DatabaseError:  # damaged, or not a SQLite file
                 with contextlib.suppress(OSError):
                     self._path.unlink(missing_ok=True)
         return []
 
 
 def digest_files(files: Iterable[WalkedFile], memo: HashMemo) -> Iterator[tuple[WalkedFile, str | OSError | None]]:
-    """Find the SHA-256 of files, reading only those that changed; as many are in memory as the memo is asked for.
+    """Compute the SHA-256 of files, reading only those that changed; at most `BATCH_FILES` rows are held in memory.
 
     Args:
-        files: Rows of a walk that was just taken.
+        files: Rows of a listing that was just made.
         memo: Digests of earlier runs; updated.
 
     Yields:
-        Each row with the digest in hexadecimal, or the error that kept the file from being read; with None if it has a
-        status. Objects that were not fetched keep their `pending_digest`.
+        Each row with the hexadecimal digest, the error that prevented reading the file, or None if the row has a
+        status. For an object that was not downloaded, the digest is its `pending_digest`.
     """
     rest = iter(files)
     with ThreadPoolExecutor(max_workers=HASHING_THREADS) as threads:
@@ -270,7 +271,7 @@ def digest_files(files: Iterable[WalkedFile], memo: HashMemo) -> Iterator[tuple[
 
 
 def _hash_or_error(location: str) -> tuple[str | OSError, FileState | None]:
-    """Return the digest or the error, and the state under which the digest may be remembered."""
+    """Return the digest or the error, and the state to cache the digest under; None if it must not be cached."""
     try:
         with open_regular(Path(location)) as file:
             now = time.time_ns()

@@ -1,9 +1,9 @@
-"""List the objects of a bucket (`s3://`) and copy those that changed into the cache; each row's location is the copy.
+"""List the objects of a bucket (`s3://`) and download those that changed into the cache.
 
-A copy is named by the digest of its key, because a key may be what no path can be (`../x`, `a//b`, both `a` and `a/b`).
-It carries the object's time stamp: while size and time are equal, nothing is read. An object that changed shortly
-before it was copied gets no such stamp, since a second change within the same second would go unseen. Objects over the
-size limit are rejected by the listing, and a listing for a plan copies nothing.
+A copy is named by the digest of its key, because a key may not be a valid path (`../x`, `a//b`, both `a` and `a/b`). It
+has the object's time stamp and is current while size and time are equal. The copy of an object that changed shortly
+before the download has no such time stamp, since a second change within the same second would be missed. Objects over
+the size limit are rejected by the listing, and `plan` downloads nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tasks.sources.folder import (
 )
 from tasks.sources.ignore import Patterns
 
-N_DOWNLOADS = 8  # at once: most of the time is waiting
-BATCH_OBJECTS = 1000  # that wait for a thread: a bucket may hold millions
+N_DOWNLOADS = 8  # threads, which mostly wait for the server
+BATCH_OBJECTS = 1000  # queued at a time: a bucket may have millions
 BLOCK = 4 << 20
-SETTLED_NS = 60 * 10**9  # Our clock and the server's may differ by so much.
+SETTLED_NS = 60 * 10**9  # allowed difference between the local clock and the server's
 
 _SAFE_SUFFIX = re.compile(r"\.[A-Za-z0-9+]{1,16}")
 
@@ -48,8 +48,8 @@ class ObjectSource:
     """Objects below a prefix.
 
     Attributes:
-        address: `s3://bucket/prefix`, with pyarrow's options behind "?"; credentials come from the environment.
-        include: Patterns for the keys below the prefix; they stand for the wildcards of the address.
+        address: `s3://bucket/prefix`, with pyarrow's options after "?"; credentials come from the environment.
+        include: Patterns for the keys below the prefix, from the wildcards of the address.
     """
 
     address: str
@@ -73,14 +73,14 @@ class ObjectSource:
 
     @property
     def name(self) -> str:
-        """Return the first part of its files' paths, which is used where there are several sources."""
+        """Return the first component of its paths, which is used if there are several sources."""
         return unquote(self.address.partition("?")[0]).rstrip("/").rpartition("/")[2]
 
     def rows(self, label: str, filters: Filters, excluded: frozenset[str], cache: Path) -> Iterator[WalkedFile | None]:
-        """Copy what changed and yield the rows; see `tasks.sources.address.Source`.
+        """Download changed objects and yield the rows; see `tasks.sources.address.Source`.
 
         Raises:
-            UserError: The address is malformed, or nothing can be listed there.
+            UserError: The address is malformed, or its objects cannot be listed.
         """
         filesystem, base = open_bucket(self.address)
         folder = cache / "s3" / hashlib.sha256(os.fsencode(self.address)).hexdigest()[:24]
@@ -99,7 +99,7 @@ class ObjectSource:
                 above, reason = _left_out(relative, filters, include) if relative else ("", "")
                 if not above:
                     wanted.append((relative, info))
-                elif above not in left_out:  # a folder is one row, or counts once
+                elif above not in left_out:  # one row, or one count, per folder
                     left_out.add(above)
                     path = prefix + encode_path(above)
                     skipped = WalkedFile(path, source, f"{source}/{path}", status="skipped", reason=reason)
@@ -130,7 +130,7 @@ class ObjectSource:
 
 
 def open_bucket(address: str) -> tuple[Any, str]:
-    """Return the filesystem of pyarrow that an address names, and the path in it.
+    """Return the pyarrow filesystem of an address, and the path in it.
 
     Raises:
         UserError: The address is malformed.
@@ -139,7 +139,7 @@ def open_bucket(address: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem
 
     try:
-        # A person writes a space or an umlaut as it is; what is already quoted stays so.
+        # quotes spaces and umlauts, and leaves what is quoted already
         filesystem, base = FileSystem.from_uri(quote(address, safe="%/:?&=@!$'()*+,;~#[]"))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"cannot open {address}: {_first_line(error)}") from None
@@ -147,7 +147,7 @@ def open_bucket(address: str) -> tuple[Any, str]:
 
 
 def _list(filesystem: Any, base: str, source: str) -> list[tuple[str, Any]]:
-    """The objects as (key below the base, its pyarrow FileInfo), sorted; the key is "" where the base is one."""
+    """Return sorted pairs (key below the base, pyarrow FileInfo); the key is "" if the base is an object itself."""
     import pyarrow as pa
     from pyarrow.fs import FileSelector, FileType
 
@@ -165,9 +165,9 @@ def _list(filesystem: Any, base: str, source: str) -> list[tuple[str, Any]]:
 
 
 def _left_out(relative: str, filters: Filters, include: Patterns | None) -> tuple[str, str]:
-    """The outermost folder, or the key itself, that is left out, with the reason of its row: "" where patterns do it.
+    """Return the outermost excluded folder of a key, or the excluded key, and the reason for its row.
 
-    Both are "" for a key that is wanted.
+    The reason is "" if patterns exclude it; both are "" for a selected key.
     """
     parts = relative.split("/")
     included = filters.included(include)
@@ -201,11 +201,11 @@ def _fetch(filesystem: Any, info: Any, copy: Path) -> os.stat_result:
 
 
 def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:
-    """Return the state of a copy that is what the listing says of its object.
+    """Return the status of a copy that agrees with the listing; None if there is no such copy.
 
     Args:
-        exact: Both time stamps must be equal. Otherwise a copy made after the object's last change is enough: good
-            for a plan, although a change within the same second could have gone unseen.
+        exact: Require equal time stamps. Otherwise a copy made after the object's last change is enough, for `plan`,
+            although it may miss a change within the same second.
     """
     try:
         status = copy.stat()
@@ -218,7 +218,7 @@ def _current_copy(copy: Path, info: Any, exact: bool) -> os.stat_result | None:
 
 
 def _copy_name(key: str) -> str:
-    """Name of the copy of an object, with its suffix: that has a say in how the file is read."""
+    """Return the name of an object's copy; it keeps the suffix, which the choice of a reader depends on."""
     digest = hashlib.sha256(os.fsencode(key)).hexdigest()
     suffix = Path(key).suffix
     return f"{digest[:2]}/{digest[2:]}{suffix if _SAFE_SUFFIX.fullmatch(suffix) else ''}"

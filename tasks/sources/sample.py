@@ -1,12 +1,8 @@
-"""A small corpus to try things on: text, source code, born-digital PDFs, scans and images.
+"""Build a sample corpus of about two megabytes: text, source code, born-digital PDFs, scans and images.
 
-About two megabytes of documents of every kind that ingestion reads. All of it is made on the spot from what every
-Python carries (the language reference in `pydoc_data` and the standard library's own sources), so nothing is downloaded
-and nothing is shipped. The same Python and libraries give the same bytes, and a file that is already right is left
-alone: building it twice changes nothing.
-
-The language reference repeats itself, and a corpus of copies would be a poor sample: a paragraph that was
-used is not used again, and a topic goes to one file only. The PDFs have no dates and random identifiers.
+It is generated from the language reference (`pydoc_data`) and the standard library of the running Python, so nothing is
+downloaded or shipped. The same Python and libraries give the same bytes. The language reference repeats itself:
+each paragraph is used once, and each topic in one file, so that few of the documents are near-duplicates.
 """
 
 import io
@@ -27,7 +23,7 @@ N_DOCUMENTS = 3
 TOPICS_PER_DOCUMENT = 5
 N_SCANS = 3  # pages of the scanned PDF
 N_CODE_FILES = 90
-CODE_FILE_BYTES = range(2_000, 24_000)  # neither a stub nor a monolith
+CODE_FILE_BYTES = range(2_000, 24_000)
 SCAN_DPI = 200
 SCAN_SIZE = (1165, 1654)  # A5 in pixels at SCAN_DPI
 FONT_SIZE = 30  # pixels: 11 points at SCAN_DPI
@@ -35,7 +31,7 @@ FONT_SIZE = 30  # pixels: 11 points at SCAN_DPI
 
 @dataclass(frozen=True)
 class Topic:
-    """A chapter of the language reference, less the paragraphs that an earlier chapter holds."""
+    """A topic of the language reference, without the paragraphs that an earlier topic has."""
 
     name: str
     paragraphs: list[str]
@@ -46,18 +42,18 @@ class Topic:
 
     @property
     def prose(self) -> list[str]:
-        """The paragraphs that may be wrapped anew: neither code nor lists, headings or grammar."""
+        """Return the paragraphs that can be rewrapped: no code, lists, headings or grammar."""
         found = [p for p in self.paragraphs if p[0].isupper() and p[-1] == "." and "\n  " not in p]
         return [" ".join(p.split()) for p in found if len(p) > 80]
 
 
 def build_sample(folder: Path) -> list[Path]:
-    """Build the sample corpus, or complete one that is partly there, and return its files, sorted.
+    """Write the sample corpus and return its files, sorted.
 
-    Files of other names are not touched, and a file that was right already keeps its time of modification.
+    Other files in the folder are not touched, and a file that is already right is not written again.
 
     Raises:
-        FileNotFoundError: If this Python comes without the sources of its standard library.
+        FileNotFoundError: This Python comes without the sources of its standard library.
     """
     files = dict(_files())
     for name, content in files.items():
@@ -87,7 +83,7 @@ def _files() -> Iterator[tuple[str, bytes]]:
 
 
 def read_topics() -> list[Topic]:
-    """Return the chapters of the language reference, short ones first, since long ones repeat them."""
+    """Return the topics of the language reference, short ones first, since long ones repeat them."""
     seen: set[str] = set()
     found = []
     for name, text in sorted(topics.items(), key=lambda item: (len(item[1]), item[0])):
@@ -99,10 +95,10 @@ def read_topics() -> list[Topic]:
     return found
 
 
-def _texts(chapters: list[Topic]) -> Iterator[tuple[str, bytes]]:
-    n_files = min(N_TEXT_FILES, len(chapters))
+def _texts(chosen: list[Topic]) -> Iterator[tuple[str, bytes]]:
+    n_files = min(N_TEXT_FILES, len(chosen))
     for number in range(n_files):
-        group = chapters[number * len(chapters) // n_files : (number + 1) * len(chapters) // n_files]
+        group = chosen[number * len(chosen) // n_files : (number + 1) * len(chosen) // n_files]
         markdown = number % 2 == 1
         parts = [part for t in group for part in ([f"# {t.title}"] if markdown else []) + t.paragraphs]
         yield f"text/{group[0].name}.{'md' if markdown else 'txt'}", ("\n\n".join(parts) + "\n").encode()
@@ -114,8 +110,8 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     chosen = [p for p in modules if p.stat().st_size in CODE_FILE_BYTES][:N_CODE_FILES]
     if not chosen:
         raise FileNotFoundError(
-            f"{library} holds no Python sources, and the sample corpus takes its code from there. "
-            "Use a Python that was installed with the sources of its standard library."
+            f"{library} has no Python sources, which the sample corpus is made from. "
+            "Use a Python that is installed with the sources of its standard library."
         )
     for path in chosen:
         yield f"code/{path.name}", path.read_bytes()
@@ -124,7 +120,7 @@ def _sources() -> Iterator[tuple[str, bytes]]:
 def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]]:
     """Wrap prose into pages of at most `height` lines of at most `width` characters.
 
-    No line ends in a hyphen: readers of PDF files would take it for a divided word, and join the next line to it.
+    No line ends in a hyphen, which PDF readers take for a divided word and join with the next line.
     """
     lines: list[str] = []
     for paragraph in paragraphs:
@@ -140,7 +136,7 @@ def wrap_pages(paragraphs: list[str], width: int, height: int) -> list[list[str]
 
 
 def draw_page(lines: list[str], size: tuple[int, int] = SCAN_SIZE, margin: int = 90) -> Image.Image:
-    """Draw lines of text, black on white, in Pillow's own font; the image has 8-bit grey pixels."""
+    """Draw lines of text, black on white, in Pillow's default font; return an 8-bit grey image."""
     page = Image.new("L", size, 255)
     font = ImageFont.load_default(size=FONT_SIZE)
     drawing = ImageDraw.Draw(page)
@@ -150,14 +146,14 @@ def draw_page(lines: list[str], size: tuple[int, int] = SCAN_SIZE, margin: int =
 
 
 def add_grain(page: Image.Image, seed: int) -> Image.Image:
-    """Return a grey page as a scanner sees it: off-white paper, and grain drawn from the seed."""
+    """Return a grey page as from a scanner: off-white, with Gaussian noise from the seed."""
     pixels = np.asarray(page, dtype=np.float32)
     grain = np.random.default_rng(seed).normal(0.0, 6.0, size=pixels.shape)
     return Image.fromarray(np.clip(pixels * 0.93 + grain, 0, 255).astype(np.uint8))
 
 
 def _images(pages: list[list[str]]) -> Iterator[tuple[str, bytes]]:
-    """Four pictures: clean, grainy, coloured, and a black-and-white fax of two pages."""
+    """Yield four images: clean, noisy, coloured, and a black-and-white fax of two pages."""
     size = (SCAN_SIZE[0], SCAN_SIZE[1] // 2)
     clean, photo, tinted, *fax = (draw_page(page, size) for page in pages[:5])
     yield "images/page.png", _encode(clean, "PNG")
@@ -179,7 +175,7 @@ def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def text_pdf(title: str, pages: list[list[str]]) -> bytes:
-    """Return a PDF of A4 pages with a text layer: one string in ten-point Helvetica for each line.
+    """Return a PDF of A4 pages with a text layer: one string in ten-point Helvetica per line.
 
     Characters outside WinAnsi (Windows code page 1252) become question marks.
     """
@@ -208,6 +204,6 @@ def _escape(line: str) -> bytes:
 
 
 def image_pdf(title: str, pages: list[Image.Image]) -> bytes:
-    """Return a PDF whose pages are grey images and nothing else, as a scanner without OCR makes them."""
-    dates = {"creationDate": None, "modDate": None}  # the time of the making would be in it
+    """Return a PDF of grey page images without a text layer, as from a scanner without OCR."""
+    dates = {"creationDate": None, "modDate": None}  # else the bytes would depend on the current time
     return _encode(pages[0], "PDF", save_all=True, append_images=pages[1:], title=title, quality=50, **dates)

@@ -1,1 +1,1 @@
-"""Pure functions over texts and NumPy arrays: words, measures, signatures, pairs of near-duplicates, overlap."""
+"""Pure functions on texts and NumPy arrays: words, measures, signatures, near-duplicates, overlap."""

@@ -1,21 +1,19 @@
-"""Cleaning: the text of a document in one canonical form, whatever its extractor and its maker did to it.
+"""Normalise the text of a document's pages to one canonical text, which always encodes to UTF-8.
 
-Takes the texts of a document's pages and returns one text that always encodes to UTF-8. Every step first asks a cheap
-question (is it ASCII? does the character occur at all?), because most text is clean and should cost next to nothing.
-All steps are linear, and the whole is a projection: cleaning twice changes nothing. Text is never read for meaning:
-"<|endoftext|>" in a document is eleven letters and signs.
+Every step starts with a cheap check (is it ASCII? does the character occur?), because most text is clean. All steps are
+linear and the whole is idempotent. Special tokens such as "<|endoftext|>" in a document are ordinary text.
 
-Mojibake, UTF-8 that was once decoded as something else ("GrÃ¶ÃŸe"), is repaired by ftfy, after two checks, because a
-wrong repair does more harm than none: the sequences that such an accident leaves must account for (nearly) all of the
-characters beyond ASCII, and a text that is about encodings is left alone, since there they are quotations.
+Mojibake, UTF-8 that was decoded with another encoding ("GrÃ¶ÃŸe"), is repaired by ftfy, after two checks, because a
+wrong repair does more harm than none: its sequences must make up nearly all characters beyond ASCII, and a text about
+encodings is not changed, since it quotes them.
 
-Words divided at the ends of printed lines are joined. A hyphen there may be the typesetter's ("exam-ple") or the
-author's ("self-contained"), and only the document itself tells which: a compound that stands with its hyphen elsewhere
-keeps it here too. Where nothing tells, the word is taken for divided, which it is far more often.
+Words that are hyphenated at line ends of printed text are joined. The hyphen may be the typesetter's ("exam-ple") or
+the author's ("self-contained"): a compound that has its hyphen within a line elsewhere in the document keeps it.
+Otherwise the word is joined, which is right far more often.
 
-A line counts as a running head when it stands at the same edge of most pages (or of most left or right ones) once its
-numbers are disregarded, when it is a number that keeps step with the pages, or when it is the outermost and begins or
-ends with such a number ("Chapter 3: Wool 41").
+A line is a running head if it is at the same edge of most pages (or of most left or right ones) disregarding numbers,
+if it is a number that increases with the pages, or if it is the outermost line and begins or ends with such a number
+("Chapter 3: Wool 41").
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ from tasks.core.option import STRICT, option
 
 PAGE_BREAK = "\n\n"
 PRINT = ("pdf", "image")
-# Code may mean what looks broken (a test of an encoder, a table of names), and OCR reads what stands on the page.
+# Not code, where it may be intended (a test of an encoder, a table of names), and not OCR, which decodes nothing.
 REPAIRED = ("pdf", "text")
-MAX_REPAIRS = 8  # text broken nine times over is hardly text
+MAX_REPAIRS = 8
 
 _REPLACED = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\ufeff": ""}
 _ASCII_CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n"})
-# control characters, lone surrogates (no UTF-8 holds them) and two code points that are no characters
+# control characters, lone surrogates (which UTF-8 cannot encode) and two noncharacters
 _OTHER_CONTROLS = re.compile("[\x80-\x9f\ud800-\udfff\ufffe\uffff]")
-# all but Latin letters, punctuation, arrows, operators, boxes and ligatures: those are in NFC whatever is beside them
+# all but Latin letters, punctuation, arrows, operators, boxes and ligatures, which are in NFC in any context
 _MAY_COMPOSE = re.compile("[^\x80-\u02ff\u2002-\u20cf\u2190-\u2328\u2500-\u27ff\ufb00-\ufb06\ufeff]")
 _BLANK_LINES = re.compile(r"\n{3,}")
-# a soft hyphen at a line end is where a word was divided; elsewhere it only could be
+# a soft hyphen at a line end divides a word; elsewhere it only may
 _SOFT_BREAK = re.compile("\u00ad[ \t\u00a0]*\n[ \t]*(?=[^\\W\\d_])")
 _SPACES_AT_END = (" \n", "\t\n", "\u00a0\n")
 
@@ -64,11 +62,10 @@ def document_text(pages: Sequence[Mapping[str, Any]], kind: str, settings: Norma
     Args:
         pages: Its pages in order, with `page` (the number) and `text`.
         kind: `pdf`, `image`, `text` or `code`.
-        settings: What is done beyond the canonical form.
+        settings: Optional steps.
 
     Returns:
-        The texts of the pages that have any, with a blank line between two, or none where a word goes on from one
-        page to the next.
+        The texts of the pages, separated by a blank line, or joined where a word continues on the next page.
     """
     filled = [page for page in pages if page["text"]]
     texts = [str(page["text"]) for page in filled]
@@ -79,7 +76,7 @@ def document_text(pages: Sequence[Mapping[str, Any]], kind: str, settings: Norma
 
 
 def _join_pages(texts: Sequence[str]) -> str:
-    """Pages as one text; where a hyphen ends one and a small letter begins the next, as two lines of one page."""
+    """Join pages by blank lines, or by a line feed between a hyphen and a lower-case letter."""
     parts: list[str] = []
     for text in texts:
         text = text.strip("\r\n\f ") if len(texts) > 1 else text
@@ -95,19 +92,19 @@ def _join_pages(texts: Sequence[str]) -> str:
 def normalise_text(text: str, kind: str, *, repair: bool = True) -> str:
     """Return the canonical form of a document's text.
 
-    NFC, Unix line ends, no control characters, no spaces at line ends. Prose (not code, where such a thing may be
-    meant) also loses ligatures and soft hyphens, and print (PDFs, images) the hyphenation of its lines. Mojibake is
-    repaired in PDFs and text, never in code or in what OCR read. Normalising twice changes nothing.
+    NFC, Unix line ends, no control characters, no spaces at line ends. Ligatures and soft hyphens are replaced except
+    in code, where they may be intended; hyphenation is joined in printed text (PDFs, images); mojibake is repaired in
+    PDFs and text. Idempotent.
 
     Args:
-        text: Any text, lone surrogates included.
+        text: Any text, including lone surrogates.
         kind: `pdf`, `image`, `text` or `code`.
         repair: True to repair mojibake.
     """
     if not repair or kind not in REPAIRED or text.isascii():
         return _canonical(text, kind)
     text = _canonical(repair_mojibake(text), kind)
-    for _ in range(MAX_REPAIRS):  # what is left out or composed may bring the pieces of a sequence together
+    for _ in range(MAX_REPAIRS):  # normalisation may complete a sequence
         repaired = repair_mojibake(text)
         if repaired == text:
             break
@@ -123,7 +120,7 @@ def _canonical(text: str, kind: str) -> str:
     if _OTHER_CONTROLS.search(rest):
         text = _OTHER_CONTROLS.sub("", text)
     encoded = text.encode()
-    kept = encoded.translate(None, _ASCII_CONTROLS)  # these bytes are never part of a longer sequence
+    kept = encoded.translate(None, _ASCII_CONTROLS)  # never part of a multi-byte sequence
     if len(kept) < len(encoded):
         text = kept.decode()
     if kind != "code":
@@ -132,11 +129,11 @@ def _canonical(text: str, kind: str) -> str:
         for old, new in _REPLACED.items():
             if old in rest:
                 text = text.replace(old, new)
-    # only now: what stood between a letter and its accent is gone
+    # after the removals, which may bring a letter and its accent together
     if _MAY_COMPOSE.search(rest):
         text = _compose(text)
     if any(spaces in text for spaces in _SPACES_AT_END) or text[-1:] in (" ", "\t", "\u00a0"):
-        text = "\n".join([line.rstrip(" \t\u00a0") for line in text.split("\n")])  # linear, as no pattern would be
+        text = "\n".join([line.rstrip(" \t\u00a0") for line in text.split("\n")])  # linear, unlike a regular expression
     if kind in PRINT:
         text = join_hyphenation(text)
     if kind != "code" and "\n\n\n" in text:
@@ -151,24 +148,24 @@ def _compose(text: str) -> str:
     return "\n".join(line if line.isascii() else unicodedata.normalize("NFC", line) for line in lines)
 
 
-MIN_COVERAGE = 0.8  # share of the characters beyond ASCII; a repaired copy may have lost no-break spaces on its way
-MIN_COVERAGE_OF_LINE = 0.9  # of a line in a text that is otherwise sound
+MIN_COVERAGE = 0.8  # share of the characters beyond ASCII in sequences; no-break spaces may have been lost
+MIN_COVERAGE_OF_LINE = 0.9  # the same for a line of a text that is otherwise sound
 MIN_SEQUENCES_OF_LINE = 3
-SEQUENCES_PER_MENTION = 20  # so many for each time that encodings are spoken of
-LONGEST_PIECE = 10_000  # characters given to ftfy at once
-PIECES_REMEMBERED = 128  # ftfy takes up to 1 s for a million characters, and what is broken repeats itself
+SEQUENCES_PER_MENTION = 20  # minimum per mention of an encoding
+LONGEST_PIECE = 10_000  # characters passed to ftfy at once
+PIECES_REMEMBERED = 128  # cached: ftfy takes up to 1 s for a million characters, and broken text repeats itself
 
-# What the bytes 0x80 to 0xBF, which continue a UTF-8 sequence, look like in Latin-1 and Windows-1252 ...
+# The bytes 0x80 to 0xBF, which continue a UTF-8 sequence, in Latin-1 and Windows-1252 ...
 _WESTERN = "\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
 # ... and in Windows-1251.
 _CYRILLIC = "\x80-\x9f\xa0ЂЃ‚ѓ„…†‡€‰Љ‹ЊЌЋЏђ‘’“”•–—™љ›њќћџЎўЈ¤Ґ¦§Ё©Є«¬\xad®Ї°±Ііґµ¶·ё№є»јЅѕї"
-# One class of first characters, then a branch for each: so the search skips everything else at full speed.
-_HINT = re.compile(f"[Â-ôРСв‚√├][{_WESTERN}{_CYRILLIC}Ä╝ñ⌐í║╢▒ü†º]")  # thrice as fast, and mostly finds nothing
+# One class of first characters, then a branch for each, so that the search skips other characters fast.
+_HINT = re.compile(f"[Â-ôРСв‚√├][{_WESTERN}{_CYRILLIC}Ä╝ñ⌐í║╢▒ü†º]")  # a prefilter, three times as fast
 _SEQUENCE = re.compile(
     "[Â-ôРСв‚√├](?:"
     f"(?<=[Â-ÖØ-ß])[{_WESTERN}]|(?<=×)[{_WESTERN}](?:×[{_WESTERN}])+|(?<=[à-ï])[{_WESTERN}]{{2}}|(?<=[ð-ô])[{_WESTERN}]{{3}}"
     f"|(?<=[РС])[{_CYRILLIC}](?:[РС][{_CYRILLIC}]){{2}}|(?<=в)[Ђ„][{_CYRILLIC}]"
-    # Mac Roman and the code page of the IBM PC, where they cannot be formulas or frames
+    # Mac Roman and the code page of the IBM PC, except where they may be formulae or frames
     "|(?<=‚)Ä[^\x00-\x7f]|(?<=√)[©®§ü†º¥]|(?<=├)[╝ñ⌐í║╢▒])"
 )
 _TOPIC = re.compile(
@@ -176,21 +173,21 @@ _TOPIC = re.compile(
     r"|zeichensatz|zeichenkodierung|encodage|кодировк|文字化け",
     re.IGNORECASE,
 )
-# Windows-1252 read as Latin-1: its quotation marks and dashes become control characters at the edge of a word.
+# Windows-1252 decoded as Latin-1: quotation marks and dashes become control characters next to a letter.
 _WINDOWS_MARK = re.compile("[A-Za-z,.][\x91-\x94\x96\x97]|[\x91-\x94\x96\x97][A-Za-z]")
 _WINDOWS_MARKS = str.maketrans(
     {code: bytes([code]).decode("cp1252") for code in range(0x80, 0xA0) if code not in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
 )
 _CONTROLS = re.compile("[\x80-\x9f]")
-MAX_SHARE_OF_CONTROLS = 0.125  # more of them in a line, and it is no text
+MAX_SHARE_OF_CONTROLS = 0.125  # a line with a larger share is not text
 
 
 def repair_mojibake(text: str) -> str:
-    """Repair what a wrong decoding broke; a text where nothing is broken or nothing is certain stays as it is.
+    """Repair mojibake; a text without it, or without sufficient evidence, is returned unchanged.
 
-    Best before anything was taken out of it: control characters, soft hyphens and no-break spaces are among the pieces.
+    To be called before cleaning, which removes control characters, soft hyphens and no-break spaces of sequences.
     """
-    # what both look for is beyond ASCII; the lines of a text, at several times its memory, are made where it is there
+    # a cheap check first: splitting into lines takes several times the memory of the text
     rest = beyond_ascii(text)
     if not (_CONTROLS.search(rest) or (_HINT.search(rest) and _HINT.search(text))):
         return text
@@ -204,7 +201,7 @@ def repair_mojibake(text: str) -> str:
 
 
 def _repair_sequences(lines: list[str], odd: str) -> list[str]:
-    """Repair the lines that the evidence speaks for; `odd` is those of them that are not ASCII."""
+    """Repair the lines with sufficient evidence; `odd` has those that are not ASCII."""
     n_sequences, coverage = _evidence(odd)
     sound = coverage < MIN_COVERAGE
     if sound and n_sequences < MIN_SEQUENCES_OF_LINE:
@@ -217,14 +214,14 @@ def _repair_sequences(lines: list[str], odd: str) -> list[str]:
 
 
 def _evidence(text: str) -> tuple[int, float]:
-    """Return the number of sequences in a text, and their share of its characters beyond ASCII."""
+    """Return the number of mojibake sequences in a text, and their share of its characters beyond ASCII."""
     rest, n_sequences = _SEQUENCE.subn("", text)  # ten times as fast as a loop over the sequences
-    n_characters = len(text) - len(rest)  # no sequence holds a character of ASCII
+    n_characters = len(text) - len(rest)  # sequences contain no ASCII
     return n_sequences, n_characters / max(1, len(text) - len(text.encode("ascii", "ignore")))
 
 
 def _repair_line(line: str, sound: bool) -> str:
-    """A line, repaired if it is broken; in an otherwise `sound` text it must be beyond doubt."""
+    """Repair a line; in an otherwise `sound` text this takes more evidence."""
     if line.isascii():
         return line
     n_sequences, coverage = _evidence(line)
@@ -235,7 +232,7 @@ def _repair_line(line: str, sound: bool) -> str:
 
 
 def _pieces(line: str) -> list[str]:
-    """A line in pieces that ftfy handles in bounded time, cut after spaces where there are any."""
+    """Cut a line, at spaces if possible, into pieces that ftfy repairs in bounded time."""
     pieces, start = [], 0
     while len(line) - start > LONGEST_PIECE:
         space = line.rfind(" ", start, start + LONGEST_PIECE)
@@ -247,7 +244,7 @@ def _pieces(line: str) -> list[str]:
 
 @functools.lru_cache(PIECES_REMEMBERED)
 def _repair_piece(piece: str) -> str:
-    import ftfy  # only here: it takes longer to import than most texts to clean
+    import ftfy  # only here: slow to import, and rarely needed
 
     repaired = ftfy.fix_encoding(piece, replace_lossy_sequences=False)
     worse = len(repaired) > len(piece) or repaired.count("\ufffd") > piece.count("\ufffd")
@@ -258,26 +255,25 @@ def _repair_windows_marks(line: str) -> str:
     if not _WINDOWS_MARK.search(line):
         return line
     n_controls = len(line) - len(_CONTROLS.sub("", line))
-    # a short line may well be all quotation
+    # a short line may consist of quotations
     return line.translate(_WINDOWS_MARKS) if n_controls <= max(4, MAX_SHARE_OF_CONTROLS * len(line)) else line
 
 
-_LONGEST_TOKEN = 256  # as much of the text before a hyphen is looked at; longer ones are no words
+_LONGEST_TOKEN = 256  # characters examined before a hyphen; longer tokens are not words
 _LONGEST_WORD = 40
 
 _FIRST_WORD = re.compile(r"[^\W\d_]+")
 _LAST_WORD = re.compile(r"[^\W\d_]+\Z")
-# "Haupt- und Nebensatz", "pre- and post-war": the hyphen stands for a word left out, not for a divided one
+# "Haupt- und Nebensatz", "pre- and post-war": a suspended hyphen, which replaces an omitted word
 _SUSPENDED = re.compile(r"(?:und|oder|bzw\.|(?:and|or|to)(?=[ \n][^\W\d_]{1,40}-))(?=[ \n])")
 
 
 def join_hyphenation(text: str) -> str:
-    """Join words that a hyphen at the end of a line divides.
+    """Join words that are hyphenated at line ends.
 
-    Only a lower-case continuation is joined, so "Baden-" and "Württemberg", "1990-" and "2000" stay as they are.
-
-    A divided word loses hyphen and line end; a compound that the document also writes with a hyphen, a single letter
-    ("e-mail") and a web address keep the hyphen; one that stands for a word left out is followed by a space.
+    Only a lower-case continuation is joined, so "Baden-" and "Württemberg", "1990-" and "2000" are unchanged. A divided
+    word loses hyphen and line end; a compound that the document also writes with a hyphen, a single letter ("e-mail")
+    and a web address keep the hyphen; a suspended hyphen is followed by a space.
 
     Args:
         text: Text without spaces at the ends of its lines.
@@ -301,34 +297,34 @@ def join_hyphenation(text: str) -> str:
 
 
 def _joint(token: str, piece: str) -> str:
-    """Return what replaces the hyphen and line end between a token and the next piece; "" where they are one word."""
+    """Return the replacement of the hyphen and line end between a token and the next piece; "" joins them."""
     if not (token and piece and token[-1].isalpha()):
         return "-\n"
     if "://" in token or token.startswith("www."):
-        return "-" if piece[0].isalnum() else "-\n"  # nobody divides an address with a hyphen of his own
+        return "-" if piece[0].isalnum() else "-\n"  # addresses are not hyphenated, so the hyphen is part of it
     if not piece[0].islower():
         return "-\n"
     if _SUSPENDED.match(piece):
         return "- "
     single = not token[-2:-1].isalpha() or not piece[1:2].isalpha()
-    return "-" if single else ""  # no typesetter divides off one letter
+    return "-" if single else ""  # hyphenation never separates a single letter
 
 
 def _last_token(before: str, text: str) -> str:
-    """The end of a text since its last white space; the text continues the token before."""
+    """Return the last token of a text, which continues the token before."""
     end = (before + text[-_LONGEST_TOKEN:])[-_LONGEST_TOKEN:]
     return end.split()[-1] if end and not end[-1].isspace() else ""
 
 
 def _compound(left: str, right: str) -> str:
-    """The word before and the word after a hyphen, joined by it; "" if one is missing."""
+    """Return the words before and after a hyphen, joined by it, in lower case; "" if one is missing."""
     before, after = _LAST_WORD.search(left[-_LONGEST_WORD:]), _FIRST_WORD.match(right[:_LONGEST_WORD])
     return f"{before[0]}-{after[0]}".lower() if before and after else ""
 
 
 def _compounds(text: str) -> set[str]:
-    """All compounds that a text writes with a hyphen inside a line."""
-    # most hyphens are dashes, signs and ranges: a glance at their neighbours is ten times as fast as the two patterns
+    """Return all compounds with a hyphen inside a line."""
+    # most hyphens are dashes, signs and ranges: checking their neighbours is ten times as fast as the two patterns
     pairs = itertools.pairwise(text.split("-"))
     found = {_compound(left, right) for left, right in pairs if left[-1:].isalnum() and right[:1].isalnum()}
     return found - {""}
@@ -338,17 +334,17 @@ _ASCII = bytes(range(0x80))
 
 
 def beyond_ascii(text: str) -> str:
-    """Return the characters beyond ASCII in their order, lone surrogates included; those of one run stay together."""
+    """Return the characters beyond ASCII in order, including lone surrogates."""
     if text.isascii():
         return ""
-    # bytes of longer sequences are never those of ASCII
+    # bytes of multi-byte sequences are never ASCII
     return text.encode("utf-8", "surrogatepass").translate(None, _ASCII).decode("utf-8", "surrogatepass")
 
 
 MIN_PAGES = 4
 MIN_SHARE = 0.6  # of all pages, or of the left or right ones
 MIN_REPEATS = 3
-MAX_LINES = 3  # on an edge of a page
+MAX_LINES = 3  # removed at an edge of a page
 MAX_HEAD_CHARS = 200  # longer lines are text
 
 _DIGITS = re.compile(r"\d+")
@@ -373,24 +369,23 @@ Key = tuple[str, int]
 
 
 class _Edge(NamedTuple):
-    """One edge of a page: indices of its lines from the edge inwards, and what each is counted as."""
+    """The top or bottom of a page: indices of its lines from the edge inwards, and their keys."""
 
     lines: tuple[int, ...]
     keys: tuple[Key, ...]
-    most: int  # lines that may go
-    numbered: tuple[Key, ...] = ()  # distances of the numbers at the ends of the outermost line from the page's
+    most: int  # lines that may be removed
+    numbered: tuple[Key, ...] = ()  # differences of the first and last number in the outermost line from the page's
 
 
 def strip_running_heads(texts: Sequence[str], numbers: Sequence[int] | None = None) -> list[str]:
-    """Return the pages of a document, as many as there were, without running heads.
+    """Remove the running heads of the pages of a document.
 
-    Lines go from the edge inwards and only as long as each is running: at most three on an edge, never the middle of a
-    page, and none at all where more lines than that repeat: then it is a form, whose text they are. Linear in the
-    length of the pages.
+    Lines are removed from the edge inwards, at most three per edge, until one does not repeat, and never in the middle
+    of a page. If more lines repeat, none are removed: the document is a form. Linear in the length of the pages.
 
     Args:
         texts: The texts of its pages in order.
-        numbers: The numbers of these pages, from 1; needed where pages are missing.
+        numbers: The numbers of these pages, from 1; needed if pages are missing.
     """
     if len(texts) < MIN_PAGES:
         return list(texts)
@@ -409,9 +404,9 @@ def strip_running_heads(texts: Sequence[str], numbers: Sequence[int] | None = No
 
 
 def _edge(lines: Sequence[str], number: int, bottom: bool) -> _Edge:
-    """The top or bottom of a page; one line more than may go, to see whether the repetition ends."""
+    """Return the top or bottom of a page, with one line more than may be removed, to see whether repetition ends."""
     filled = [place for place, line in enumerate(lines) if line.strip()]
-    most = min(MAX_LINES, (len(filled) - 1) // 2)  # a line between the two edges stays in any case
+    most = min(MAX_LINES, (len(filled) - 1) // 2)  # at least one line remains between the edges
     if most < 1:
         return _Edge((), (), 0)
     chosen = tuple(filled[::-1][: most + 1] if bottom else filled[: most + 1])
@@ -420,7 +415,7 @@ def _edge(lines: Sequence[str], number: int, bottom: bool) -> _Edge:
 
 
 def _key(line: str, number: int) -> Key:
-    """Return the key of a line: its words without numbers, or the distance of its number from the page's."""
+    """Return the key of a line: its words without numbers, or the difference of its number from the page's."""
     line = line.strip()
     if len(line) > MAX_HEAD_CHARS:
         return "", 0
@@ -434,7 +429,7 @@ def _key(line: str, number: int) -> Key:
         if words[place] in _ROMAN:
             words[place] = "#"
     folded = _DIGITS.sub("#", " ".join(words))
-    # numbers and signs alone are a table's more often than a head's
+    # lines of only numbers and signs are more often from tables
     return (folded, 0) if any(map(str.isalpha, folded)) else ("", 0)
 
 
@@ -452,7 +447,7 @@ def _value(word: str) -> int | None:
 
 
 def _running_keys(edges: Sequence[_Edge], numbers: Sequence[int]) -> set[Key]:
-    """Keys that stand at an edge of most pages, or of most left or right pages."""
+    """Return the keys at an edge of most pages, or of most left or right pages."""
     running: set[Key] = set()
     page_numbers: Counter[Key] = Counter()
     for parity in (None, 0, 1):
@@ -462,7 +457,7 @@ def _running_keys(edges: Sequence[_Edge], numbers: Sequence[int]) -> set[Key]:
         running.update(key for key, count in counts.items() if count >= enough)
         if parity is None:
             page_numbers.update({key: n for key, n in counts.items() if key[0] == "#" and n >= MIN_REPEATS})
-    # a preface counts for itself: together its numbers and those of the rest must cover the pages
+    # a preface has its own numbering: all numberings together must cover the pages
     if page_numbers.total() >= MIN_SHARE * len(edges):
         running.update(page_numbers)
     return running
@@ -473,5 +468,5 @@ def _running_lines(edge: _Edge, running: set[Key]) -> tuple[int, ...]:
     while n < len(edge.keys) and edge.keys[n] in running:
         n += 1
     if n > edge.most and edge.most == MAX_LINES:
-        return ()  # it goes on repeating: this is text
+        return ()  # more lines repeat: a form
     return edge.lines[: min(n, edge.most)]

@@ -1,7 +1,7 @@
-"""The licence of a text: from an SPDX tag, or from the wording of the licence itself.
+"""Detect the licence of a text, from an SPDX tag or from the wording of the licence.
 
-A licence is told by short phrases that all versions of its text (or its customary notice) hold and others do not. A
-text that only talks about a licence has none.
+A licence is recognised by short phrases that all versions of its text (or its usual notice) contain and others do not,
+so a text that only mentions a licence has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIGNS = (
     "cc0 1.0",
     "misrepresented",
 )
-# comment marks of source headers and typography, which differ between copies of the same text
+# comment markers of source headers and typography, which differ between copies of the same text
 _FOLDED = re.compile(r"[\s*#/;%\"'“”‘’`<>!_=|\-]+")
 _DROPPED = str.maketrans("", "", ",():")
 
@@ -30,7 +30,7 @@ _GRANT = "permission is hereby granted free of charge"
 _BSD = "redistribution and use in source and binary forms with or without modification"
 _GNU_NOTICE = "redistribute it and or modify it under the terms of the gnu"
 
-# identifier, phrases that must occur, phrases that must not; the first rule that fits counts
+# identifier, phrases that must occur, phrases that must not; the first matching rule is used
 _RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Unlicense", ("free and unencumbered software released into the public domain",), ()),
     ("CC0-1.0", ("cc0 1.0 universal",), ()),
@@ -81,9 +81,9 @@ _OTHER_SUFFIX = re.compile(r"\.(?:c|cc|cpp|cs|css|go|h|html|java|js|json|php|py|
 
 
 def detect_licence(text: str) -> str | None:
-    """Return the licence that a text states in its first 20,000 characters, such as `GPL-2.0-or-later OR MIT`.
+    """Return the SPDX expression of a text's licence, such as `GPL-2.0-or-later OR MIT`, or None.
 
-    A tag `SPDX-License-Identifier:` comes before the wording. None for a text without a licence that is known here.
+    Reads the first 20,000 characters; a tag `SPDX-License-Identifier:` takes precedence over the wording.
     """
     head = text[:HEAD_CHARS]
     lowered = head.lower()
@@ -93,7 +93,7 @@ def detect_licence(text: str) -> str | None:
 
 
 def is_licence_file(name: str) -> bool:
-    """Return True if a file's name says that it holds a licence: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
+    """Return True for the usual names of licence files: LICENSE, LICENCE.md, COPYING, LICENSE-MIT, ..."""
     lowered = name.lower()
     return bool(_NAME.fullmatch(lowered)) and not _OTHER_SUFFIX.fullmatch(PurePath(lowered).suffix)
 
@@ -102,13 +102,13 @@ def _tagged(head: str) -> str | None:
     found = _SPDX_TAG.search(head)
     if found is None:
         return None
-    # a comment may close behind the expression
+    # a comment may end after the expression
     expression = _EXPRESSION.match(" ".join(found[1].split()))
     return expression[0].strip() if expression else None
 
 
 def _worded(folded: str) -> str | None:
-    # the GNU licences name one another, and other licences name them: theirs is decided by what stands first
+    # GNU licences mention one another, and other licences mention them: a title at the beginning decides
     titled = _GNU_TITLE.match(folded)
     if titled:
         return _gnu(titled[0], titled[1], "-only")

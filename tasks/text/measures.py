@@ -1,14 +1,12 @@
-"""Measures that array operations take of many documents at once: characters, words, lines, paragraphs, repetition.
+"""Vectorised measures of a batch of documents: characters, words, lines, paragraphs, repetition.
 
-The texts are laid end to end with line feeds between them. Whatever is computed for a word, a line or a document
-depends on its own characters alone, never on where in the batch it lies, so a document's measures do not depend on its
-company. The class of a character decides what it counts as in every measure; the letters are the highest classes, so
-that the highest class in a word says whether it has a letter.
+The texts are concatenated with line feeds between them; each value depends only on the characters of its own word, line
+or document, so a document's measures do not depend on the batch. Every character has a class; those of letters are the
+highest, so the highest class in a word shows whether it has a letter.
 
-A line is what line feeds separate; shares are of the lines that hold a word. A paragraph is a run of such lines. Lines
-and paragraphs are alike if their words are: white space does not count. An n-gram can only recur where the (n-1)-grams
-at its two ends recur, so each length looks only at what the length before it left: in ordinary text most work is done
-at two words.
+Lines end in line feeds; shares are of the lines with a word. A paragraph is consecutive lines with words. Lines and
+paragraphs are equal if their words are, regardless of white space. An n-gram can only recur if both (n-1)-grams in it
+recur, so each length examines only what recurred at the length before: in ordinary text most work is done for 2-grams.
 
 Sources: the quality and repetition filters of Gopher (Rae et al. 2021, appendix A1.1 and table A1), the line rules of
 C4 (Raffel et al. 2020, section 2.2), and FineWeb's own filters (Penedo et al. 2024, section 3.4).
@@ -30,7 +28,7 @@ from tasks.text.words import I64, IDEOGRAPHIC_RANGES, U64, running_sums, span_ha
 SPACE, OTHER, MARK, SYMBOL, DIGIT, LETTER, UPPER, UNSPACED = range(8)
 N_CLASSES = 8
 
-# letters of scripts that put no spaces between words; Hangul does
+# letters of scripts without spaces between words (Hangul has them)
 _UNSPACED_RANGES = (
     (0x0E00, 0x0F00),  # Thai, Lao
     (0x1000, 0x10A0),  # Myanmar
@@ -42,19 +40,19 @@ _LAST_ASSIGNED = 0x3FFFF  # above it there are no letters, digits or spaces: tag
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
 TOP_LENGTHS = (2, 3, 4)
-LONGEST_NGRAM = 10  # those of five words and more are looked at for characters in repeated ones
+LONGEST_NGRAM = 10
 PHRASE_WORDS = 5
-MIN_WORDS_TO_JUDGE = 100  # short texts may well repeat themselves
+MIN_WORDS_TO_JUDGE = 100  # shorter texts are not judged by their repetition
 
-SHORT_LINE = 30  # characters at most, FineWeb
-FEW_WORDS = 5  # fewer than these, C4
+SHORT_LINE = 30  # characters at most (FineWeb)
+FEW_WORDS = 5  # a line has fewer words (C4)
 
 LINE_FEED, DOT, ELLIPSIS = 10, ord("."), ord("…")
 TERMINAL = ".!?…。！？｡؟।॥"
 QUOTES = "\"'”’»」』"
 BRACKETS = ")）"
 BULLETS = "•‣◦▪▫■□●○◆◇▶►–—-*·"
-_SURE_BULLETS = "•‣◦▪▫■□●○◆◇▶►"  # these mark an item without a space behind them, too
+_SURE_BULLETS = "•‣◦▪▫■□●○◆◇▶►"  # these mark an item even without a space after them
 
 _MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 
@@ -64,7 +62,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @lru_cache(maxsize=1)
 def _class_table() -> npt.NDArray[np.uint8]:
-    """The class of every code point, as an array to index with them; built at the first use (a fifth of a second)."""
+    """Return (0x110000,) the class of every code point; building it takes a fifth of a second."""
     table = np.full(0x110000, OTHER, dtype=np.uint8)
     for point in range(_LAST_ASSIGNED + 1):
         char = chr(point)
@@ -87,16 +85,16 @@ def _class_table() -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class TextArrays:
-    """Documents as arrays; words are what white space separates.
+    """Documents as arrays; words are separated by white space.
 
     Attributes:
-        codes, classes: code points of all texts, a line feed before, between and behind them, and the class of each.
-        text_bounds: where each text begins, and one more; a text ends one before the next one's begin.
-        class_counts: number of characters of each class, a row per document.
-        word_starts, word_ends, word_lengths, word_hashes: place of each word, its characters, and 64 bits for it.
-        word_documents: number of the document each word belongs to.
-        word_bounds: number of the first word of each document, and one more.
-        n_words, solid: number of words of each document, and of characters that are not white space.
+        codes, classes: Code points of all texts, with a line feed before, between and after them, and their classes.
+        text_bounds: (n + 1,) start of each text; a text ends one before the start of the next.
+        class_counts: (n, `N_CLASSES`) number of characters per document and class.
+        word_starts, word_ends, word_lengths, word_hashes: Positions, numbers of characters and hashes of the words.
+        word_documents: Document of each word.
+        word_bounds: (n + 1,) first word of each document.
+        n_words, solid: (n,) numbers of words and of characters that are not white space.
     """
 
     codes: npt.NDArray[np.uint32]
@@ -113,12 +111,12 @@ class TextArrays:
     solid: I64
 
     def per_document(self, documents: I64, weights: I64 | None = None) -> I64:
-        """Count things per document, or sum their weights; `documents` is the number of the document of each."""
+        """Return (n,) the number of items per document, or the sum of their weights; `documents` has each item's."""
         return np.bincount(documents, weights, minlength=len(self.n_words))
 
 
 def make_batch(texts: Sequence[str]) -> TextArrays:
-    """Lay texts end to end and find their words."""
+    """Concatenate texts and find their words."""
     joined = "\n".join(["", *texts, ""])
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     classes = _class_table()[codes]
@@ -150,26 +148,26 @@ def make_batch(texts: Sequence[str]) -> TextArrays:
 
 
 def array_measures(texts: Sequence[str]) -> Columns:
-    """Return what array operations measure on some texts: a value for each, by the names of `storage.schemas.MEASURES`.
+    """Return the vectorised measures, one value per text, by the column names of `storage.schemas.MEASURES`.
 
-    `n_spaces`, the number of characters that are white space, is no column there.
+    `n_spaces`, the number of white space characters, is not a column there.
     """
     batch = make_batch(texts)
     return {**_characters(batch), **_words(batch), **_lines(batch), **_phrases(batch)}
 
 
 def share(part: npt.NDArray[Any], whole: npt.NDArray[Any], places: int = 4) -> npt.NDArray[np.float64]:
-    """Return `part / whole` to some places; 0 where there is no whole."""
+    """Return `part / whole`, rounded to some places; 0 where `whole` is 0."""
     return np.round(np.divide(part, whole, out=np.zeros(len(part)), where=np.asarray(whole) > 0), places)
 
 
 def _sums_between(values: npt.NDArray[Any], bounds: I64) -> I64:
-    """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    """Return the sum of `values[bounds[i]:bounds[i + 1]]` for each i; 0 for empty ranges."""
     return np.diff(running_sums(values)[bounds])
 
 
 def _highest_between(values: npt.NDArray[Any], bounds: I64) -> I64:
-    """Return the maximum of `values[bounds[i]:bounds[i + 1]]` for each i; empty stretches give 0."""
+    """Return the maximum of `values[bounds[i]:bounds[i + 1]]` for each i; 0 for empty ranges."""
     highest = np.zeros(len(bounds) - 1, dtype=np.int64)
     filled = bounds[1:] > bounds[:-1]
     if filled.any():
@@ -178,7 +176,7 @@ def _highest_between(values: npt.NDArray[Any], bounds: I64) -> I64:
 
 
 def _characters(batch: TextArrays) -> Columns:
-    """Shares of classes of characters; of those that are not white space, if nothing else is said."""
+    """Return shares of classes of characters, of those that are not white space unless noted."""
     counts = batch.class_counts
     letters = counts[:, LETTER] + counts[:, UPPER] + counts[:, UNSPACED]
     everything = counts.sum(axis=1)
@@ -208,7 +206,7 @@ def _words(batch: TextArrays) -> Columns:
 
 
 class Units(NamedTuple):
-    """Lines or paragraphs that hold words: the first word of each, one beyond the last, and the document."""
+    """Lines or paragraphs with words: the first word of each, the last one + 1, and the document."""
 
     first: I64
     last: I64
@@ -222,7 +220,7 @@ def _lines(batch: TextArrays) -> Columns:
     words = np.searchsorted(batch.word_starts, np.append(starts, feeds[-1:] + 1))
     filled = np.flatnonzero(np.diff(words))
     lines = Units(words[filled], words[filled + 1], batch.word_documents[words[filled]])
-    # lines that follow one another without an empty one between them are a paragraph
+    # a paragraph is consecutive lines without an empty one between them
     opens = np.ones(len(filled), dtype=np.bool_)
     opens[1:] = (np.diff(filled) > 1) | (lines.document[1:] != lines.document[:-1])
     opening = np.flatnonzero(opens)
@@ -247,7 +245,7 @@ def _among(codes: np.ndarray, characters: str) -> Mask:
 
 
 def _shapes(batch: TextArrays, lines: Units) -> Columns:
-    """Shares of the lines by how they begin, end, and how long they are; and the number of sentences."""
+    """Return shares of lines by beginning, end and length, and the number of sentences."""
     codes = batch.codes
     last, before = codes[batch.word_ends - 1], codes[batch.word_ends - 2]  # characters of each word
     stop, quote, bracket = (_among(last, characters) for characters in (TERMINAL, QUOTES, BRACKETS))
@@ -256,7 +254,7 @@ def _shapes(batch: TextArrays, lines: Units) -> Columns:
     closes_line = stop | quote | (bracket & after_stop)
     end_word = lines.last - 1
     start, end = batch.word_starts[lines.first], batch.word_ends[end_word]
-    # the code point three before the first one of a batch is asked for in vain: `end` is at least 2
+    # `end` is at least 2; index 0 is a line feed
     dots = (codes[end - 1] == DOT) & (codes[end - 2] == DOT) & (codes[np.maximum(end - 3, 0)] == DOT)
     alone = batch.word_lengths[lines.first] == 1
     shapes = {
@@ -272,7 +270,7 @@ def _shapes(batch: TextArrays, lines: Units) -> Columns:
 
 
 def _duplicates(batch: TextArrays, units: Units, name: str) -> Columns:
-    """Shares of units that occurred earlier in their document, by number and by characters of their words."""
+    """Return the shares of units that occurred earlier in their document, by number and by characters of words."""
     hashes = span_hashes(batch.word_hashes, units.first, units.last)
     repeats = _find_repeated(units.document, hashes, np.arange(len(hashes))).later(len(hashes))
     sums = running_sums(batch.word_lengths)
@@ -285,14 +283,14 @@ def _duplicates(batch: TextArrays, units: Units, name: str) -> Columns:
 
 
 class Repeated(NamedTuple):
-    """Things that occur more than once in their document."""
+    """Items that occur more than once in their document."""
 
     places: I64  # index of each
-    sizes: I64  # members of each group of things alike, two or more
+    sizes: I64  # members of each group of equal items, two or more
     firsts: I64  # lowest index of each group
 
     def later(self, n: int) -> Mask:
-        """Return a mask of `n` things: the second and later occurrences in each group."""
+        """Return (n,) a mask of the second and later occurrences in each group."""
         mask = np.zeros(n, dtype=np.bool_)
         mask[self.places] = True
         mask[self.firsts] = False
@@ -300,8 +298,8 @@ class Repeated(NamedTuple):
 
 
 def _find_repeated(documents: I64, hashes: U64, places: I64) -> Repeated:
-    """Find equal things of a document that occur more than once, by the document, hash and index of each thing."""
-    keys = hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)  # alike only within a document
+    """Find items that recur in their document, from the document, hash and index of each item."""
+    keys = hashes ^ (documents.astype(np.uint64) * _MULTIPLIER)  # equal only within a document
     order = np.argsort(keys)
     keys = keys[order]
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
@@ -314,11 +312,11 @@ def _find_repeated(documents: I64, hashes: U64, places: I64) -> Repeated:
 
 
 def _phrases(batch: TextArrays) -> Columns:
-    """Shares of the characters of words (white space apart) that lie in repeated n-grams of words.
+    """Return shares of characters, without white space, in repeated n-grams of words.
 
     `top_Ngram_char_share`: occurrences times length of the most frequent n-gram, the longest of those equally frequent;
     0 if none recurs, at most 1. `duplicate_Ngram_char_share`: characters of the words in n-grams that occurred earlier
-    in the document. `distinct_share`: distinct ones among the 5-grams; 1 for texts of fewer than a hundred words.
+    in the document. `distinct_share`: share of distinct 5-grams; 1 for texts of fewer than 100 words.
     """
     n_all, documents, hashes = len(batch.word_hashes), batch.word_documents, batch.word_hashes
     sums = running_sums(batch.word_lengths)
@@ -330,7 +328,7 @@ def _phrases(batch: TextArrays) -> Columns:
         if n in TOP_LENGTHS:
             characters = sums[found.firsts + n] - sums[found.firsts]
             best = np.zeros(len(batch.n_words), dtype=np.int64)
-            # one number that orders by frequency and then by length; a batch holds far fewer than 2**31 characters
+            # one number that orders by frequency, then by length; a batch has far fewer than 2**31 characters
             np.maximum.at(best, documents[found.firsts], (found.sizes << 32) | characters)
             top = (best >> 32) * (best & 0xFFFFFFFF)
             measures[f"top_{n}gram_char_share"] = np.minimum(share(top, batch.solid), 1.0)
@@ -347,7 +345,7 @@ def _phrases(batch: TextArrays) -> Columns:
         recurring = np.zeros(n_all + 1, dtype=np.bool_)
         recurring[found.places] = True
         longer = recurring[places] & recurring[places + 1]
-        # the run that begins one word on is of the same document, so the longer run is too
+        # the n-gram that begins one word later is in the same document, so the longer one is too
         places, grams = places[longer], grams[longer]
         grams = grams * _MULTIPLIER + hashes[places + n] if len(places) else grams
     return measures

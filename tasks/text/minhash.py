@@ -1,8 +1,8 @@
-"""Signatures of documents for deduplication, computed once and kept beside their segment.
+"""Signatures of documents for deduplication, computed once per segment.
 
-A signature holds the MinHash of 5-gram shingles and the hashes of all 13-grams and paragraphs, and depends on its
-document alone. Classic MinHash, one permutation per value: with vector instructions it costs less than reading
-the text, and unlike the one-permutation kind the estimate is as good for short documents as for long ones.
+A signature has the MinHash of 5-gram shingles and the hashes of all 13-grams and paragraphs, and depends on its
+document alone. Classic MinHash has one permutation per value: vectorised it costs less than reading the text, and
+unlike one-permutation hashing its estimate is as good for short documents as for long ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ U32 = npt.NDArray[np.uint32]
 _SLICE = 1 << 16  # shingles permuted at a time, so that buffers stay in the cache
 _NOTHING = np.uint32(0xFFFFFFFF)
 
-# what each permutation xors with and multiplies by (odd: a bijection of 32 bits), from splitmix64 with a fixed seed
+# each permutation xors with one number and multiplies by another (odd, so a bijection of 32 bits); from splitmix64
 _STATES = (np.arange(1, 2 * N_PERMUTATIONS + 1, dtype=np.uint64) + np.uint64(0x5EED)) * np.uint64(0x9E3779B97F4A7C15)
 _STATES = (_STATES ^ (_STATES >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
 _STATES = (_STATES ^ (_STATES >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -35,18 +35,18 @@ _FACTORS = (_STATES >> np.uint64(32)).astype(np.uint32)[N_PERMUTATIONS:] | np.ui
 
 @dataclass(frozen=True)
 class Signatures:
-    """Signatures of n documents: flat arrays, one `.npy` file each, that are mapped and joined without any parsing.
+    """Signatures of n documents: flat arrays, each a `.npy` file that can be memory-mapped.
 
     Attributes:
         minima: (n, 120) MinHash values; all ones for a document without words.
         n_shingles: (n,) numbers of distinct shingles.
         grams: Hashes of 13-grams, in order; a shorter document has one, of all its words. 64 bits, because with 32 a
-            corpus of 200,000 documents (60 million 13-grams) would hold any given one by accident with probability
+            corpus of 200,000 documents (60 million 13-grams) would contain any given one by accident with probability
             1.4 %.
-        gram_offsets: (n + 1,) places in `grams`.
+        gram_offsets: (n + 1,) offsets of the documents in `grams`.
         paragraphs: Hashes of paragraphs of at least 80 characters, white space folded.
-        paragraph_starts, paragraph_lengths: Place of each in its document, in characters.
-        paragraph_offsets: (n + 1,) places in the three arrays before.
+        paragraph_starts, paragraph_lengths: Position of each in its document, in characters.
+        paragraph_offsets: (n + 1,) offsets of the documents in the three arrays above.
     """
 
     minima: U32
@@ -63,11 +63,11 @@ class Signatures:
 
     @property
     def gram_hashes(self) -> Hashes:
-        """Hashes of 13-grams, document by document."""
+        """Return the hashes of 13-grams by document."""
         return Hashes(self.grams, self.gram_offsets)
 
     def minhashes_of(self, numbers: I64) -> tuple[U32, I64, U64]:
-        """Return MinHash values, numbers of shingles and ties of documents, for `tasks.text.near`."""
+        """Return MinHash values, numbers of shingles and tie-breakers of documents, for `tasks.text.near`."""
         return self.minima[numbers], self.n_shingles[numbers], numbers.astype(np.uint64)
 
     def save(self, folder: Path) -> None:
@@ -77,10 +77,7 @@ class Signatures:
 
 
 def load_signatures(folder: Path) -> Signatures:
-    """Return the signatures of a folder, memory-mapped: what is not touched is not read.
-
-    Each array keeps its file open for as long as it lives: load where it is used, hold no hundreds of folders.
-    """
+    """Return the signatures in a folder, memory-mapped; each array keeps its file open."""
     return Signatures(*(np.load(folder / f"{field.name}.npy", "r", allow_pickle=False) for field in fields(Signatures)))
 
 
@@ -88,7 +85,7 @@ def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U
     """Return (m, 120) MinHash values and (m,) numbers of shingles of documents in several folders of signatures.
 
     Args:
-        part, place: (m,) int64, the number of the folder of each document, rising, and its row there.
+        part, place: (m,) index of the folder of each document, ascending, and (m,) its row there.
     """
     parts = distinct(part)
     bounds = np.searchsorted(part, [*parts, len(folders)])
@@ -102,7 +99,7 @@ def read_minima(folders: Sequence[str | Path], part: I64, place: I64) -> tuple[U
 
 
 def join_signatures(parts: Sequence[Signatures]) -> Signatures:
-    """Return the documents of several parts, one after the other."""
+    """Concatenate the documents of several parts."""
     grams = joined([part.gram_hashes for part in parts])
     paragraphs = joined([Hashes(part.paragraphs, part.paragraph_offsets) for part in parts])
     nothing = np.zeros(0, np.int64)
@@ -119,12 +116,12 @@ def join_signatures(parts: Sequence[Signatures]) -> Signatures:
 
 
 def signatures(texts: Sequence[str]) -> Signatures:
-    """Return the signatures of texts, the same for a text whatever stands beside it."""
+    """Return the signatures of texts; each depends only on its own text."""
     parts = []
     for batch in read_batches(texts, with_paragraphs=True):
         shingles = _distinct(word_runs(batch.words, SHINGLE_WORDS))
         minima, n_shingles = _minima(shingles), shingles.counts
-        del shingles  # before the grams: either has as many values as a document has words
+        del shingles  # frees memory before the 13-grams, of which there are as many
         grams = word_runs(batch.words, GRAM_WORDS)
         found = batch.paragraphs
         places = (batch.starts, batch.lengths)
@@ -138,12 +135,12 @@ def shingle_sets(texts: Sequence[str]) -> Hashes:
 
 
 def gram_hashes(texts: Sequence[str]) -> Hashes:
-    """Return the 13-grams of each text, in order, as `Signatures.grams` holds them."""
+    """Return the hashes of the 13-grams of each text, in order, as in `Signatures.grams`."""
     return joined([word_runs(batch.words, GRAM_WORDS) for batch in read_batches(texts)])
 
 
 def _distinct(hashes: Hashes) -> Hashes:
-    """Each document's hashes sorted and each but once, in the place of the given ones: a long document has many."""
+    """Return the sorted distinct hashes of each document; overwrites the given ones, as there may be many."""
     values, offsets = hashes.values, hashes.offsets
     bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
     for begin, end in bounds:
@@ -161,7 +158,7 @@ def _distinct(hashes: Hashes) -> Hashes:
 
 
 def _minima(shingles: Hashes) -> U32:
-    """MinHash values of sets of shingles, each document at least one row of its own."""
+    """Return (n, 120) the MinHash values of sets of shingles."""
     minima = np.full((len(shingles), N_PERMUTATIONS), _NOTHING)
     filled = np.flatnonzero(shingles.counts)
     if not len(filled):
@@ -177,7 +174,7 @@ def _minima(shingles: Hashes) -> U32:
 
 
 def _permuted_minima(hashes: U64, begins: I64) -> U32:
-    """Minimum of each stretch that begins at `begins` (the last ends with the hashes) under each permutation."""
+    """Return (n, 120) the minimum of each range of hashes under each permutation; ranges start at `begins`."""
     values = (hashes >> np.uint64(32)).astype(np.uint32)
     permuted = np.empty_like(values)
     minima = np.empty((N_PERMUTATIONS, len(begins)), np.uint32)

@@ -1,14 +1,12 @@
-"""Near-duplicates: pairs of documents whose sets of shingles have at least a given Jaccard similarity.
+"""Find near-duplicates: pairs of documents whose sets of shingles have at least a given Jaccard similarity.
 
-Candidates are documents that share all values of a band of their MinHash signatures (locality-sensitive hashing); bands
-are joined in DuckDB, out of core, and every candidate is verified against the texts, so that no pair is a guess. The
-time is that of joining, unless documents resemble each other in masses: a bucket larger than `max_bucket` is compared
-with its best few members only, and reported. Memory holds the pairs that pass their estimate, and nothing of a document
-that resembles no other.
+Candidates share all values of a band of their MinHash signatures (locality-sensitive hashing). Bands are joined in
+DuckDB, out of core, and every candidate is verified against the texts. The join dominates the time, unless very many
+documents are similar: a bucket larger than `max_bucket` is compared with its best few members only, and reported.
+Memory holds the pairs that pass the MinHash estimate.
 
-A cluster is everything joined by pairs, directly or through others; splits follow clusters. Dropping is stricter: only
-a document that is itself the near-duplicate of a kept one is dropped, because the two ends of a long chain may have
-little in common.
+A cluster is a connected component of pairs; splits keep clusters together. Only a document that is itself a
+near-duplicate of a kept one is dropped, because the two ends of a long chain may have little in common.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ TextsOf = Callable[[Sequence[int]], list[str]]
 
 MAX_BUCKET = 64
 LEADERS = 8  # members of a giant bucket that all others are compared with
-FOUND_SHARE = 0.995  # least probability that a pair at the threshold becomes a candidate
+FOUND_SHARE = 0.995  # minimum probability that a pair at the threshold becomes a candidate
 BLOCK_SHINGLES = 1 << 22  # shingles in memory while candidates are verified
-MARGIN = 3.7  # standard errors below the threshold at which an estimate rules a pair out: 1 in 10,000
+MARGIN = 3.7  # standard errors below the threshold at which an estimate excludes a pair: 1 in 10,000
 
-_AT_ONCE = 1 << 16  # documents or pairs of which the minima are in memory
+_AT_ONCE = 1 << 16  # documents or pairs whose minima are in memory
 _BASE = np.uint64(0xD1342543DE82EF95)
 
 
@@ -47,7 +45,7 @@ class Pairs:
     """Pairs of documents with their exact similarities.
 
     Attributes:
-        first, second: indices, `first < second`, sorted by both; no pair twice.
+        first, second: Indices of the documents, `first < second`, sorted by both, without repetitions.
         similarity: Jaccard similarity of their sets of shingles.
     """
 
@@ -60,7 +58,7 @@ class Pairs:
 
     @classmethod
     def sorted(cls, one: I64, other: I64, similarity: F64) -> Self:
-        """Return distinct pairs of any order and direction in the order of this class."""
+        """Sort distinct pairs of any order and direction."""
         first, second = np.minimum(one, other), np.maximum(one, other)
         order = np.lexsort((second, first))
         return cls(first[order], second[order], similarity[order])
@@ -76,11 +74,11 @@ NO_PAIRS = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 @dataclass(frozen=True)
 class NearPairs:
-    """Near-duplicates and how they were found.
+    """Near-duplicates, with counts of the search.
 
     Attributes:
         pairs: Pairs of at least the threshold.
-        verified: Every candidate with its similarity; given as `known` to a later call, none is computed again.
+        verified: Every candidate with its similarity; as `known` of a later call it saves the verification.
         n_candidates: Pairs that shared a band and passed the estimate.
         n_giant_buckets: Buckets that were too large to compare all against all.
         largest_bucket: Members of the largest bucket.
@@ -103,18 +101,18 @@ def near_pairs(
     known: Pairs | None = None,
     connection: duckdb.DuckDBPyConnection | None = None,
 ) -> NearPairs:
-    """Return all near-duplicates; a pair at the threshold is missed once in 200 or more rarely.
+    """Return all near-duplicates; at most one in 200 pairs at the threshold is missed.
 
     Args:
-        n: Number of documents. Those with the same text should be left out before; they cost time, no more.
-        minhashes_of: Returns of m documents, given by ascending indices, (m, 120) MinHash values, (m,) numbers of
-            distinct shingles and (m,) ties, no two documents' alike. The others of a giant bucket are compared with its
-            longest members; of equal length those go by words, and only of the same words by this.
-        texts_of: Returns texts of documents given by ascending indices; called with some thousands at a time.
-        threshold: Least Jaccard similarity of a pair, above 0 and at most 1.
-        max_bucket: Largest number of documents that share a band and are compared all against all.
-        known: Similarities of pairs from earlier calls, in the indices of this one. They save time and change nothing.
-        connection: Database for the bands, whose memory limit holds; one in memory by default.
+        n: Number of documents. Exact duplicates should be left out, to save time.
+        minhashes_of: Returns for m documents, by ascending indices, (m, 120) MinHash values, (m,) numbers of distinct
+            shingles and (m,) unique tie-breakers. A giant bucket is compared with its longest members, in the order of
+            length, content and tie-breaker.
+        texts_of: Returns texts of documents by ascending indices; called with some thousands at a time.
+        threshold: Minimum Jaccard similarity of a pair, above 0 and at most 1.
+        max_bucket: Largest number of documents in a band that are compared all against all.
+        known: Similarities of pairs from earlier calls, in the indices of this one; they only save time.
+        connection: Database for the bands, whose memory limit applies; by default one in memory.
     """
     import duckdb
 
@@ -130,7 +128,7 @@ def near_pairs(
 
 
 def band_rows(threshold: float) -> int:
-    """Return the values per band: as many as still make a pair at the threshold share a band with `FOUND_SHARE`.
+    """Return the largest number of values per band that finds a pair at the threshold with `FOUND_SHARE`.
 
     The probability is 1 - (1 - s**rows)**bands (Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4).
     """
@@ -141,7 +139,7 @@ def band_rows(threshold: float) -> int:
 
 
 def _list_bands(connection: duckdb.DuckDBPyConnection, n: int, minhashes_of: MinhashesOf, rows: int) -> int:
-    """Make the table `bands` of documents with words and a hash of each band of values; returns the number of bands."""
+    """Create the table `bands` of documents with words and a hash per band; return the number of bands."""
     n_bands = N_PERMUTATIONS // rows
     names = ["number", "size", "tie", "content", *(f"band_{number}" for number in range(n_bands))]
     hashed = ", ".join(f"{name} ubigint" for name in names[2:])
@@ -158,7 +156,7 @@ def _list_bands(connection: duckdb.DuckDBPyConnection, n: int, minhashes_of: Min
 
 
 def _combined(minima: U32, start: int, stop: int) -> U64:
-    """One hash for some of the values of each document."""
+    """Return (m,) a hash of the values `start` to `stop` of each document."""
     combined = np.zeros(len(minima), np.uint64)
     for number in range(start, stop):
         combined *= _BASE
@@ -171,10 +169,10 @@ def _combined(minima: U32, start: int, stop: int) -> U64:
 def _pair_buckets(
     connection: duckdb.DuckDBPyConnection, n_bands: int, threshold: float, max_bucket: int
 ) -> tuple[int, int]:
-    """Make the table `band_pairs` of documents that share a band and may reach the threshold by their sizes.
+    """Create the table `band_pairs` of documents that share a band and whose sizes allow the threshold.
 
-    Of a giant bucket there are only the pairs with its first members. Returns the number of giant buckets, and of the
-    members of the largest bucket.
+    A giant bucket gives only the pairs with its first members. Returns the number of giant buckets and the size of the
+    largest bucket.
     """
     n_giant, largest = 0, int(connection.execute("from bands limit 1").fetchone() is not None)
     connection.execute("create or replace table band_pairs (first bigint, second bigint)")
@@ -202,7 +200,7 @@ def _pair_buckets(
 def _likely_pairs(
     connection: duckdb.DuckDBPyConnection, minhashes_of: MinhashesOf, threshold: float, known: Pairs
 ) -> tuple[I64, I64, F64]:
-    """Return the pairs that their estimates do not rule out, with their similarities; NaN where none is known."""
+    """Return the pairs that the MinHash estimate does not exclude, with known similarities or NaN."""
     connection.register("known", pa.table(vars(known)))
     connection.execute(
         "create or replace table likely as select distinct first, second, coalesce(similarity, 'nan') as similarity "
@@ -212,7 +210,7 @@ def _likely_pairs(
     least = threshold - MARGIN * math.sqrt(threshold * (1 - threshold) / N_PERMUTATIONS)
     reaching = [(NO_PAIRS.first, NO_PAIRS.second, NO_PAIRS.similarity)]
     with connection.cursor() as cursor:
-        # in order, so that neighbouring pairs ask for minima of the same few segments
+        # in order, so that neighbouring pairs read minima of the same few segments
         for batch in cursor.sql("from likely order by first, second").to_arrow_reader(_AT_ONCE):
             first, second, similarity = (column.to_numpy() for column in batch.columns)
             ends = distinct(np.concatenate([first, second]))
@@ -226,7 +224,7 @@ def _likely_pairs(
 
 
 def _verify(connection: duckdb.DuckDBPyConnection, first: I64, second: I64, texts_of: TextsOf) -> F64:
-    """Exact similarity of each pair, reading the texts block by block, those that belong together in one."""
+    """Return the exact similarity of each pair, reading texts in blocks, ordered by cluster."""
     similarity = np.zeros(len(first))
     if not len(first):
         return similarity
@@ -258,7 +256,7 @@ def _jaccard(first: I64, second: I64, texts_of: TextsOf) -> F64:
 
 
 def _blocks(first: list[int], second: list[int], sizes: I64) -> Iterator[slice]:
-    """Runs of pairs whose documents have no more than `BLOCK_SHINGLES` shingles together."""
+    """Yield ranges of pairs whose documents have at most `BLOCK_SHINGLES` shingles together."""
     start, held, load = 0, set[int](), 0
     for place, pair in enumerate(zip(first, second, strict=True)):
         fresh = [document for document in pair if document not in held]
@@ -273,8 +271,8 @@ def _blocks(first: list[int], second: list[int], sizes: I64) -> Iterator[slice]:
 
 
 def clusters(n: int, pairs: Pairs) -> I64:
-    """Return the cluster of each of n documents: the smallest index among its members."""
-    from scipy.sparse import coo_array  # only here: it takes longer to import than most commands have
+    """Return (n,) the cluster of each document: the smallest index among its members."""
+    from scipy.sparse import coo_array  # only here: slow to import
     from scipy.sparse.csgraph import connected_components
 
     links = coo_array((np.ones(len(pairs), bool), (pairs.first, pairs.second)), (n, n))
@@ -290,8 +288,8 @@ def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.
         rank: (n,) lower is better; of equals the lower index is better.
 
     Returns:
-        A mask of the documents kept, and for each document the one that stands for it: itself if it is kept, else the
-        best kept document that it nearly equals.
+        (n,) a mask of the kept documents, and (n,) the representative of each document: itself if it is kept, else
+        the best kept document that it is a near-duplicate of.
     """
     place = np.empty(n, np.int64)
     place[np.lexsort((np.arange(n), rank))] = np.arange(n)
@@ -299,9 +297,9 @@ def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.
     worse = pairs.first + pairs.second - better
     order = np.argsort(place[better])
     kept = np.ones(n, bool)
-    stands_for = np.arange(n)
+    representative = np.arange(n)
     for one, other in zip(better[order], worse[order], strict=True):
         if kept[one] and kept[other]:
             kept[other] = False
-            stands_for[other] = one
-    return kept, stands_for
+            representative[other] = one
+    return kept, representative

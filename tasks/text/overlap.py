@@ -1,8 +1,8 @@
-"""Text that stands in two places: validation in training, an external evaluation set in training.
+"""Overlap of texts: validation documents or external evaluation sets in training text.
 
-Similarity of whole documents does not see it: a page that stands word for word in a manual resembles the manual by
-less than a hundredth. What counts here is containment, the share of a document's 13-grams that stand
-elsewhere. Memory follows the smaller side (validation, evaluation set); training text streams by in blocks.
+Measured as containment, the share of a document's 13-grams that occur elsewhere. Similarity of whole documents misses
+it: a page that is copied into a manual has a Jaccard similarity below 0.01 with the manual. Memory is proportional to
+the smaller side (validation, evaluation set); training text is streamed in blocks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tasks.text.minhash import GRAM_WORDS
 from tasks.text.words import I64, U64, Hashes, distinct, word_pieces, word_runs
 
-# Documents of fewer runs (of fewer than 25 words: no two runs side by side) are not judged by containment: one single
-# stock phrase would make up all of such a text. If all of it is a document elsewhere, exact deduplication sees it.
+# Documents with fewer 13-grams (fewer than 25 words) are not judged by containment, since one stock phrase may be most
+# of such a text. Exact deduplication finds copies of the whole text.
 MIN_GRAMS = GRAM_WORDS
 
 F64 = npt.NDArray[np.float64]
@@ -25,13 +25,13 @@ _AT_ONCE = 1 << 18
 
 
 class GramIndex:
-    """A set of hashes that long arrays are looked up in.
+    """A set of hashes for lookups of long arrays.
 
-    A table of bits by the leading bits of the hashes says "no" to nearly all that is not in the set at the price of
-    one memory access; only the rest is searched for.
+    A table indexed by the leading bits excludes nearly all hashes that are not in the set with one memory access; the
+    others are found by binary search.
 
     Attributes:
-        values: the set, sorted.
+        values: The sorted distinct hashes.
     """
 
     def __init__(self, hashes: U64) -> None:
@@ -45,7 +45,7 @@ class GramIndex:
         return len(self.values)
 
     def find(self, hashes: U64) -> tuple[I64, I64]:
-        """Places in `hashes` of those in the set, and their places in `values`."""
+        """Return the indices in `hashes` of those in the set, and their indices in `values`."""
         where = [np.zeros(0, np.int64)]
         which = [np.zeros(0, np.int64)]
         for start in range(0, len(hashes), _AT_ONCE):
@@ -59,45 +59,49 @@ class GramIndex:
         return np.concatenate(where), np.concatenate(which)
 
     def count(self, documents: Hashes) -> I64:
-        """Count the hashes of each document that are in the set; repeated ones count each time."""
+        """Count the hashes of each document that are in the set, with repetitions."""
         return _count(self.find(documents.values)[0], documents.offsets)
 
 
 def shared_grams(validation: Hashes, blocks: Iterable[Hashes]) -> tuple[I64, list[I64]]:
     """Count the 13-grams of each validation document in training, and of each document of the blocks in validation."""
     index = GramIndex(validation.values)
-    stands = np.zeros(len(index), bool)
+    in_training = np.zeros(len(index), bool)
     training = []
     for block in blocks:
         where, which = index.find(block.values)
-        stands[which] = True
+        in_training[which] = True
         training.append(_count(where, block.offsets))
     where, which = index.find(validation.values)
-    return _count(where[stands[which]], validation.offsets), training
+    return _count(where[in_training[which]], validation.offsets), training
 
 
 def common(one: U64, other: U64) -> U64:
-    """Hashes that stand in both, sorted, each once; the smaller is sorted for it, the larger only gone through."""
+    """Return the sorted distinct hashes in both arrays; only the smaller one is sorted."""
     small, large = sorted((one, other), key=len)
     index = GramIndex(small)
     return index.values[distinct(index.find(large)[1])]
 
 
 def overlapping_spans(text: str, grams: U64) -> list[tuple[int, int]]:
-    """Stretches of a text whose 13-grams stand in another, as (start, length) in characters.
+    """Return the spans of a text whose 13-grams are in a set, as (start, length) in characters.
 
-    A stretch goes from its first word to the end of its last; stretches that touch or overlap are one. A long text is
-    worked through in pieces, so that memory follows what is found and not the text.
+    A span covers whole words; adjacent and overlapping spans are merged. A long text is read in pieces, so memory is
+    proportional to the result.
 
     Args:
-        grams: sorted hashes, as `evaluation_grams` gives them. In them no document is shorter than a run, so a
-            text of fewer words overlaps with nothing.
+        grams: Sorted hashes from `evaluation_grams`, which has none of shorter texts; so a text of fewer than 13
+            words has no spans.
     """
     spans: list[tuple[int, int]] = []
     nothing = np.zeros(0, np.int64)
-    tail: tuple[U64, I64, I64] = (np.zeros(0, np.uint64), nothing, nothing)  # words whose runs reach on
+    tail: tuple[U64, I64, I64] = (
+        np.zeros(0, np.uint64),
+        nothing,
+        nothing,
+    )  # begins 13-grams of the next piece
     before = 0  # words of the text before the tail
-    behind = -1  # the word behind the last span
+    behind = -1  # the word after the last span
     for piece in word_pieces(text) if len(grams) else ():
         words, starts, ends = (np.concatenate(both) for both in zip(tail, piece, strict=True))
         for first, last in _covered(words, grams):
@@ -113,7 +117,7 @@ def overlapping_spans(text: str, grams: U64) -> list[tuple[int, int]]:
 
 
 def _covered(words: U64, grams: U64) -> list[tuple[int, int]]:
-    """First and last word of each stretch of words whose runs are among the sorted hashes."""
+    """Return the first and last word of each span of words whose 13-grams are among the sorted hashes."""
     if len(words) < GRAM_WORDS:
         return []
     runs = word_runs(Hashes(words, np.array([0, len(words)])), GRAM_WORDS).values
@@ -126,12 +130,11 @@ def _covered(words: U64, grams: U64) -> list[tuple[int, int]]:
 
 
 def _count(where: I64, offsets: I64) -> I64:
-    """Places per document."""
     owner = np.searchsorted(offsets, where, side="right") - 1
     return np.bincount(owner, minlength=len(offsets) - 1)
 
 
 def judged_share(hits: I64, counts: I64) -> F64:
-    """Hits among so many runs of each document, as a share; 0 for those that are too short to be judged."""
+    """Return (n,) `hits / counts` of 13-grams per document; 0 for documents that are too short to be judged."""
     share: F64 = np.where(counts >= MIN_GRAMS, hits / np.maximum(counts, 1), 0.0)
     return share

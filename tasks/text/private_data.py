@@ -1,8 +1,8 @@
-"""Personal data and secrets in a text: e-mail and IP addresses, phone, account and card numbers, keys and passwords.
+"""Find personal data and secrets: e-mail and IP addresses, phone, account and card numbers, keys and passwords.
 
-Each kind is looked for only where a cheap sign of it occurs, and judged by what makes it valid (checksums, ranges,
-prefixes, the words before it), so that versions, dates, ISBNs and digests are left alone. Time is linear in the text:
-every repetition is bounded or of one class of characters.
+Each kind is searched for only near a cheap indicator, and validated by checksums, ranges, prefixes or the words before
+it, so that versions, dates, ISBNs and digests are not found. Time is linear in the text: every repetition in a pattern
+is bounded or of one class of characters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """A stretch of a text, in characters; its kind is `email`, `ip`, `phone`, `iban`, `card` or `secret`."""
+    """A span of a text, in characters; its kind is `email`, `ip`, `phone`, `iban`, `card` or `secret`."""
 
     start: int
     length: int
@@ -24,15 +24,12 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One beyond its last character."""
+        """Return the end, exclusive."""
         return self.start + self.length
 
 
 def find_pii(text: str) -> list[Span]:
-    """Return the spans of personal data in order; none overlaps another.
-
-    Of overlapping spans the one that begins first counts, of those the longest.
-    """
+    """Return the spans of personal data in order, without overlaps: the first is kept, of equal starts the longest."""
     spans = [*_emails(text), *_numbers(text), *_ipv6(text), *_keys(text), *_private_keys(text), *_assignments(text)]
     spans.sort(key=lambda span: (span.start, -span.length, span.kind))
     kept: list[Span] = []
@@ -45,7 +42,7 @@ def find_pii(text: str) -> list[Span]:
 # secrets
 
 _TAIL = r"(?![A-Za-z0-9_\-])"
-# what a key begins with, and the whole key; each is tried only where the beginning stands
+# prefixes of keys, and the patterns of whole keys, which are tried only at the prefix
 _KEYS = {
     "AKIA": re.compile(r"AKIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
     "ASIA": re.compile(r"ASIA[0-9A-Z]{16}(?![0-9A-Za-z])"),
@@ -64,7 +61,7 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BL
 _KEY_BODY = re.compile(r"[A-Za-z0-9+/=]{16}")
 _PRIVATE_KEY_CHARS = 16_384
 
-# what the names of secrets begin with, and how they go on
+# beginnings of the names of secrets, and their continuations
 _NAMES = {
     "pass": re.compile(r"w(?:or)?d|phrase"),
     "api": re.compile(r"[_\-]?key"),
@@ -81,14 +78,14 @@ _PLACEHOLDER = re.compile(
     r"example|sample|dummy|change.?me|placeholder|your|xxx|\*\*\*|\.\.\.|1234567|abcdef|<|>|\$\{|\{\{|%\(|\(|\)|://|^\$|\s",
     re.IGNORECASE,
 )
-_MIN_ENTROPY = 3.0  # bits per character, of a value in quotation marks
+_MIN_ENTROPY = 3.0  # bits per character, of a quoted value
 _MIN_BARE_ENTROPY = 3.5
 
 
 def _keys(text: str) -> Iterator[Span]:
     for opening, pattern in _KEYS.items():
         for start in _places(text, opening):
-            # so that each stretch that a key could be made of is read once
+            # a key starts a token; this also keeps the search linear
             if start and (text[start - 1].isalnum() or text[start - 1] in "_-"):
                 continue
             found = pattern.match(text, start)
@@ -111,18 +108,18 @@ def _private_keys(text: str) -> Iterator[Span]:
             continue
         closing = opening[0].replace("BEGIN", "END", 1)
         end = text.find(closing, opening.end(), opening.end() + _PRIVATE_KEY_CHARS)
-        # code that reads and writes such files holds both lines, too, with no key between
+        # code that reads and writes such files has both lines, without a key between them
         if end >= 0 and _KEY_BODY.search(text, opening.end(), end):
             done = end + len(closing)
             yield Span(start, done - start, "secret")
 
 
 def _assignments(text: str) -> Iterator[Span]:
-    """Values that names like `password` and `api_key` are given, if they look random."""
-    lowered = text.replace("\u0130", "I").lower()  # the one character that is two in lower case would move all places
+    """Yield values assigned to names like `password` and `api_key`, if they look random."""
+    lowered = text.replace("\u0130", "I").lower()  # its lower case has two characters, which would shift positions
     for name, rest in _NAMES.items():
         for start in _places(lowered, name):
-            if lowered.endswith("publickey", 0, start):  # the name of a .NET assembly has a token that is public
+            if lowered.endswith("publickey", 0, start):  # PublicKeyToken in names of .NET assemblies
                 continue
             named = rest.match(lowered, start + len(name))
             found = _ASSIGNED.match(text, named.end()) if named else None
@@ -136,7 +133,7 @@ def _looks_random(value: str, bare: bool) -> bool:
     digits = sum(char.isdigit() for char in value)
     if not (letters and digits) or _PLACEHOLDER.search(value):
         return False
-    if bare and (digits < 3 or "." in value):  # an expression of a program rather than a value
+    if bare and (digits < 3 or "." in value):  # probably an expression in code
         return False
     entropy = -sum(n / len(value) * math.log2(n / len(value)) for n in Counter(value).values())
     return entropy >= (_MIN_BARE_ENTROPY if bare else _MIN_ENTROPY)
@@ -146,7 +143,7 @@ def _looks_random(value: str, bare: bool) -> bool:
 
 _LOCAL_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._%+-'")
 _DOMAIN = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z]{2,24})(?![A-Za-z0-9-])(?=([@:/]?))")
-# `aes256-gcm@openssh.com` and its like are ciphers, `icon@2x.png` and the like are files
+# such as `icon@2x.png`; `_RESERVED` also has names of ciphers such as `aes256-gcm@openssh.com`
 _FILE_SUFFIXES = frozenset(
     ("css", "dll", "gif", "htm", "html", "ico", "jpeg", "jpg", "js", "json", "md", "pdf", "png", "py", "so", "svg")
 )
@@ -170,12 +167,12 @@ def _emails(text: str) -> Iterator[Span]:
 
 
 def _is_mail(local: str, domain: re.Match[str]) -> bool:
-    if domain[2] == "@" or (local == "git" and domain[2]):  # `git@host:path` is where a repository is
+    if domain[2] == "@" or (local == "git" and domain[2]):  # `git@host:path` is the address of a repository
         return False
     return domain[1].lower() not in _FILE_SUFFIXES and not _RESERVED.fullmatch(domain[0])
 
 
-# numbers: one scan finds runs of digits and what stands between the digits of a number; each kind looks only there
+# numbers: one scan finds runs of digits and separators; each kind is searched for only in those
 
 _RUN = re.compile(r"[0-9][0-9 \u00a0.()/+\-]{5,}")
 _IPV4 = re.compile(r"(?<![0-9A-Za-z_.\-])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z_]|[.\-][0-9A-Za-z])")
@@ -203,7 +200,7 @@ _PHONE_CONTEXT = re.compile(
     r"(?:\btel|phone|telefon|téléphone|mobile?|\bcell|\bfax|\bcall|☎)[^\n0-9]{0,12}$", re.IGNORECASE
 )
 _CONTEXT = 24
-_MARGIN = 40  # an IBAN begins up to so many letters before its first run of digits
+_MARGIN = 40  # an IBAN may begin this many characters before a run of digits, or end as many after it
 
 
 def _numbers(text: str) -> Iterator[Span]:
@@ -214,7 +211,7 @@ def _numbers(text: str) -> Iterator[Span]:
             yield from _ipv4(text, start, end)
         if n_digits >= 7:
             yield from _phones(text, start, end)
-            # an account number holds letters between its digits: it may reach beyond the run on both sides
+            # account numbers may have letters between their digits, so they may extend beyond the run
             yield from _ibans(text, max(0, start - _MARGIN), run.end() + _MARGIN)
         if n_digits >= 13:
             yield from _cards(text, start, end)
@@ -230,7 +227,7 @@ def _ipv4(text: str, start: int, end: int) -> Iterator[Span]:
         if any(int(octet) > 255 or (octet[0] == "0" and len(octet) > 1) for octet in octets):
             continue
         before = _before(text, found.start())
-        # sections, versions and object identifiers look so; such an address needs a word that says what it is
+        # sections, versions and object identifiers look the same: small numbers need a context of IP addresses
         small = max(map(int, octets)) < 32 or octets[:2] in (["1", "3"], ["2", "5"])
         if _VERSION_CONTEXT.search(before) and not before.endswith("//"):
             continue
@@ -263,7 +260,7 @@ def _is_card(digits: str) -> bool:
 
 
 def _luhn(digits: str) -> bool:
-    """Check digit of ISO/IEC 7812-1."""
+    """Return True if the check digit of ISO/IEC 7812-1 is correct."""
     doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 
@@ -285,7 +282,7 @@ _IBAN_LENGTHS = {
 def _ibans(text: str, start: int, end: int) -> Iterator[Span]:
     for found in _IBAN.finditer(text, start, end):
         length = _IBAN_LENGTHS.get(found[0][:2])
-        # a word behind an account number may look like part of it
+        # a word after an account number may look like part of it
         written = re.match(rf"\S(?: ?\S){{{length - 1}}}(?= |$)", found[0]) if length else None
         if written and _mod_97(written[0].replace(" ", "")):
             yield Span(found.start(), len(written[0]), "iban")
@@ -301,7 +298,7 @@ def _phones(text: str, start: int, end: int) -> Iterator[Span]:
             yield Span(found.start(), len(found[0]), "phone")
     for found in _NORTH_AMERICAN.finditer(text, start, end):
         digits = re.sub(r"[^0-9]", "", found[0])[-10:]
-        if not (digits[3:6] == "555" and digits[6:8] == "01"):  # kept for fiction
+        if not (digits[3:6] == "555" and digits[6:8] == "01"):  # reserved for fiction
             yield Span(found.start(), len(found[0]), "phone")
     for found in _NATIONAL.finditer(text, start, end):
         if _PHONE_CONTEXT.search(_before(text, found.start())):
@@ -318,13 +315,13 @@ def _is_international(number: str, text: str, start: int) -> bool:
     if not separators:  # a lone signed number, or a line that a patch adds
         opens_line = start == 0 or text[start - 1] == "\n"
         return len(digits) >= 10 and not opens_line and not digits.endswith("0000")
-    # one digit alone may be an extension; several are a row of numbers
+    # a single digit may be an extension; several are a list of numbers
     single = re.findall(r"[^0-9+][0-9](?![0-9])", number[2:])
     return separators != "." and len(single) < 2
 
 
-# IPv6: public addresses begin with 2 or 3; C++ and Perl are full of double colons. (What may not stand before is asked
-# for behind the first digit: a search for a digit is the fastest there is.)
+# IPv6: public addresses begin with 2 or 3; C++ and Perl have many double colons. The lookbehind comes after the first
+# digit, because a search for a literal class is the fastest.
 
 _IPV6 = re.compile(r"[23](?<![0-9A-Za-z:.][23])[0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7}(?![0-9A-Za-z:])")
 

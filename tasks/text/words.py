@@ -1,10 +1,9 @@
 """Words, n-grams and paragraphs of texts as 64-bit hashes in flat NumPy arrays with offsets.
 
-A word is a lower-cased run of `\\w` characters of a text in NFC; a Chinese or Japanese character is a word of its own,
-because nothing separates words there. The code points of many texts stand in one array, and a span's hash is a
-difference of prefix sums of `code * B**place`, scaled back by `B**-start` modulo 2**64: exact, so a word hashes the
-same wherever it stands. The hashes are stored: no constant here may ever change. (What is a letter is Python's own
-table: characters that a later Unicode version adds are no words before it.)
+A word is a lower-cased sequence of `\\w` characters of a text in NFC; a Chinese or Japanese character is a word by
+itself, as these scripts do not separate words. The code points of many texts are in one array; the hash of a span is a
+difference of prefix sums of `code * B**place`, scaled by `B**-start` modulo 2**64, which is exact and thus independent
+of the position. The hashes are stored, so no constant here may change. (Letters are those of Python's Unicode version.)
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ I64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 Chosen = Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
 
-BATCH_CHARS = 1 << 17  # arrays of a batch stay in a core's cache; a longer text is read in pieces of this length
+BATCH_CHARS = 1 << 17  # arrays of a batch fit in a core's cache; a longer text is read in pieces of this length
 MIN_PARAGRAPH_CHARS = 80
 
-_SEPARATOR = "\n\n"  # ends words and paragraphs alike
+_SEPARATOR = "\n\n"  # ends words and paragraphs
 _SPACE = 1  # in the character table; no word character has this value
 _ALONE = np.uint32(1 << 31)  # flag of characters that are words by themselves
-_LAST_ASSIGNED = 0x40000  # the planes beyond hold no letters
+_LAST_ASSIGNED = 0x40000  # later planes have no letters
 IDEOGRAPHIC_RANGES = (
     (0x3005, 0x3008),  # iteration and number marks
     (0x3041, 0x3100),  # kana
@@ -41,17 +40,17 @@ IDEOGRAPHIC_RANGES = (
     (0xFF66, 0xFFA0),  # half-width kana
     (0x20000, 0x40000),
 )
-# bopomofo and the rarer kana besides
+# and bopomofo and the rarer kana
 _ALONE_RANGES = (*IDEOGRAPHIC_RANGES, (0x3105, 0x3130), (0x31A0, 0x31C0), (0x1B000, 0x1B170))
 
-_CHAR_BASE = 0x9E3779B97F4A7C15  # odd, without pattern: invertible modulo 2**64
+_CHAR_BASE = 0x9E3779B97F4A7C15  # odd, so invertible modulo 2**64
 _WORD_BASE = 0xD1342543DE82EF95
 _TOKEN_BASE = 0xAF251AF3B0F025B5
 
 
 @dataclass(frozen=True)
 class Hashes:
-    """Hashes of several documents in one array: those of document i are `values[offsets[i] : offsets[i + 1]]`."""
+    """Hashes of several documents; those of document i are `values[offsets[i] : offsets[i + 1]]`."""
 
     values: U64
     offsets: I64
@@ -61,13 +60,13 @@ class Hashes:
 
     @property
     def counts(self) -> I64:
-        """Number of hashes of each document."""
+        """Return (n,) the number of hashes of each document."""
         return np.diff(self.offsets)
 
     def take(self, documents: Chosen) -> Hashes:
         """Copy the hashes of some documents, in the order given; an array of bool selects as in NumPy."""
         places, offsets = flat_places(self.offsets, documents)
-        return Hashes(self.values[places], offsets)  # never a view: that of a mapped file would keep the file open
+        return Hashes(self.values[places], offsets)  # a copy: a view of a mapped file would keep the file open
 
 
 def running_sums(values: Sequence[int] | npt.NDArray[Any]) -> I64:
@@ -78,7 +77,7 @@ def running_sums(values: Sequence[int] | npt.NDArray[Any]) -> I64:
 
 
 def flat_places(offsets: I64, documents: Chosen) -> tuple[I64, I64]:
-    """Return where the values of some documents stand in a flat array, and their new offsets."""
+    """Return the indices of the values of some documents in a flat array, and the offsets of the selection."""
     chosen = np.arange(len(offsets) - 1)[np.asarray(documents, None if len(documents) else np.int64)]
     counts = np.diff(offsets)[chosen]
     taken = running_sums(counts)
@@ -86,7 +85,7 @@ def flat_places(offsets: I64, documents: Chosen) -> tuple[I64, I64]:
 
 
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return sorted values, each once; by sorting, which is many times faster than the hashing of `np.unique`."""
+    """Return the sorted distinct values; sorting is many times faster here than the hashing of `np.unique`."""
     ordered = np.sort(values)
     first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
@@ -94,7 +93,7 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def joined(parts: Sequence[Hashes]) -> Hashes:
-    """Return the documents of several parts, one after the other."""
+    """Concatenate the documents of several parts."""
     values = np.concatenate([np.zeros(0, np.uint64), *(part.values for part in parts)])
     return Hashes(values, running_sums(np.concatenate([np.zeros(0, np.int64), *(part.counts for part in parts)])))
 
@@ -103,10 +102,10 @@ class Batch(NamedTuple):
     """Consecutive texts as words and paragraphs.
 
     Attributes:
-        first: Number of the first of the texts.
+        first: Index of the first of the texts.
         words: Hashes of the words of each text.
         paragraphs: Hashes of the paragraphs of each text.
-        starts, lengths: Place of each paragraph in its text, in characters.
+        starts, lengths: Position of each paragraph in its text, in characters.
     """
 
     first: int
@@ -119,7 +118,7 @@ class Batch(NamedTuple):
 def bundles(
     items: Iterable[T], n_chars: Callable[[T], int], most_chars: int, most: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Yield consecutive items in lists; each ends when its items have so many characters, or are so many."""
+    """Yield consecutive items in lists, each ending at `most_chars` characters or `most` items."""
     bundle: list[T] = []
     chars = 0
     for item in items:
@@ -133,10 +132,10 @@ def bundles(
 
 
 def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iterator[Batch]:
-    """Yield the words (and paragraphs, if asked for) of texts in batches of bounded size; a long text is a batch alone.
+    """Yield the words (and paragraphs, on request) of texts in batches of bounded size; a long text is its own batch.
 
-    A paragraph is text between empty lines, white space folded, of at least 80 characters. Only in a text
-    longer than `BATCH_CHARS` is a paragraph longer than that cut in several (at a line end, a space, or anywhere).
+    A paragraph is text between empty lines, white space folded, of at least 80 characters. One longer than
+    `BATCH_CHARS` is cut, at a line end or space if possible.
     """
     first = chars = 0
     for place, text in enumerate(texts):
@@ -149,13 +148,13 @@ def read_batches(texts: Sequence[str], *, with_paragraphs: bool = False) -> Iter
 
 
 def word_pieces(text: str) -> Iterator[tuple[U64, I64, I64]]:
-    """Yield the words of a text of any length, piece by piece: hashes, first characters, and ends."""
+    """Yield the words of a text of any length, piece by piece: hashes, starts and ends in characters."""
     for *_, words in _read_pieces(_pieces(text)):
         yield words
 
 
 def word_hashes(text: str) -> tuple[U64, I64, I64]:
-    """Return the words of one text: hashes, first characters, and ends."""
+    """Return the words of one text: hashes, starts and ends in characters."""
     values, starts, ends = (np.concatenate(parts) for parts in zip(*word_pieces(text), strict=True))
     return values, starts, ends
 
@@ -163,15 +162,15 @@ def word_hashes(text: str) -> tuple[U64, I64, I64]:
 def word_runs(words: Hashes, n: int) -> Hashes:
     """Return the hashes of all n-grams of words, document by document, in order.
 
-    A document of fewer words (but not none) has a single one, all its words; it equals no n-gram.
+    A document of 1 to n-1 words has a single hash, of all its words, which equals no n-gram's.
     """
     begins, ends = words.offsets[:-1], words.offsets[1:]
     counts = words.counts
     runs = _windows(words.values, n)
-    if len(counts) == 1 and counts[0] >= n:  # perhaps a long document: no mask, no copy
+    if len(counts) == 1 and counts[0] >= n:  # perhaps a long document: without a mask or copy
         return Hashes(runs[: counts[0] - n + 1], np.array([0, counts[0] - n + 1]))
     whole = np.ones(len(runs), bool)
-    tails = ends[:, None] - np.arange(1, n)  # a run that starts here would end in the next document
+    tails = ends[:, None] - np.arange(1, n)  # n-grams from here would extend into the next document
     whole[tails[tails >= begins[:, None]]] = False
     for short in range(1, n):
         where = begins[counts == short]
@@ -185,7 +184,7 @@ def word_runs(words: Hashes, n: int) -> Hashes:
 
 
 def _windows(values: U64, n: int) -> U64:
-    """Hash of `values[i : i + n]` for every i, as if zeros followed; part by part, so that buffers stay small."""
+    """Return the hash of `values[i : i + n]` for every i, padded with zeros; in parts, for small buffers."""
     windows = np.full(len(values), n, np.uint64)
     padded = np.append(values, np.zeros(n - 1, np.uint64))
     for start in range(0, len(values), BATCH_CHARS):
@@ -198,7 +197,7 @@ def _windows(values: U64, n: int) -> U64:
 
 
 def _mix(values: U64) -> U64:
-    """Finaliser of splitmix64: every bit of the result depends on every bit of the value."""
+    """Apply the finaliser of splitmix64, in which every output bit depends on every input bit."""
     values = values ^ (values >> np.uint64(30))
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -209,7 +208,10 @@ def _mix(values: U64) -> U64:
 
 @lru_cache(maxsize=1)
 def _character_table() -> Codes:
-    """For each code point: 0 for neither, 1 for white space, else the lower-case code point, flagged if it is alone."""
+    """Return for each code point 1 for white space, the lower-case code point for word characters, 0 for others.
+
+    Characters that are words by themselves have the flag `_ALONE`.
+    """
     table = np.zeros(sys.maxunicode + 1, np.uint32)
     for code in range(_LAST_ASSIGNED):
         char = chr(code)
@@ -217,7 +219,7 @@ def _character_table() -> Codes:
             table[code] = ord(char.lower()[0])
         elif char.isspace():
             table[code] = _SPACE
-    table[ord("ς")] = ord("σ")  # the same letter; which of them a capital becomes depends on the place in the word
+    table[ord("ς")] = ord("σ")  # the lower case of a capital sigma depends on its position
     for begin, end in _ALONE_RANGES:
         block = table[begin:end]
         block[block > _SPACE] |= _ALONE
@@ -226,12 +228,12 @@ def _character_table() -> Codes:
 
 
 def span_hashes(values: npt.NDArray[Any], begins: I64, ends: I64, base: int = _CHAR_BASE) -> U64:
-    """Return a hash of each `values[begin:end]`: of its values and their order, not of where it stands.
+    """Return a hash of each `values[begin:end]`, independent of its position.
 
     Args:
-        values: Numbers; zeros at the end of a span leave no trace in its hash.
-        begins: First value of each span.
-        ends: One beyond the last value of each span.
+        values: Numbers; trailing zeros of a span do not change its hash.
+        begins: Start of each span.
+        ends: End of each span, exclusive.
         base: Odd base of the polynomial.
     """
     terms = _powers(base, len(values))
@@ -242,14 +244,14 @@ def span_hashes(values: npt.NDArray[Any], begins: I64, ends: I64, base: int = _C
 
 
 def _powers(base: int, n: int) -> U64:
-    """The first `n` powers of a number modulo 2**64."""
+    """Return (n,) the powers 0 to n-1 of a number modulo 2**64."""
     factors = np.full(n, base, np.uint64)
     factors[:1] = 1
     return np.multiply.accumulate(factors)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A long text in pieces, cut where it separates most, by a rule that knows nothing but the text."""
+    """Yield a long text in pieces, cut after the last empty line, line or space in each; depends only on the text."""
     start = 0
     while len(text) - start > BATCH_CHARS:
         limit = start + BATCH_CHARS
@@ -271,7 +273,7 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
     nothing = np.zeros(0, np.int64)
     words, paragraphs = [], [(np.zeros(0, np.uint64), nothing, nothing)]
     for codes, kinds, base, (values, begins, _) in _read_pieces(pieces):
-        offsets += np.searchsorted(begins, bounds)  # how many begin before each text does
+        offsets += np.searchsorted(begins, bounds)  # words that begin before each text
         words.append(values)
         if with_paragraphs:
             paragraphs.append(_read_paragraphs(codes, kinds, base))
@@ -283,7 +285,7 @@ def _read_batch(texts: Sequence[str], first: int, with_paragraphs: bool) -> Batc
 
 
 def _read_pieces(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int, tuple[U64, I64, I64]]]:
-    """Yield of each piece its code points, what the character table says of them, where it begins, and its words."""
+    """Yield of each piece its code points, their entries in the character table, its start, and its words."""
     base = 0
     for piece in pieces:
         codes = np.frombuffer(piece.encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -294,7 +296,7 @@ def _read_pieces(pieces: Iterator[str]) -> Iterator[tuple[Codes, Codes, int, tup
 
 
 def _runs(inside: npt.NDArray[np.bool_], alone: npt.NDArray[np.bool_] | None = None) -> tuple[I64, I64]:
-    """Begins and ends of the runs of true places; places that are alone are runs by themselves."""
+    """Return starts and ends of the runs of True; items in `alone` are runs by themselves."""
     framed = np.zeros(len(inside) + 2, bool)
     framed[1:-1] = inside
     cut = np.zeros(len(inside) + 1, bool)  # between a place and the one before it
@@ -307,7 +309,7 @@ def _runs(inside: npt.NDArray[np.bool_], alone: npt.NDArray[np.bool_] | None = N
 
 
 def _read_paragraphs(codes: Codes, kinds: Codes, base: int) -> tuple[U64, I64, I64]:
-    """Paragraphs as runs of tokens (what stands between white space), so that white space folds by itself."""
+    """Return hashes, starts and ends of paragraphs, hashed over their tokens, which ignores the kind of white space."""
     begins, ends = _runs(kinds != _SPACE)
     lines_before = np.bincount(np.searchsorted(begins, np.flatnonzero(codes == 10)), minlength=len(begins) + 1)
     starts_paragraph = lines_before[: len(begins)] >= 2

@@ -5,7 +5,7 @@ through them, and the end of standard input ends all ranks of this machine, what
 one process is the same `train_job`, called in place.
 
 Several machines that share the store's folder meet by SHEEPFOLD_NODES and SHEEPFOLD_MASTER, and the others join by this
-module's own command: see docs/cluster.md.
+module's own command: see docs/guides/cluster.md.
 """
 
 from __future__ import annotations

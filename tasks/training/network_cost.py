@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from model.accounting import (
     layer_parameters,
     memory_complexity,
     solve_depth,
-    solve_n_layer,
     time_complexity,
     wavelengths,
 )
@@ -158,14 +158,14 @@ def network_shape(name: str, vocab_size: int = 0, context: int = 0, assignments:
 
 
 def _solve(config: ModelConfig, target: float) -> tuple[ModelConfig, dict[str, Any]]:
-    """Return the shape with the depth nearest to a number of parameters, and how it was found."""
+    """Return the shape with the depth, at least 1, nearest to a number of parameters, and how it was found."""
     per_layer = sum(layer_parameters(config).values())
     outside = count_parameters(config)["total"] - config.n_layer * per_layer
     try:
         layers = solve_depth(target, outside, per_layer)
-        found = dataclasses.replace(config, n_layer=solve_n_layer(config, target))
     except ValueError as error:
         raise UserError(str(error)) from error
+    found = dataclasses.replace(config, n_layer=max(1, math.floor(layers + 0.5)))
     solved = {
         "target": round(target),
         "parameters_outside_layers": outside,

@@ -27,6 +27,7 @@ from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSet
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
 from tasks.training.launch import Job, Nodes, launch, time_step
+from tasks.training.throughput import in_thread_that_ends
 from tasks.training.train import model_config, train_config, vocab_size_of
 
 if TYPE_CHECKING:
@@ -175,8 +176,6 @@ def _step_seconds(
     work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
 ) -> float:
     """Time a step computed as the training will be, of several machines on this one alone."""
-    from model.threads import in_thread_that_ends
-
     threads = threads_each(means.processes)
     job = Job(network, plan, means.fields(), device=work.machine.device, threads=threads, measure=steps)
     if means.processes > 1:

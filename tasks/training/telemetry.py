@@ -436,9 +436,8 @@ class Watch(Callbacks):
         if not found:
             return
         self.journal.sample(found)
-        for sample in found:
-            # it begins like a document: for the terminal alone, not for Prefect's database
-            logger.info("train: step %d writes: %s", sample.step, _line(sample), extra={"send_to_api": False})
+        # a sample begins like a document: for the terminal alone, not for Prefect's database
+        logger.info("train: step %d writes: %s", found[0].step, _line(found[0]), extra={"send_to_api": False})
         try:
             log_samples(self._tracking, self._run_id, self.journal.notes.samples)
         except MlflowException as error:

@@ -10,14 +10,17 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
     from model.architecture import ModelConfig
+
+T = TypeVar("T")
 
 WINDOW_SECONDS = 20.0  # over which tokens per second are averaged
 MEASURED_SECONDS = 0.1  # of matrix products of one size, by which a limit is measured
@@ -103,10 +106,19 @@ def limit_of(device: str, precision: str = "fp32") -> Limit:
     """
     import torch
 
-    from model.threads import in_thread_that_ends
-
     threads = torch.get_num_threads()
     return in_thread_that_ends(lambda: _limit(device, precision, threads))
+
+
+def in_thread_that_ends(function: Callable[[], T]) -> T:
+    """Call a function that computes in a thread of its own, which is gone when this returns, and return its result.
+
+    OpenMP keeps a team of threads for each thread that ever computed. Those of a team wait for the next product by
+    spinning, but where the teams of a process have more threads than there are processors they sleep instead, and a
+    training, which waits some thousand times a second, then takes up to a third longer. A team ends with its thread.
+    """
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(function).result()
 
 
 @lru_cache

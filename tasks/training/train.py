@@ -120,7 +120,7 @@ def _device_precision(device: str) -> str:
         return "fp32"  # known without torch, which takes seconds to import
     import torch
 
-    from model.advice import best_precision
+    from model.guards import best_precision
 
     return best_precision(torch.device(device))
 

@@ -1,11 +1,11 @@
-"""Join many small segments into few, so that a corpus that grows every night stays quick to list.
+"""Merge many small segments into few, so that a corpus with frequent small runs stays fast to list.
 
-    1. small segments are joined: from then on the index of segments knows the joined one alone
-    2. the next run of a corpus makes texts, measures and token shards of the joined segment; no file is read again, and
-       since digests do not depend on the cut, nothing behind them is computed again
-    3. what was joined goes when no corpus stands at it; its manifest stays, because lineage leads through it
+    1. small segments are merged, and from then on the index of segments has only the merged one
+    2. the next run of a corpus computes texts, measures and token shards of the merged segment; no file is read again,
+       and since digests do not depend on the cut, no later stage runs again
+    3. the old segments are removed when no corpus refers to them; their manifests are kept for the lineage
 
-A kill costs nothing: each step finds out for itself what is left to be done, and runs may come in between.
+Each step finds its own remaining work, so it can be killed at any time, and runs may come in between.
 """
 
 from __future__ import annotations
@@ -29,32 +29,31 @@ from tasks.upkeep.forget import finish_forgetting
 from tasks.upkeep.rewriting import write_segment
 
 COMPACTION_LOCK = "compaction"
-SEGMENTS = "segments"  # input under which a joined segment names those that it replaces
-SMALL = 2  # a segment is small if this many of its size make no more than one
-AT_LEAST = 8  # small segments that are worth joining into another small one: fewer would be rewritten over and over
+SEGMENTS = "segments"  # input of a merged segment with those that it replaces
+SMALL = 2  # a segment is small if this many of its size fit in one
+AT_LEAST = 8  # small segments merged into one that is still small: fewer would be rewritten over and over
 SECONDS_PER_DAY = 24 * 3600.0
 
 
 def compact_home(
     home: Home, store: Store, at_least: int = AT_LEAST, grace_days: float = 1, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Join small segments, remove those that were joined before, and return both as `sheepfold compact --json` does.
+    """Merge small segments, remove those merged before, and return both as `sheepfold compact --json` prints them.
 
     Args:
-        at_least: Small segments that are worth joining where they do not fill one; two or more that fill one always
-            are.
-        grace_days: Days for which joined segments stay after their last use: a run in progress may read them.
-        dry_run: Join nothing, only report.
+        at_least: Minimum number of small segments to merge if they do not fill one; two that fill one always are.
+        grace_days: Days after their last use before merged segments are removed, as a run in progress may read them.
+        dry_run: Only report.
 
     Returns:
-        `joined`, keys of segments that were joined, by the key of the one that they are now, in a plan by number; and
-        `removed`, segments that were joined before and went, as STAGE/KEY.
+        `joined`, the keys of merged segments, by the key of the new one, in a dry run by number; and `removed`, the
+        removed segments, as STAGE/KEY.
     """
     if dry_run:
         groups = enumerate(_groups(store, at_least))
         planned = {str(number): [part.key for part in group] for number, group in groups}
         return {"dry_run": True, "joined": planned, "removed": []}
-    finish_forgetting(home, store)  # before documents that a killed `forget` left are joined with others
+    finish_forgetting(home, store)  # before documents of an interrupted `forget` are merged with others
     with store.lock(COMPACTION_LOCK), store.lock(FORGETTING_LOCK):
         joined = {_merge(store, group).key: [part.key for part in group] for group in _groups(store, at_least)}
         removed = list(_remove_joined(store, time.time() - grace_days * SECONDS_PER_DAY))
@@ -62,7 +61,7 @@ def compact_home(
 
 
 def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
-    """Yield segments that become one: small ones, of the same corpora, read by the same tools with the same options."""
+    """Yield groups of segments to merge: small ones of the same corpora, tools and options."""
     segments = present_segments(item for item in store.manifests(extract.name) if item.version == extract.version)
     users: dict[str, list[str]] = {}
     for name in corpora(store):
@@ -78,7 +77,7 @@ def _groups(store: Store, at_least: int) -> Iterator[list[Manifest]]:
 
 
 def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
-    """Return segments that share no content with another one: of two extractions each run decides which counts."""
+    """Return segments that share no content with another one, as each run chooses between two extractions."""
     first: dict[str, str] = {}
     rivals: set[str] = set()
     for found in segments:
@@ -90,10 +89,10 @@ def _without_rivals(segments: Sequence[Manifest]) -> list[Manifest]:
 
 
 def _fill(segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest]]:
-    """Yield small segments, the oldest first, in groups that make no more than a segment.
+    """Yield small segments, the oldest first, in groups that fit in one segment.
 
-    A group that has no room for the next one is joined however few it has, two or more: the result is not small any
-    more. The last group may grow, and waits until it has enough.
+    A group without room for the next segment is yielded whatever its number. The last group, which may still grow, is
+    yielded only with `at_least` segments.
     """
     group: list[Manifest] = []
     n_files = n_bytes = 0
@@ -112,7 +111,7 @@ def _fill(segments: Iterable[Manifest], at_least: int) -> Iterator[list[Manifest
 
 
 def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:
-    """Return one segment with the contents of several, as extraction would make it of them, by copying rows."""
+    """Return one segment with the contents of several, equal to their joint extraction, by copying rows."""
     contents = [entry for part in parts for entry in part.settings["contents"]]
     contents.sort(key=lambda entry: (entry["sha256"], entry["suffix"], entry["attempt"]))
     refs = [part.ref for part in parts]
@@ -121,13 +120,13 @@ def _merge(store: Store, parts: Sequence[Manifest]) -> Manifest:
         inputs=describe_inputs({SEGMENTS: RefSet.of(refs)}),
         settings={**parts[0].settings, "contents": contents},
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
-        seconds=round(sum(part.seconds for part in parts), 3),  # plans estimate by it what reading files takes
+        seconds=round(sum(part.seconds for part in parts), 3),  # plans estimate times from it
     )
     return write_segment(store, described, [store.folder(ref) for ref in refs])
 
 
 def _remove_joined(store: Store, before: float) -> Iterator[str]:
-    """Remove segments that were joined, stand in no corpus and were not used since `before`; yields their names."""
+    """Remove merged segments that no corpus refers to and that were not used since `before`; yield their names."""
     in_use = {ref.key for name in corpora(store) for ref in read_state(store, name).get(extract.name, [])}
     joined = [found for found in store.manifests(extract.name) if SEGMENTS in found.inputs]
     for old in {ref.key: ref for found in joined for ref in found.input_refs(SEGMENTS)}.values():
@@ -135,9 +134,9 @@ def _remove_joined(store: Store, before: float) -> Iterator[str]:
         if segment is None or old.key in in_use or store.last_used(old.stage, old.key, fresh=True) > before:
             continue
         if any(store.find(ref.stage, ref.key) is not None for ref in segment.input_refs()):
-            continue  # it was joined itself: it goes after those that it replaced
+            continue  # it is a merged segment itself: those that it replaced are removed first
         try:
             store.remove(old.stage, old.key, keep_manifest=True)
         except StoreError:
-            continue  # a process works on it; it goes another time
+            continue  # in use by a process; removed by a later call
         yield f"{old.stage}/{old.key}"

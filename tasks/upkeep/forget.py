@@ -1,17 +1,17 @@
-"""Forget documents: find them and the models that saw them, write tombstones, and take them out of the store.
+"""Forget documents: find them and the models trained on them, write tombstones, and remove them from the store.
 
-    extracted segments  rewritten, because reading files takes the most time of all
-    evaluation sets     rewritten, and pinned where the old ones were
-    selections          trimmed: they say what a model was trained on
-    lists of files      trimmed: by them people name what is to be forgotten next
-    models, figures     stay; samples and completions whose prompts quote a document go
-    texts from outside  go where they hold a document, with what was measured on them
-    all else            goes (texts, measures, token shards, indexes, datasets); the next run makes it again
+    extracted segments  rewritten, because extraction takes the most time
+    evaluation sets     rewritten, and pinned in place of the old ones
+    selections          trimmed, as they record the training data of models
+    snapshots           trimmed, as documents to forget are found by their paths
+    models, metrics     kept; samples and completions whose prompts quote a document are removed
+    external texts      removed if they contain a document, with the results measured on them
+    all others          removed (texts, measures, token shards, indexes, datasets); the next run computes them again
 
-The manifests of what goes are kept, so that the lineage of models still leads back. Before anything is touched, the
-tombstones note what will go; whoever finds that note goes on from it, so a kill costs nothing. The old segments and the
-texts made from them go last, because by them it is known what quotes a document; pages in the home and beside MLflow
-runs go first, because by what goes it is known which they are.
+The manifests of removed artefacts are kept for the lineage of models. The tombstones list the artefacts to remove
+before any is removed, so that an interrupted `forget` can be continued. Old segments and texts are removed last,
+because quotes of a document are found with them; pages in the home and of MLflow runs are removed first, because they
+are found with the artefacts.
 """
 
 from __future__ import annotations
@@ -59,40 +59,40 @@ if TYPE_CHECKING:
     from storage.tracking import Tracking
 
 TRAIN = "train"
-PAGES = (".html", ".md")  # beside a run; they quote documents
-# a prompt this long that stands in a document is taken to be from it; a letter of the scripts from `_DENSE` on, which
-# put no space between words, says as much as three others
+PAGES = (".html", ".md")  # of an MLflow run; they quote documents
+# a prompt of this length that a document contains counts as a quote; a letter of the scripts from `_DENSE` on, which
+# have no spaces between words, counts as three
 QUOTING_WORDS, QUOTING_LETTERS = 5, 24
 _DENSE = "\u0e00"
-TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # whose `documents.parquet` holds texts
-# lineage is followed up to these and no further: models, what they wrote and their figures; they stay, but for samples
-# and completions that quote a forgotten document (`find_quotes`)
+TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # their `documents.parquet` has texts
+# lineage is followed no further than these: models, completions and metrics are kept, except samples and completions
+# that quote a forgotten document (`find_quotes`)
 KEPT = ("train", "bundle", "suggest", "tokenizer", "evaluate", "gates", "complete", "generate", "prompts")
 
-_Instead = Mapping[tuple[str, str], ArtifactRef | None]  # of what goes, by stage and key
+_Instead = Mapping[tuple[str, str], ArtifactRef | None]  # replacements of removed artefacts, by stage and key
 
 
 def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_run: bool) -> dict[str, Any]:
-    """Forget documents, and return what was done as `sheepfold forget --json` prints it.
+    """Forget documents, and return the result as `sheepfold forget --json` prints it.
 
     Args:
         thing: An id, a path or a folder (see `find_targets`).
-        reason: Kept with the tombstones.
-        dry_run: Change nothing, only report.
+        reason: Stored in the tombstones.
+        dry_run: Only report.
 
     Raises:
-        UserError: if nothing has that name, or another process works in the store.
+        UserError: No document has that name, or another process works in the store.
     """
     known = read_tombstones(store)
     targets = find_targets(store, corpus, thing)
     before = {item.doc_id for item in find_forgotten(known, thing)} | known.documents.keys() & {
         item.doc_id for item in targets
     }
-    # a forgetting that was killed is finished under any name: the one it was called by may be gone by now
+    # an interrupted `forget` is finished under any name, as its own may not be found any more
     if not targets and not before and known.pending is None:
         raise UserError(
-            f"no document of corpus {corpus!r} goes by {thing!r}: give an id or eight digits of one, a path or "
-            "folder as `sheepfold sql \"select path, doc_id from files\"` shows it, or the beginning of paths and '*'"
+            f"corpus {corpus!r} has no document {thing!r}: give an id or eight digits of one, a path or folder as "
+            "`sheepfold sql \"select path, doc_id from files\"` shows it, or a prefix of paths followed by '*'"
         )
     since = datetime.now(UTC).isoformat(timespec="seconds")
     named = {target.doc_id: Tombstone(target.doc_id, target.sha256, reason, since) for target in targets}
@@ -110,31 +110,31 @@ def forget(home: Home, store: Store, thing: str, reason: str, corpus: str, dry_r
     if dry_run:
         sweep = plan_sweep(store, wanted)
     else:
-        buried = {}
+        tombstones = {}
         for name, item in new.items():
             seen_by = tuple(exposure["training"] for exposure, read in exposed if name in read)
-            buried[name] = replace(item, seen_by=seen_by, places=place_digests(paths[name]))
-        _bury(store, buried)
+            tombstones[name] = replace(item, seen_by=seen_by, places=place_digests(paths[name]))
+        _add_tombstones(store, tombstones)
         sweep = finish_forgetting(home, store) or Sweep()
     return {**result, **sweep.report()}
 
 
-def _bury(store: Store, new: Mapping[str, Tombstone]) -> None:
-    """Write tombstones and mark their forgetting as pending.
+def _add_tombstones(store: Store, new: Mapping[str, Tombstone]) -> None:
+    """Write tombstones and mark the removal as pending.
 
     Raises:
-        UserError: if another process works in the store, which may have read the documents.
+        UserError: Another process works in the store, which may have read the documents.
     """
     owners = store.owners()
     if owners:
-        raise UserError(f"{'; '.join(owners)}: wait for it to end, or stop it, and forget then")
+        raise UserError(f"{'; '.join(owners)}: wait for it to end, or stop it, and run `sheepfold forget` again")
     with store.lock(FORGETTING_LOCK):
         known = read_tombstones(store)
         write_tombstones(store, Tombstones({**known.documents, **new}, known.pending or []))
 
 
 def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> list[dict[str, Any]]:
-    """Return the documents that stay and are near-duplicates of forgotten ones."""
+    """Return the remaining documents that are near-duplicates of forgotten ones."""
     if "dedup" not in read_state(store, corpus):
         return []
     ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids))
@@ -144,21 +144,21 @@ def _near_duplicates(store: Store, corpus: str, doc_ids: Collection[str]) -> lis
     )
 
 
-# taking documents out
+# removal
 
 
 @dataclass
 class Sweep:
-    """Artefacts that are taken out of a store, or would be.
+    """Artefacts to rewrite, trim and remove.
 
     Attributes:
-        segments: Extraction segments that are rewritten.
-        evalsets: Evaluation sets that are rewritten.
-        trimmed: Selections and lists of files that are trimmed.
-        samples: Prompts whose samples are taken out of trainings, by the training's key.
-        removed: Artefacts that go.
-        shown_by: Keys of the trainings beside whose runs pages or samples may quote a document: they come from a corpus
-            that held it, though it may have dropped it, or were measured on what held it.
+        segments: Extraction segments to rewrite.
+        evalsets: Evaluation sets to rewrite.
+        trimmed: Selections and snapshots to trim.
+        samples: Prompts whose samples are removed from trainings, by the training's key.
+        removed: Stage and key of the artefacts to remove.
+        shown_by: Keys of trainings whose MLflow runs may have pages or samples that quote a document, because the
+            corpus had it, or they were evaluated on texts with it.
     """
 
     segments: list[Manifest] = field(default_factory=list)
@@ -178,23 +178,23 @@ class Sweep:
 
 
 def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
-    """Plan the removal of everything that the store holds of some documents."""
+    """Return the artefacts to rewrite, trim and remove for some documents."""
     segments = holders(store, SEGMENT_STAGES, forgotten)
     evalsets = holders(store, ("evalset",), forgotten)
     replaced = [found.ref for segment in segments for depth, found in ancestors(store, segment.ref) if depth]
-    sources = [*(manifest.ref for manifest in (*segments, *evalsets)), *replaced]  # what they were joined from, too
+    sources = [*(manifest.ref for manifest in (*segments, *evalsets)), *replaced]  # including segments that were merged
     made = descendants(store, sources, beyond=(*KEPT, "evalset"))
     made = [manifest for manifest in made if manifest.stage != "evalset" or manifest in evalsets]
-    # those that were trimmed before were made from segments that are no more
+    # those trimmed before are not found by lineage: their segments were removed
     named = {found.ref: found for found in (*made, *holders(store, TRIMMED, forgotten)) if found.stage in TRIMMED}
     texts = [manifest.ref for manifest in (*segments, *evalsets, *made) if manifest.stage in TEXT_STAGES]
     quoting, samples = find_quotes(store, texts, forgotten)
     spoken = descendants(store, [manifest.ref for manifest in quoting])
-    # the old copies of what is rewritten go, too
+    # rewritten artefacts leave their old copies
     going = [*segments, *evalsets, *(found for found in made if found.stage not in (*KEPT, *TRIMMED))]
     going += [*quoting, *spoken]
     shown_by = set(samples)
-    for manifest in (*made, *quoting, *spoken):  # trainings, and what was measured or written with one
+    for manifest in (*made, *quoting, *spoken):  # trainings, and artefacts made with one
         refs = [manifest.ref] if manifest.stage == TRAIN else manifest.input_refs()
         shown_by |= {ref.key for ref in refs if ref.stage == TRAIN}
     for item in forgotten.documents.values():
@@ -210,7 +210,7 @@ def plan_sweep(store: Store, forgotten: Tombstones) -> Sweep:
 
 
 def finish_forgetting(home: Home, store: Store) -> Sweep | None:
-    """Do what the tombstones say is still to be done; None if it is nothing.
+    """Remove the artefacts that the tombstones list as pending; return None if there are none.
 
     It may be killed at any moment and called again.
     """
@@ -219,7 +219,7 @@ def finish_forgetting(home: Home, store: Store) -> Sweep | None:
     with store.lock(FORGETTING_LOCK):
         forgotten = read_tombstones(store)
         if forgotten.pending is None:
-            return None  # done by the process that we waited for
+            return None  # done by the process that held the lock
         forgotten = with_copies(store, forgotten)
         found = plan_sweep(store, forgotten)
         forgotten = replace(forgotten, pending=found.removed)
@@ -232,7 +232,7 @@ def finish_forgetting(home: Home, store: Store) -> Sweep | None:
 
 
 def with_copies(store: Store, forgotten: Tombstones) -> Tombstones:
-    """Return the forgotten documents, and those of the same bytes elsewhere: in an archive, say."""
+    """Add the documents with the same bytes elsewhere, such as in an archive."""
     reasons = {item.sha256: item for item in forgotten.documents.values()}
     copies = {
         row["doc_id"]: replace(reasons[row["sha256"]], doc_id=row["doc_id"], places=())
@@ -244,19 +244,19 @@ def with_copies(store: Store, forgotten: Tombstones) -> Tombstones:
 
 
 def refuse_forgotten(store: Store, known: Collection[str]) -> None:
-    """Refuse what a run made if a document was forgotten since it listed its files, and mark the forgetting as pending.
+    """Mark the removal as pending if a document was forgotten since the run listed its files.
 
     Raises:
-        UserError: then.
+        UserError: A document was forgotten since then.
     """
     if read_tombstones(store).documents.keys() <= set(known):
         return
     with store.lock(FORGETTING_LOCK):
-        known_now = read_tombstones(store)  # of a forgetting that was killed they say what is still to go
+        known_now = read_tombstones(store)  # keeps the pending artefacts of an interrupted `forget`
         write_tombstones(store, replace(known_now, pending=known_now.pending or []))
     raise UserError(
-        "documents were forgotten while this ran, and it may have read them: run the same command again, which takes "
-        "out of the store what this one put there"
+        "documents were forgotten during this run, which may have read them: run the same command again, which removes "
+        "the artefacts of this run"
     )
 
 
@@ -271,7 +271,7 @@ def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
     for evalset in found.evalsets:
         instead[evalset.stage, evalset.key] = rewrite_evalset(store, evalset, forgotten.documents.keys())
     _move_refs(store, instead, {listing.key for listing in found.trimmed if listing.stage == "snapshot"})
-    for work in store.unfinished():  # journals hold text of files that were read; trainings on what stays go on
+    for work in store.unfinished():  # journals have text of files; trainings on remaining artefacts can be resumed
         if work.stage != TRAIN or work.inputs is None or not work.inputs.isdisjoint(found.removed):
             store.remove_work(work.stage, work.key)
     for stage, key in sorted(found.removed, key=lambda name: (name[0] in (*SEGMENT_STAGES, *TEXT_STAGES), name)):
@@ -279,10 +279,10 @@ def _carry_out(store: Store, found: Sweep, forgotten: Tombstones) -> None:
 
 
 def _move_refs(store: Store, instead: _Instead, trimmed: Collection[str]) -> None:
-    """Let no name stand at what goes: a corpus keeps what is left of its last run, until the next one.
+    """Remove refs to removed artefacts or replace them; a corpus keeps the rest of its last run until the next one.
 
     Args:
-        trimmed: keys of lists of files that are no longer whole.
+        trimmed: Keys of snapshots that are incomplete now.
     """
     for name in store.refs(f"{CORPUS_REF}/"):
         with store.lock(name):
@@ -311,19 +311,19 @@ def _moved(refs: Iterable[dict[str, Any]], instead: _Instead) -> Iterator[dict[s
             yield asdict(new)
 
 
-# quotations: prompts, samples of trainings, texts from outside, pages beside MLflow runs
+# quotes: prompts, samples of trainings, external texts, pages of MLflow runs
 
 
 def find_quotes(
     store: Store, refs: Collection[ArtifactRef], forgotten: Tombstones
 ) -> tuple[list[Manifest], dict[str, set[str]]]:
-    """Return what quotes forgotten documents.
+    """Find quotes of forgotten documents.
 
     Args:
-        refs: Artefacts with texts of the documents, of which one at a time is held.
+        refs: Artefacts with texts of the documents, of which one at a time is in memory.
 
     Returns:
-        Lists of prompts that quote one or were drawn from it, and sets of texts from outside that hold its bytes or a
+        Artefacts of prompts that quote a document or were drawn from it, and of external texts with its bytes or a
         13-gram of it; and the prompts of the samples that quote one, by the training's key.
     """
     lists = [(found, *_ids_and_lines(store, found)) for found in store.manifests("prompts")]
@@ -336,10 +336,10 @@ def find_quotes(
     for text in _texts(store, refs, forgotten) if lines or outside or drawn else ():
         line, letters = _line(text), _letters(text)
         quoted |= {one for one in lines - quoted if one in line}
-        # a sample's prompt is what its tokeniser gave back of a document: what that does not know is missing from it
+        # a sample's prompt was decoded from token ids, without the characters that its tokeniser does not have
         read = {digest: _letters(one.decode(one.encode([text])[0].tolist())) for digest, one in tokenizers.items()}
         for key, tokenizer, prompt in list(drawn):
-            if _stands(prompt, line, (letters, read.get(tokenizer, ""))):
+            if _is_quote(prompt, line, (letters, read.get(tokenizer, ""))):
                 drawn.remove((key, tokenizer, prompt))
                 samples.setdefault(key, set()).add(prompt)
         if outside:
@@ -363,7 +363,7 @@ def _texts(store: Store, refs: Iterable[ArtifactRef], forgotten: Tombstones) -> 
 
 
 def _ids_and_lines(store: Store, prompts: Manifest) -> tuple[set[str], set[str]]:
-    """Return the ids of a list of prompts, and its lines that are long enough to be quotations."""
+    """Return the ids of an artefact of prompts, and its lines that are long enough for quotes."""
     rows = read_columns(store.folder(prompts.ref) / "prompts.parquet", ["id", "prompt"])
     return set(map(str, rows["id"])), {line for line in map(_line, rows["prompt"]) if _is_long(line)}
 
@@ -374,7 +374,7 @@ def _is_long(line: str) -> bool:
 
 
 def _drawn(store: Store) -> tuple[set[tuple[str, str, str]], dict[str, Tokenizer]]:
-    """Return key of the training, digest of the tokeniser and prompt of each sample; and the tokenisers by digest."""
+    """Return key of the training, digest of the tokeniser and prompt of each sample, and the tokenisers by digest."""
     drawn: set[tuple[str, str, str]] = set()
     tokenizers: dict[str, Tokenizer] = {}
     for training in store.manifests(TRAIN):
@@ -387,8 +387,8 @@ def _drawn(store: Store) -> tuple[set[tuple[str, str, str]], dict[str, Tokenizer
     return drawn, tokenizers
 
 
-def _stands(prompt: str, line: str, forms: Iterable[str]) -> bool:
-    """Return True if a prompt occurs in a text, given as a line and as the letters that a tokeniser reads of it."""
+def _is_quote(prompt: str, line: str, forms: Iterable[str]) -> bool:
+    """Return True if a prompt occurs in a text, given as a line and as its letters, original and decoded."""
     words, letters = _line(prompt), _letters(prompt)
     return (bool(words) and words in line) or (bool(letters) and any(letters in form for form in forms))
 
@@ -398,7 +398,7 @@ def _line(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    """Return letters and digits alone, in one case: tokenisers set spaces, and cut characters in two."""
+    """Return the case-folded letters and digits, because tokenisers change spaces and split characters."""
     return "".join(filter(str.isalnum, text.casefold()))
 
 
@@ -410,7 +410,7 @@ def _holds(store: Store, texts: Manifest, forgotten: Tombstones, grams: U64) -> 
 
 
 def clear_pages(home: Home, trainings: Collection[str]) -> None:
-    """Remove the pages of a home, which the next run draws again, and what quotes documents beside some runs.
+    """Remove the pages of a home, which the next run writes again, and pages and samples of some MLflow runs.
 
     Args:
         trainings: Keys of the trainings of those runs.
@@ -424,7 +424,7 @@ def clear_pages(home: Home, trainings: Collection[str]) -> None:
 
 
 def show_samples(home: Home, store: Store, trainings: Collection[str]) -> None:
-    """Put the samples that trainings still have beside their runs again."""
+    """Log the remaining samples of trainings to their MLflow runs again."""
     if tracking := _tracking(home, trainings):
         for key in sorted(trainings):
             runs, training = tracking.runs(key), store.find(TRAIN, key)

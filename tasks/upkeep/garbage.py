@@ -1,4 +1,4 @@
-"""Garbage of a home: what neither a name nor the training of a run needs; and the sizes of its artefacts."""
+"""Garbage collection of a home, from refs and trainings with an MLflow run; and the sizes of its artefacts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ TRAIN = "train"
 def collect_garbage(
     home: Home, store: Store, facts: Mapping[str, StageFacts], grace_days: float, dry_run: bool
 ) -> dict[str, Any]:
-    """Remove what nothing needs and return what was removed, as `sheepfold gc --json` prints it.
+    """Remove unneeded artefacts and return them, as `sheepfold gc --json` prints them.
 
     Args:
-        facts: facts of every stage.
-        grace_days: days for which everything stays that was made or used; runs in progress use what no name leads to.
-        dry_run: remove nothing, only report.
+        facts: Facts of every stage.
+        grace_days: Days after creation or last use during which artefacts are kept, as runs in progress use artefacts
+            without a ref.
+        dry_run: Only report.
     """
     grace = grace_days * SECONDS_PER_DAY
     found = find_garbage(store, _roots(home, store), facts, grace)
@@ -45,7 +46,7 @@ def sizes_of(store: Store) -> dict[str, dict[str, int]]:
 
 
 def _roots(home: Home, store: Store) -> set[tuple[str, str]]:
-    """Return the trainings whose run was not deleted in MLflow; those of registered models the store knows by itself.
+    """Return the trainings whose run was not deleted in MLflow.
 
     A training without a run in MLflow is kept, too: the database may be new, lost, or another home's.
     """

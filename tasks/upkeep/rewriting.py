@@ -1,8 +1,8 @@
-"""Artefacts without forgotten documents, and segments joined into one: rewritten from rows, not made again.
+"""Rewrite artefacts without forgotten documents, and merged segments, from their rows.
 
-Extraction takes the most time of all, so segments are rewritten: the result is what extracting the remaining files
-gives, under the key that it would have. Evaluation sets are rewritten because models are compared on them. Selections,
-lists of files and trainings keep their key: nothing is made from them anew.
+Segments are rewritten because extraction takes the most time; the result equals the extraction of the remaining files,
+with the same key. Evaluation sets are rewritten because models are compared on them. Selections, snapshots and
+trainings keep their key, as no stage computes anything from them again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tasks.lineage.documents import SEGMENT_STAGES
 from tasks.training.telemetry import JOURNAL_FILE, read_notes
 
 TRIMMED = {"curate": curate.facts.tables, "ablate": curate.facts.tables, "snapshot": snapshot.facts.tables}
-# the tables that name documents, of stages whose artefacts are rewritten or trimmed
+# the tables with document ids, of stages whose artefacts are rewritten or trimmed
 NAMING = {
     **dict.fromkeys(SEGMENT_STAGES, (schemas.EXTRACTS_FILE,)),
     "evalset": (schemas.DOCUMENTS_FILE,),
@@ -46,13 +46,13 @@ _IDENTITY = ("doc_id", "sha256", "reason_code", "file_sha256", "locator")
 
 
 def holders(store: Store, stages: Iterable[str], forgotten: Tombstones) -> list[Manifest]:
-    """Return the artefacts of some stages of `NAMING` that have a row of a forgotten document."""
+    """Return the artefacts of some stages of `NAMING` with a row of a forgotten document."""
     manifests = (manifest for stage in stages for manifest in store.manifests(stage))
     return [found for found in manifests if rows_to_forget(store, found, forgotten)]
 
 
 def rows_to_forget(store: Store, found: Manifest, forgotten: Tombstones) -> list[dict[str, Any]]:
-    """Return identities of forgotten documents in the tables of an artefact, without those marked as forgotten."""
+    """Return the identity columns of forgotten documents in an artefact, without rows already marked as forgotten."""
     rows: list[dict[str, Any]] = []
     for path in (store.folder(found.ref) / name for name in NAMING[found.stage]):
         columns = [name for name in pq.read_schema(path).names if name in _IDENTITY]
@@ -65,21 +65,21 @@ def rows_to_forget(store: Store, found: Manifest, forgotten: Tombstones) -> list
 
 
 def among(column: Any, wanted: Iterable[str]) -> Any:
-    """Return for each value of an Arrow column True if it is among the wanted ones."""
+    """Return a mask of the values of an Arrow column that are among the wanted ones."""
     return pc.is_in(column, value_set=pa.array(list(wanted), pa.string()))
 
 
 def _is_forgotten(row: Mapping[str, Any], forgotten: Tombstones) -> bool:
-    # the bytes of a container are found again like those of a document
+    # a container without a `doc_id` can be forgotten like a document
     doc_id = row["doc_id"] or (document_id(row["sha256"]) if row["sha256"] else "")
     return row.get("reason_code") != FORGOTTEN and forgotten.covers(doc_id, row.get("sha256") or "")
 
 
 def rewrite_segment(store: Store, segment: Manifest, forgotten: Tombstones) -> ArtifactRef | None:
-    """Return a segment of extraction without forgotten documents; None if nothing is left of it.
+    """Return an extraction segment without forgotten documents; None if it is empty.
 
-    Files go with their members. Where only a member is forgotten, a row says so, and the file counts as extracted
-    another time: the key follows from what was extracted, and this is not what was extracted before.
+    A forgotten file is removed with its members. A forgotten member keeps a row with the reason, and the attempt of its
+    file is increased, because the key depends on the attempts and the content of the segment changed.
     """
     rows = rows_to_forget(store, segment, forgotten)
     whole = {row["file_sha256"] for row in rows if not row["locator"]}
@@ -106,25 +106,27 @@ def write_segment(
     folders: Sequence[Path],
     change: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda row: row,
 ) -> Manifest:
-    """Return a segment of extraction, as extraction would make it, from the rows of others; found in the store or made.
+    """Return an extraction segment from the rows of others, from the store or written.
 
     Args:
         described: Its manifest; key, digest and counts are computed.
-        folders: Segments that share no content.
-        change: Called with each of their records; the record in the new segment, or None for one that goes.
+        folders: Folders of segments that share no content.
+        change: Returns the new record for each of their records, or None to remove it.
     """
     key = described.content_key
     if (known := store.find(described.stage, key)) is not None:
         return known
     rows = chain.from_iterable(stream_rows(folder / schemas.EXTRACTS_FILE) for folder in folders)
-    records = sorted(filter(None, map(change, rows)), key=lambda row: row["file_sha256"])  # members stay behind files
+    records = sorted(
+        filter(None, map(change, rows)), key=lambda row: row["file_sha256"]
+    )  # stable: members stay after files
     place = {row["doc_id"]: number for number, row in enumerate(records) if row["n_pages"]}
     with store.workspace(described.stage, key) as workspace:
         store.note_inputs(workspace, described.input_refs())
         with TableWriter(workspace.out / schemas.PAGES_FILE, schemas.PAGES) as pages:
             found = chain.from_iterable(stream_rows(folder / schemas.PAGES_FILE) for folder in folders)
             kept = (row for row in found if row["doc_id"] in place)
-            # those of one segment are in order, and may be of an archive that unpacks to more than the memory
+            # pages of one segment are in order, and may be too many for memory
             pages.write(kept if len(folders) == 1 else sorted(kept, key=lambda row: place[row["doc_id"]]))
         counts = {
             "rows": write_table(workspace.out / schemas.EXTRACTS_FILE, schemas.EXTRACTS, records),
@@ -137,7 +139,7 @@ def write_segment(
 
 
 def rewrite_evalset(store: Store, evalset: Manifest, forgotten: Collection[str]) -> ArtifactRef | None:
-    """Return an evaluation set without some documents; None if nothing is left of it."""
+    """Return an evaluation set without some documents; None if it is empty."""
     folder = store.folder(evalset.ref)
     rows = read_rows(folder / schemas.DOCUMENTS_FILE)
     places = [place for place, row in enumerate(rows) if row["doc_id"] not in forgotten]
@@ -157,7 +159,7 @@ def rewrite_evalset(store: Store, evalset: Manifest, forgotten: Collection[str])
 
 
 def trim_tables(store: Store, found: Manifest, forgotten: Tombstones) -> None:
-    """Take forgotten documents out of a selection or a list of files, which keeps its key."""
+    """Remove forgotten documents from a selection or snapshot, which keeps its key."""
     if rows_to_forget(store, found, forgotten):
         folder, tables = store.folder(found.ref), TRIMMED[found.stage]
         with _in_place(store, found, tables) as workspace:
@@ -167,7 +169,7 @@ def trim_tables(store: Store, found: Manifest, forgotten: Tombstones) -> None:
 
 
 def trim_samples(store: Store, training: Manifest, prompts: Collection[str]) -> None:
-    """Take the samples of some prompts out of a training, which keeps its key."""
+    """Remove the samples of some prompts from a training, which keeps its key."""
     notes = read_notes(store.folder(training.ref))
     kept = [sample for sample in notes.samples if sample.prompt not in prompts]
     if len(kept) < len(notes.samples):
@@ -178,10 +180,10 @@ def trim_samples(store: Store, training: Manifest, prompts: Collection[str]) -> 
 
 @contextmanager
 def _in_place(store: Store, manifest: Manifest, without: Collection[str]) -> Iterator[Workspace]:
-    """Replace an artefact by one of the same key and digest; the files that stay are no copies.
+    """Replace an artefact by one of the same key and digest; unchanged files are hard-linked.
 
     Args:
-        without: files that are not taken over.
+        without: Files that the caller writes.
     """
     folder = store.folder(manifest.ref)
     with store.workspace(manifest.stage, manifest.key) as workspace:

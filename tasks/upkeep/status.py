@@ -19,7 +19,7 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
     """Return the status, as `sheepfold status --json` prints it.
 
     Args:
-        corpus: whose champion is shown as `champion`.
+        corpus: Corpus whose champion is `champion`.
     """
     known = corpora(store)
     versions = registered_versions(store)
@@ -27,7 +27,7 @@ def status_of(home: Home, store: Store, corpus: str = "default") -> dict[str, An
     return {
         "home": str(home.path),
         "store": home.store,
-        # without a server, each command starts one of its own and ends it
+        # None: each command starts its own server
         "prefect_api_url": os.environ.get("PREFECT_API_URL"),
         "mlflow_tracking_uri": home.shown_tracking_uri,
         "corpora": known,
@@ -52,7 +52,7 @@ def _champion(versions: list[ModelVersion], corpus: str) -> dict[str, Any] | Non
 
 
 def status_at_a_glance(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status for a person: of the champions of corpora only the versions, of the chosen one everything."""
+    """Return the status for the terminal: full details only of the chosen champion, versions of the others."""
     champions = {
         corpus: "none" if found is None else f"{found['name']} version {found['version']}"
         for corpus, found in document["champions"].items()

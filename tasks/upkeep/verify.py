@@ -1,6 +1,6 @@
-"""Verification of a store: files and tables of all artefacts, then split, token round trips and training sequences.
+"""Verify a store: files and tables of all artefacts; and of a corpus the split, token round trips and sequences.
 
-What stages recorded of a corpus, from documents to sequences, is computed again and compared.
+The records of a corpus's stages, from documents to sequences, are computed again and compared.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
 
 State = dict[str, list[ArtifactRef]]
-Frame = tuple[list[int], list[int]]  # special ids before and behind each document
+Frame = tuple[list[int], list[int]]  # special ids before and after each document
 
 DOCUMENTS_AT_ONCE = 1_000
-DECODED = 500  # documents of a shard whose ids are turned into text again, those of lowest hash
+DECODED = 500  # documents of a shard that are decoded, those with the lowest hashes
 IDS_AT_ONCE = 2**22
-CHANGE_TEXT = ("hf",)  # kinds of tokenisers
+CHANGE_TEXT = ("hf",)  # kinds of tokenisers that may normalise text
 COUNTED = ("kept", "repeated", "padded", "cut", "labels")
 
 
 def verify_home(
     home: Home, store: Store, facts: Mapping[str, StageFacts], corpus: str, mend: bool = False
 ) -> dict[str, Any]:
-    """Check everything that can be checked, and return the findings as `sheepfold verify --json` prints them.
+    """Check a store and a corpus, and return the findings as `sheepfold verify --json` prints them.
 
     Args:
         facts: Facts of every stage.
-        mend: Remove damaged artefacts, so that the next run makes them again.
+        mend: Remove damaged artefacts, so that the next run computes them again.
 
     Raises:
-        StoreError: if the store is empty.
+        StoreError: The store is empty.
     """
     if not store.stages():
-        raise StoreError(f"there is nothing to check: no artefacts in {home.store}")
+        raise StoreError(f"there are no artefacts in {home.store}: check --home, or run `sheepfold run SOURCE` first")
     checks: list[Check] = check_store(store, facts)
     if mend:
         done = repair(store, checks, facts)
-        # problems beyond the damaged artefacts are not mended by removing these
+        # problems other than damaged artefacts remain
         rest = [check for check in checks if len(check.problems) > len(check.damaged)]
         return {
             "ok": all(item.done for item in done) and not rest,
             "checks": [asdict(check) for check in checks],
             "repaired": [asdict(item) for item in done],
         }
-    # damaged artefacts cannot be read, and a corpus from which documents were forgotten waits for its next run
+    # damaged artefacts cannot be read; after `forget` the state has no snapshot until the next run
     state = read_state(store, corpus) if not any(check.problems for check in checks) else {}
     if "snapshot" in state:
         by_stage = {"curate": check_split, "tokenise": check_tokens, "dataset": check_sequences}
@@ -78,7 +78,7 @@ def verify_home(
 
 
 def checks_at_a_glance(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the findings for a person: a table of checks, then the problems that they found."""
+    """Return the findings for the terminal: a table of checks, then their problems."""
     checks = report["checks"]
     rows = [{"check": one["name"], "checked": one["checked"], "problems": len(one["problems"])} for one in checks]
     return {**report, "checks": rows, "problems": [problem for one in checks for problem in one["problems"]]}
@@ -88,7 +88,7 @@ def checks_at_a_glance(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_split(store: Store, state: State) -> Check:
-    """Check that clusters lie on one side, and that neither evaluation documents nor their text are trained on."""
+    """Check that clusters are on one side, and that neither evaluation documents nor their text are trained on."""
     check = Check("split")
     curated = state["curate"][0]
     selection = parquet(store.folder(curated) / SELECTION_FILE)
@@ -109,10 +109,10 @@ def check_split(store: Store, state: State) -> Check:
 
 
 def _containment_problems(store: Store, state: State, frozen: dict[str, str]) -> Iterator[str]:
-    """Yield held-out documents that stand in training text, and training documents that stand in held-out text.
+    """Yield held-out documents contained in training text, and training documents contained in held-out text.
 
-    What counts is the share of a document's 13-grams, on the normalised texts: that is what the split promises. Held
-    out are the validation documents and the evaluation set, which may hold some that are gone since.
+    As in the stage `curate`, the limit is on the share of a document's 13-grams, of normalised texts. Held out are the
+    validation documents and the evaluation set, which may have documents that the corpus has no longer.
 
     Args:
         frozen: Refined texts of the evaluation set.
@@ -146,13 +146,13 @@ def _containment_problems(store: Store, state: State, frozen: dict[str, str]) ->
     for role, other, names, found in sides:
         for place in np.flatnonzero(found > limit):
             yield (
-                f"document {names[place]} is {role}, but {found[place]:.1%} of its runs of thirteen words stand in "
-                f"{other} text (curate.max_containment is {limit})"
+                f"document {names[place]} is {role}, but {found[place]:.1%} of its 13-grams are in {other} text "
+                f"(curate.max_containment is {limit})"
             )
 
 
 def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
-    """Yield id and normalised text of the documents of one side, each from the segment that is noted for it."""
+    """Yield id and normalised text of the documents of one side of the split."""
     refs = state["normalise"]
     with Corpus() as corpus:
         corpus.want_kept(store.folder(state["curate"][0]), split)
@@ -168,7 +168,7 @@ def _texts(store: Store, state: State, split: str) -> Iterator[tuple[str, str]]:
 
 
 def check_tokens(store: Store, state: State) -> Check:
-    """Check ids against vocabulary and counts, the order of documents, and that a sample gives its text back."""
+    """Check ids against vocabulary and counts, the order of documents, and that a sample decodes to its text."""
     check = Check("token round trip")
     tokenizer = load_tokenizer(store.folder(state["tokenizer"][0]) / TOKENIZER_FILE)
     for ref in state["tokenise"]:
@@ -187,7 +187,7 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
     if shard.dtype != smallest_dtype(tokenizer.vocab_size):
         yield f"its ids are {shard.dtype}, expected {smallest_dtype(tokenizer.vocab_size)}"
     if not np.array_equal(offsets, np.cumsum(lengths) - lengths) or int(lengths.sum()) != len(shard):
-        yield f"its documents do not follow one another up to its {len(shard)} ids"
+        yield f"its documents are not contiguous or do not cover its {len(shard)} ids"
         return
     last = int(shard.max()) if len(shard) else 0
     if last >= tokenizer.vocab_size:
@@ -197,11 +197,11 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
     for first in range(0, len(shard), IDS_AT_ONCE):
         counts += np.bincount(shard[first : first + IDS_AT_ONCE], minlength=len(counts))
     if not np.array_equal(counts, np.load(folder / SHARD_COUNTS_FILE, allow_pickle=False)):
-        yield f"{SHARD_COUNTS_FILE} is not how often its ids occur"
+        yield f"{SHARD_COUNTS_FILE} differs from the counts of its ids"
     frame = TokeniseSettings(**manifest.settings).frame(tokenizer)
     yield from _framing_problems(frame, shard, offsets, lengths, counts, tokenizer.unk_id)
     order = sorted(range(len(lengths)), key=lambda place: hashlib.sha256(columns["doc_id"][place].encode()).digest())
-    # those that lost something cannot be compared
+    # documents with lost bytes cannot be compared
     sample = sorted(place for place in order[:DECODED] if not columns["lost_bytes"][place])
     before, behind = frame
     ids = {
@@ -215,7 +215,7 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
 def _framing_problems(
     frame: Frame, shard: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, counts: np.ndarray, unk_id: int | None
 ) -> Iterator[str]:
-    """Check that every document begins and ends as it was asked to, and that special ids stand nowhere else."""
+    """Check that every document begins and ends with its special ids, and that they occur nowhere else."""
     before, behind = frame
     if not len(lengths):
         return
@@ -227,7 +227,7 @@ def _framing_problems(
             yield f"document {number} has id {shard[place[number]]} where {ids[0]} is expected"
     for special in sorted({*before, *behind}):
         expected = len(lengths) * [*before, *behind].count(special)
-        # a file from elsewhere may give the unknown in a text the id that ends it
+        # an imported tokeniser may use one id for unknown tokens and for the end of a document
         extra = int(counts[special]) - expected
         if extra < 0 or (extra > 0 and special != unk_id):
             yield f"special id {special} occurs {counts[special]} times, expected {expected}: once for every document"
@@ -239,18 +239,18 @@ def _decoding_problems(tokenizer: Tokenizer, ids: Mapping[str, np.ndarray], sour
     texts = read_places(source, "text", [row for row, name in enumerate(names) if name in ids])
     by_name = {names[row]: text for row, text in texts.items()}
     for name, own in ids.items():
-        # some change a text on purpose (case, accents, white space): then its ids are what can be compared
+        # a tokeniser that normalises text (case, accents, white space) is checked by encoding the text again
         if tokenizer.decode(own.tolist()) != by_name[name] and not (
             tokenizer.kind in CHANGE_TEXT and np.array_equal(tokenizer.encode([by_name[name]])[0], own)
         ):
-            yield f"document {name}: the ids do not give its text back"
+            yield f"document {name}: the ids do not decode to its text"
 
 
 # training sequences
 
 
 def check_sequences(store: Store, state: State) -> Check:
-    """Check that pieces lie in their documents, documents on one side, and that the account adds up."""
+    """Check that pieces are within their documents, documents on one side, and that the totals agree."""
     check = Check("sequences")
     ref = state["dataset"][0]
     folder = store.folder(ref)
@@ -276,8 +276,8 @@ def _problems(
     """Yield the problems of one split.
 
     Args:
-        rows: Pieces; `start` counts from the beginning of the shard.
-        shards: Keys of the token shards, as the documents number them.
+        rows: Pieces; `start` is relative to the shard.
+        shards: Keys of the token shards, in the order of `documents.shard`.
     """
     noted = record["splits"][split]
     own = documents.train if split == "train" else ~documents.train
@@ -286,40 +286,40 @@ def _problems(
         yield f"piece {row} is of a document that is not kept"
         return
     for row in np.flatnonzero(~own[document])[:1]:
-        yield f"document {documents.ids[document[row]]} stands in it, but is on the other side of the split"
+        yield f"document {documents.ids[document[row]]} is in it, but on the other side of the split"
     sequence, start, length, ahead = (rows[name].to_numpy() for name in ("sequence", "start", "length", "ahead"))
     begin = documents.offset[document]
     outside = (start < begin) | (start + length > begin + documents.length[document])
     elsewhere = _index_in(rows["shard"], pa.array(shards, pa.string())) != documents.shard[document]
     for row in np.flatnonzero(outside | elsewhere)[:1]:
-        yield f"piece {row} does not lie in its document {documents.ids[document[row]]}"
+        yield f"piece {row} is not within its document {documents.ids[document[row]]}"
         return
     n_ids = int(documents.length[own].sum())
     yield from _differences({"documents": int(own.sum()), "ids": n_ids}, noted)
-    number = np.cumsum(own) - 1  # of each document among those of its side
+    number = np.cumsum(own) - 1  # index of each document on its side
     first = int(sequence[0]) if len(sequence) else 0
     pieces = Pieces(number[document], start - begin, length, ahead, sequence.astype(np.int64) - first)
     found = account(pieces, documents.length[own], record["seq_len"], is_isolated(record["packing"]))
     yield from _differences({name: value for name, value in asdict(found).items() if name in COUNTED}, noted)
     places = found.sequences * record["seq_len"]
     if found.sequences != n_sequences or places != found.kept + found.repeated + found.padded:
-        yield f"{found.sequences} sequences of {record['seq_len']} places do not add up to what stands in them"
+        yield f"{found.sequences} sequences of {record['seq_len']} tokens are not the sum of kept, repeated and padded"
     if found.kept + found.cut != n_ids:
-        yield f"{found.kept} ids kept and {found.cut} cut are not the {n_ids} of the documents"
+        yield f"{found.kept} kept and {found.cut} cut ids differ from the {n_ids} of the documents"
 
 
 def _index_in(names: pa.ChunkedArray, known: pa.Array) -> np.ndarray:
-    """Return the place of each name among the known ones, -1 for one that is not there."""
+    """Return (n,) the index of each name among the known ones, or -1."""
     found: np.ndarray = pc.fill_null(pc.index_in(names, value_set=known), -1).to_numpy().astype(np.int64)
     return found
 
 
 def _group_problems(record: dict[str, Any], labels: np.ndarray, counts: Mapping[str, int]) -> Iterator[str]:
-    """Check that the groups follow one another over all training sequences, with the tokens and reads as recorded."""
+    """Check that the groups cover all training sequences in order, with the recorded tokens and reads."""
     first = 0
     for group in record["groups"]:
         expected = {"first": first, "count": group["sequences"]}
-        if group["reads"]:  # of one that is left out nothing lies in the index
+        if group["reads"]:  # a group without reads is not in the index
             expected["tokens"] = int(labels[first : first + group["sequences"]].sum())
         if record["mix"] is None:
             expected["reads"] = group["sequences"]
@@ -329,7 +329,7 @@ def _group_problems(record: dict[str, Any], labels: np.ndarray, counts: Mapping[
             yield f"group {group['name']!r}: {group['reads']} reads of {group['sequences']} sequences"
         first += group["sequences"]
     if first != len(labels):
-        yield f"the groups are {first} training sequences, but the index has {len(labels)}"
+        yield f"the groups have {first} training sequences, but the index has {len(labels)}"
     reads = sum(group["reads"] for group in record["groups"])
     if reads != counts["train_reads"]:
         yield f"the groups have {reads} reads, but the manifest counts {counts['train_reads']}"
@@ -338,4 +338,4 @@ def _group_problems(record: dict[str, Any], labels: np.ndarray, counts: Mapping[
 def _differences(found: dict[str, int], noted: dict[str, int]) -> Iterator[str]:
     for name, value in found.items():
         if value != noted[name]:
-            yield f"{name} is {value}, but dataset.json says {noted[name]}"
+            yield f"{name} is {value}, but {noted[name]} in dataset.json"

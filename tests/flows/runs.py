@@ -121,7 +121,7 @@ def answer(home: Path, *arguments: str) -> Any:
 
 
 def store_contents(home: Path) -> dict[str, tuple[str, dict[str, str]]]:
-    """What a home's store holds: for each artefact its digest and the sha256 of each of its files but the clock's."""
+    """Return digests and sha256 of files of all artefacts in a home's store, without the files that hold times."""
     contents = {}
     for path in sorted((home / "store").glob("*/*/manifest.json")):
         manifest = json.loads(path.read_text())

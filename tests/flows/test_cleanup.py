@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 @pytest.fixture
 def ran(home: Home, tmp_path: Path) -> Ingestion:
-    """What made three segments that can be joined."""
+    """Ingest three segments that can be joined."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "SEGMENT_FILES", 3)
         return ingest(home, write(tmp_path / "in", {f"{number}.txt": prose(number) for number in range(9)}))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from flows.cli import app
 from flows.cli_common import figure
 from model.presets import PRESETS
-from tasks.training.network_cost import PUBLISHED
+from tasks.training.network_cost import PUBLISHED, network_cost
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,6 +131,19 @@ def test_a_target_chooses_the_nearest_depth() -> None:
     assert "layers: 17.78" in run("--preset", "fundamentals", "--target", "1e9").stdout
 
 
+@pytest.mark.parametrize(("name", "n_layer"), [("fundamentals", 18), ("gpt2-xl", 48), ("llama-7b", 32)])
+def test_the_depth_of_a_models_own_size_is_its_own(name: str, n_layer: int) -> None:
+    own = network_cost(name, 0, 0, 1, 0, [])
+    total, per_layer = own["parameters"]["total"], sum(own["layer"].values())
+
+    def depth(target: float) -> int:
+        return network_cost(name, 0, 0, 1, target, ["model.n_layer=1"])["solved"]["n_layer"]
+
+    assert {depth(total + part * per_layer) for part in (-0.49, 0, 0.49)} == {n_layer}
+    assert depth(total + 0.51 * per_layer) == n_layer + 1
+    assert depth(total - (n_layer - 1e-6) * per_layer) == 1
+
+
 def test_the_table_compares_the_published_sizes() -> None:
     rows = {row["preset"]: row for row in run_json("--table")["models"]}
     assert {name: row["parameters"] for name, row in rows.items()} == {
@@ -161,7 +174,7 @@ def test_the_table_compares_the_published_sizes() -> None:
         (["--preset", "gpt2", "--wavelengths"], "pos='learned' has no wavelengths"),
         (["--preset", "llama", "--wavelengths", "--base", "1"], "--base 1; expected a number above 1"),
         (["--base", "100"], "add --wavelengths"),
-        (["--table", "--target", "1e9"], "--table shows the published sizes as they are"),
+        (["--table", "--target", "1e9"], "--table shows the published sizes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""What README.md and docs/ tell people to type: each command is there, with the options and settings it is given."""
+"""Commands in README.md and docs/: each exists, with the options and settings that it is given."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The commands of README.md and docs/ that need nothing but a laptop, run one after the other as they are shown.
 
 What a page only names (a person's folder, a file of questions, an id) is put there first. Trainings are made short.
-All run in one home and, but for those that need a shell, in this process: imports would take longer than most of them.
+The guides share one home; first-hour.md begins in an empty folder. All but the lines that need a shell run in this
+process: imports would take longer than most of them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +34,11 @@ Im Winter bleibt die Herde im Stall, und das Heu vom letzten Jahr muss bis zum e
 Wer früh genug mäht, hat im März noch Vorrat; wer zu lange wartet, kauft beim Nachbarn teuer ein.
 Die Wolle wird im Mai geschoren, gewaschen und nach Farben getrennt in die Stadt gebracht.
 """
-PAGES = ("README.md", "docs/guide.md", "docs/papers.md", "docs/guides/keeping.md")
+GUIDES = tuple(f"docs/guides/{name}.md" for name in ("documents", "tokens", "training", "network", "evaluation"))
+PAGES = ("README.md", *GUIDES, "docs/guides/generation.md", "docs/guides/keeping.md", "docs/papers.md")
+FIRST_HOUR = "docs/first-hour.md"
 TEAM = {"up", "down"}  # proved with real servers by tests of their own
+ELSEWHERE = ("make ", "pip ", "sheepfold up", "sheepfold down", "prefect ", ". ")  # installs, or needs servers
 TRAINS = {"run", "train"}
 BUDGET = re.compile(r"--(minutes|max-steps|max-tokens) \S+")
 LINES = [
@@ -43,22 +49,39 @@ LINES = [
     for number, line in enumerate(block.lines)
     if any(arguments and arguments[0] not in TEAM for arguments in arguments_of("sheepfold", line))
 ]
+PROGRAMS = [
+    pytest.param(block.text, id=f"{block.page}-{block.line}")
+    for page in PAGES
+    for block in shown("python")
+    if block.page == page
+]
+FIRST_LINES = [
+    pytest.param(line, id=f"{block.page}-{block.line + number}")
+    for block in shown()
+    if block.page == FIRST_HOUR
+    for number, line in enumerate(block.lines)
+    if not line.startswith(ELSEWHERE)
+]
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who reads the pages, in a working folder of documents with a home in it."""
+    """Somebody who reads the pages, in a working folder with a home in it."""
 
     folder: Path
 
     @property
     def home(self) -> Path:
-        return self.folder / ".sheepfold"
+        return Path.cwd() / ".sheepfold"
 
     def with_ids(self, line: str) -> str:
         """The line with an id of this home for each that the pages show."""
         if line.endswith(" 3f9c/0"):
             line = line.replace("3f9c/0", answer(self.home, "sql", "select id from completions limit 1")[0]["id"])
+        if found := re.search(r"[0-9a-f]{12}/[0-9a-f]{12}$", line):
+            (generation,) = (self.home / "store" / "generate").iterdir()
+            completion = answer(self.home, "sql", "select id from completions limit 1")[0]["id"]
+            line = line.replace(found[0], f"{generation.name}/{completion}")
         if line.endswith(" 3f9c0b12"):
             line = line.replace("3f9c0b12", next((self.home / "store" / "dataset").iterdir()).name[:8])
         return line
@@ -66,23 +89,28 @@ class Person:
     def type(self, line: str) -> None:
         """Run a line of shell; it must succeed."""
         line = self.with_ids(line)
-        (arguments,) = arguments_of("sheepfold", line)
-        if arguments[0] in TRAINS:
+        calls = list(arguments_of("sheepfold", line))
+        if calls and calls[0][0] in TRAINS:
             line = BUDGET.sub("", line) + " --max-steps 5"
-            (arguments,) = arguments_of("sheepfold", line)
-        if "$" in line:
-            programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-            variables = {**environment(self.home), "PATH": programs}
-            done = subprocess.run(["bash", "-c", line], env=variables, capture_output=True, text=True, check=False)
-            code, said = done.returncode, done.stdout[-1500:] + done.stderr[-3000:]
+            calls = list(arguments_of("sheepfold", line))
+        if line.startswith("cd "):
+            os.chdir(Path(line.removeprefix("cd ")).expanduser())
+        elif "$" in line or not calls:
+            self.run(["bash", "-c", line])
         else:
-            ran = invoke(self.home, *(re.sub("^~(?=/)", str(self.folder), one) for one in arguments))
-            code, said = ran.exit_code, ran.output[-3000:]
-        assert code == 0, f"{line}\n{said}"
+            ran = invoke(self.home, *(re.sub("^~(?=/)", str(self.folder), one) for one in calls[0]))
+            assert ran.exit_code == 0, f"{line}\n{ran.output[-3000:]}"
+
+    def run(self, command: list[str]) -> None:
+        """Run a program; it must succeed."""
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        variables = {**environment(self.home), "PATH": programs}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
 
 
 def write_files(folder: Path, sample_folder: Path) -> None:
-    """What the pages name."""
+    """Write the files that the pages name."""
     documents = folder / "documents"
     for kind, count in (("text", 25), ("code", 15)):
         (documents / kind).mkdir(parents=True)
@@ -98,14 +126,37 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     for path in prose[2:12]:
         shutil.copyfile(path, folder / "notes" / path.name)
     (folder / "letters").mkdir()
-    shutil.copyfile(prose[12], folder / "letters" / prose[12].name)
+    shutil.copyfile(prose[12], folder / "letters" / "first.txt")
     questions = {
         "questions.csv": "question\nWhat is a sheepfold?\n",
         "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
     }
+    questions["passwords.txt"] = "a password\n"
     for name, text in questions.items():
         (folder / name).write_text(text)
+    with closing(sqlite3.connect(folder / "mails.sqlite")) as mails, mails:
+        mails.execute("create table mails (body text)")
+        mails.executemany("insert into mails values (?)", [(path.read_text(),) for path in prose[2:6]])
+    write_exam(folder / "exam")
+    write_repository(folder / "project", prose[13])
     pq.write_table(pa.table({"body": [path.read_text() for path in prose[2:12]]}), folder / "corpus.parquet")
+
+
+def write_exam(folder: Path) -> None:
+    """The task that evaluation.md shows, and its one question."""
+    folder.mkdir()
+    (page,) = [block for block in shown("yaml") if block.page == "docs/guides/evaluation.md"]
+    (folder / "flock.yaml").write_text(page.text)
+    (folder / "flock.jsonl").write_text('{"prompt": "The sky is", "choices": ["blue", "green"], "answer": 0}\n')
+
+
+def write_repository(folder: Path, text: Path) -> None:
+    """A git repository of one document, at a tag."""
+    folder.mkdir()
+    shutil.copyfile(text, folder / text.name)
+    author = ["-c", "user.name=Shepherd", "-c", "user.email=shepherd@flock.example"]
+    for arguments in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "A text"], ["tag", "v1.2"]):
+        subprocess.run(["git", "-C", str(folder), *arguments], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +167,36 @@ def person(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path, prefec
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made.folder)
         patch.setenv("HOME", str(made.folder))
-        for steps in (5, 60):
-            answer(made.home, "run", "documents", "--preset", "tiny", "--max-steps", str(steps))
+        for preset, steps in (("tiny", 5), ("modern-200k", 60)):  # the second has rotary positions
+            answer(made.home, "run", "documents", "--preset", preset, "--max-steps", str(steps))
         answer(made.home, "export", "champion", "gpt2")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path, prefect_server: str) -> Iterator[Person]:
+    """The person who reads first-hour.md, in an empty folder."""
+    made = Person(tmp_path_factory.mktemp("newcomer"))
+    write_files(made.folder, sample_folder)
+    with pytest.MonkeyPatch.context() as patch:
+        (made.folder / "empty").mkdir()
+        patch.chdir(made.folder / "empty")
+        patch.setenv("HOME", str(made.folder))
         yield made
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_shown_command_does_what_it_says(person: Person, line: str) -> None:
+    if "lm-eval" in line:
+        pytest.importorskip("lm_eval")
     person.type(line)
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_a_shown_program_runs(person: Person, text: str) -> None:
+    person.run([sys.executable, "-c", text.replace("/absolute/path/.sheepfold", str(person.home))])
+
+
+@pytest.mark.parametrize("line", FIRST_LINES)
+def test_the_first_hour_goes_as_it_is_told(newcomer: Person, line: str) -> None:
+    newcomer.type(line)

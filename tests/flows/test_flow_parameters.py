@@ -23,6 +23,6 @@ FLOWS = {
 @pytest.mark.parametrize("name", FLOWS)
 def test_a_corpus_name_that_no_file_can_bear_is_refused_before_a_home_is_made(name: str, tmp_path: Path) -> None:
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
-    with pytest.raises(UserError, match="'team/x' is no name for a corpus"):
+    with pytest.raises(UserError, match="'team/x' is not a valid name of a corpus"):
         flow.function(flow.options(**FLOWS[name], corpus="team/x", home=str(tmp_path / "home")))
     assert not (tmp_path / "home").exists()

@@ -52,7 +52,7 @@ def test_after_a_forgetting_it_is_said_that_the_corpus_waits_for_its_next_run(ho
 def test_forget_refuses_what_it_does_not_know_in_one_sentence(home: Path) -> None:
     done = invoke(home, "forget", "elsewhere.txt")
     assert done.exit_code == 1
-    assert done.stderr.startswith("sheepfold: no document of corpus 'default' goes by 'elsewhere.txt'")
+    assert done.stderr.startswith("sheepfold: corpus 'default' has no document 'elsewhere.txt'")
 
 
 def test_gc_and_status_say_how_much_there_is_of_each_stage(home: Path) -> None:

@@ -44,7 +44,7 @@ def test_what_has_begun_is_not_begun_again() -> None:
 
 
 def test_a_server_that_stays_away_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.context.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("flows.context.SERVER_SECONDS", 0.0)
     with pytest.raises(httpx.ConnectError):
         reach_server(partial(request, lambda: True, []))
 

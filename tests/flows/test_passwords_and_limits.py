@@ -1,4 +1,4 @@
-"""What a flow is told of passwords and limits: never a password, and every limit."""
+"""Parameters of a flow: all limits, and never a password."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def home(trained: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home
 
 
 def figures(home: Home) -> dict[str, float]:
-    """What stands at the champion's page in MLflow, each figure at its latest."""
+    """Return the latest value of each metric of the champion in MLflow."""
     tracking = Tracking(home)
     champion = find_version(Registry(tracking, "default").versions(), CHAMPION, "default")
     assert champion is not None
@@ -72,8 +72,8 @@ def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(hom
     usual, own = figures(home), measured(home)
     run_prepare(home, source, tiny_settings(OTHER_SPLIT))
     found: dict[str, Any] = evaluate(EvaluateOptions(drift=True, home=str(home.path)))
-    assert "champion was trained on some of these documents, so its figures flatter it" in found["notes"]
-    assert "nothing is known of its drift, which is measured against those figures" in found["notes"]
+    assert "champion was trained on some of these documents, so its figures are too good" in found["notes"]
+    assert "its drift is unknown, because it is measured against these figures" in found["notes"]
     assert not any(name.startswith("drift/") for name in found["metrics"])
     now = figures(home)
     assert now.pop("read-evalset/bits_per_byte") == found["metrics"]["val/bits_per_byte"]

@@ -27,7 +27,7 @@ UNFILTERED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_new_tokens": 0}
 
 @dataclass(frozen=True)
 class Stated:
-    """What a document states, under the names of the records; `top_rate` is the highest learning rate."""
+    """Figures stated in a document, named as in the records; `top_rate` is the highest learning rate."""
 
     tokenizer: Mapping[str, Any]
     network: Mapping[str, Any]

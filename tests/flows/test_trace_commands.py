@@ -1,4 +1,4 @@
-"""What `why --text` and `lm-eval` refuse."""
+"""Input that `why --text` and `lm-eval` refuse."""
 
 from __future__ import annotations
 

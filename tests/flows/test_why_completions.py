@@ -92,12 +92,12 @@ def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> No
         for thing in (f"cccc/{name}", name):
             found = explain(open_store(home.store), thing, "default")
             assert (found["completion"]["text"], found["address"]) == (text, f"{key}/{name}")
-    with pytest.raises(StoreError, match="nothing goes by 'cccc/s#3'"):
+    with pytest.raises(StoreError, match="'cccc/s#3' is not found"):
         explain(open_store(home.store), "cccc/s#3", "default")
 
 
 def test_an_address_of_no_completion_is_nothing(home: Home) -> None:
-    with pytest.raises(StoreError, match="nothing goes by 'b/9'"):
+    with pytest.raises(StoreError, match="'b/9' is not found"):
         explain(open_store(home.store), "b/9", "default")
 
 

@@ -1,4 +1,4 @@
-"""How the project computes each entry of golden.json: operations by formula, claims by a check of their own.
+"""The project's value of each entry of golden.json: operations by formula, claims by their own checks.
 
 Entries with a formula go through one function each, and that through the project's own functions. Entries without one
 are claims: settings that a document fixes, and behaviour that is seen on the project's own code. What is left stands in

@@ -15,9 +15,9 @@ from torch import nn
 from golden.registry import Entry, claim
 from golden.shared import built, noise, printable, same, small_config
 from model import GenerationConfig, TrainConfig, Transformer, count_parameters, preset
+from model.attention import wavelength_frequencies
 from model.data import IGNORE
 from model.optim import build_optimizer
-from model.positions import wavelength_frequencies
 from model.schedule import learning_rate, noam
 from model.transformer import FeedForward
 from tasks.report.inspection_page import BINS

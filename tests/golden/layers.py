@@ -26,8 +26,16 @@ from golden.networks import (
 from golden.registry import Entry, Found, Function, Shape, check_inputs
 from golden.shared import built, noise, numbers, small_config, solved, watched
 from model import ModelConfig, Transformer, preset
-from model.attention import attention_mask, attention_weights, scaled_scores
-from model.positions import rotary_table, rotate, sinusoidal_table, wavelength_frequencies
+from model.attention import (
+    attention_mask,
+    attention_weights,
+    rotary_table,
+    scaled_scores,
+    sinusoidal_table,
+    spread,
+    turn,
+    wavelength_frequencies,
+)
 from model.sampling import running_sum
 from model.transformer import FeedForward, RMSNorm, activate
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
@@ -121,7 +129,7 @@ def dot_variance(d_k: int) -> dict[str, Any]:
 
 
 def _mean_and_deviation(x: Any) -> tuple[Tensor, Tensor]:
-    """What LayerNorm takes away from each element and divides it by, from its two most distant elements."""
+    """Return mean and deviation of LayerNorm, computed from the smallest and the largest element."""
     row = numbers(x)
     normed, ends = norm_layer(len(row), 1e-300)(row), [int(row.argmin()), int(row.argmax())]
     deviation = row[ends].diff()[0] / normed[ends].diff()[0]
@@ -279,7 +287,7 @@ def rope_both(x: Any, position: int, base: float) -> dict[str, Tensor]:
     config = ModelConfig(8, n_head=1, d_model=len(x), pos="rope", pos_base=float(base))
     table = rotary_table(config, position + 1)[position]
     layouts = {"interleaved": "interleaved", "half_split": "half"}
-    return {name: rotate(numbers([x]), table, layout)[0] for name, layout in layouts.items()}
+    return {name: turn(numbers([x]), spread(table, layout), layout)[0] for name, layout in layouts.items()}
 
 
 # whole networks
@@ -414,7 +422,7 @@ FORMULAS: dict[str, Function] = {
     "angular_freq": lambda i, d, base: wavelength_frequencies(d, base)[i],
     "freq_power": lambda i, d, base: 1 / wavelength_frequencies(d, base)[i],
     "rope_freqs": lambda base, dim: wavelength_frequencies(dim, base),
-    "rope_pair": lambda x, cos, sin: rotate(numbers(x), numbers([[cos, sin]]), "interleaved"),
+    "rope_pair": lambda x, cos, sin: turn(numbers(x), spread(numbers([[cos, sin]]), "interleaved"), "interleaved"),
     "matmul_T": lambda A, B: linear(numbers(A), numbers(B).T),
     "dot": lambda x, w: linear(numbers(x), numbers(w)[:, None]),
     "add": lambda a, b: residual(numbers(a), lambda _: numbers(b)),

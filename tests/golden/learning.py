@@ -13,7 +13,7 @@ from golden.registry import Entry, Found, Function
 from golden.shared import float64, numbers, small_config
 from model import GenerationConfig, NllSum, TrainConfig, Transformer, generate, preset, schedule
 from model.data import IGNORE
-from model.metrics import perplexity, unigram_log_probabilities
+from model.metrics import unigram_log_probabilities
 from model.optim import AdamStep, adam_walk, clip_gradients
 from model.sampling import draw, filter_top_k, filter_top_p, running_sum, token_probabilities
 from model.transformer import linear_nll
@@ -48,7 +48,12 @@ def uniform_ppl(V: int) -> dict[str, Any]:
 
 def chain_rule(conditionals: Any) -> dict[str, Any]:
     total = sum(_nll_sums(numbers(conditionals)), NllSum())
-    return {"p": 1 / perplexity(total.nll_nats, 1), "nll": total.nll_nats, "ppl": total.perplexity, "loss": total.loss}
+    return {
+        "p": 1 / NllSum(total.nll_nats, 1).perplexity,
+        "nll": total.nll_nats,
+        "ppl": total.perplexity,
+        "loss": total.loss,
+    }
 
 
 def loss_mean(token_nll: Any) -> Found:
@@ -81,7 +86,7 @@ def log(x: Any) -> list[float]:
 
 
 def exp_over(logit: float, denominator: float) -> Tensor:
-    rest = math.log(denominator - perplexity(logit, 1))
+    rest = math.log(denominator - NllSum(logit, 1).perplexity)
     return token_probabilities(numbers([logit, rest]), 1.0)[:1]
 
 
@@ -248,7 +253,7 @@ def inverse_cdf(logits: Any, T: float, r: Any) -> Tensor:
 
 
 def argmax(x: Any) -> list[int]:
-    """What generation at temperature 0 answers if the network's logits are these."""
+    """Return the token that generation at temperature 0 chooses from these logits."""
     model = Transformer(preset("llama_toy", len(x), head_bias=True)).double()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -270,7 +275,7 @@ def last_row_index(n: int) -> int:
 
 FORMULAS: dict[str, Function] = {
     **dict.fromkeys(("adamw_steps", "adam_steps", "adam_l2_steps"), optimizer_steps),
-    "sumexp": lambda x: [perplexity(x[0] + float(_nll_of(numbers([x]), [0])), 1)],
+    "sumexp": lambda x: [NllSum(x[0] + float(_nll_of(numbers([x]), [0])), 1).perplexity],
     "sumsq": lambda g: [l2norm(g)[0] ** 2],
     "cos_pi_ratio": lambda t, T: cosine_lr(1.0, -1.0, T, t),
     "cumsum": lambda p: running_sum(numbers(p)),
@@ -278,7 +283,7 @@ FORMULAS: dict[str, Function] = {
     "topk_probs": lambda p, k: token_probabilities(numbers(p).log(), 1.0, top_k=k),
     "topk_mass": lambda logits, k: running_sum(token_probabilities(numbers(logits), 1.0, top_k=k))[-1],
     "argmax_index": lambda n_rows: argmax(list(range(n_rows)))[0],
-    "exp": lambda x: [perplexity(value, 1) for value in x],
+    "exp": lambda x: [NllSum(value, 1).perplexity for value in x],
     "softmax_temperature": lambda logits, T: [token_probabilities(numbers(logits), temperature) for temperature in T],
     "noam": lambda d_model, warmup, t: [schedule.noam(step, d_model, warmup) for step in t],
     "warmup_cosine": lambda warmup, max_steps, t: [

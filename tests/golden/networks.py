@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from golden.registry import Shape
 from golden.shared import built, float64, numbers, small_config, watched
 from model import ModelConfig, Transformer, preset
-from model.attention import attention_weights
-from model.positions import rotary_table
+from model.attention import attention_weights, rotary_table
 from model.transformer import WHOLE, Attention, Block, Pass, build_norm
 from tasks.report.inspection import Subject, inspect_prompt
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
@@ -44,7 +43,7 @@ def placed(model: Transformer, ids: Tensor, positions: Tensor | slice) -> Tensor
 
 
 def pass_over(n: int) -> Pass:
-    """What each layer is told of a row of n tokens without a cache."""
+    """Return the `Pass` of a row of n tokens without a cache."""
     return Transformer(small_config(max_seq_len=max(2, n))).plan(torch.zeros(1, n, dtype=torch.int64))
 
 
@@ -74,7 +73,7 @@ def block_of(**fields: Any) -> Block:
 
 
 def residual(x: Tensor, *branches: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a pre-norm block without norms makes of x with one or two branches."""
+    """Return the output of a pre-norm block without norms for x, with one or two branches."""
     block = block_of(d_model=1)
     block.norm_attention, block.norm_mlp = nn.Identity(), nn.Identity()
     block.attention, block.mlp = map(Branch, (*branches, torch.zeros_like)[:2])

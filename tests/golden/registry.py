@@ -1,4 +1,4 @@
-"""How entries of golden.json find what computes them: operations by the entry's `op`, claims by its id.
+"""Registry of the functions that compute entries of golden.json: operations by the entry's `op`, claims by its id.
 
 An operation's parameters are named like the entry's inputs; one named `entry` is given the entry, one named `others`
 all entries by id, for figures that another one states the weights of.
@@ -23,7 +23,7 @@ CLAIMS: dict[str, Function] = {}
 
 @dataclass
 class Found:
-    """What an operation comes to.
+    """Result of an operation.
 
     Attributes:
         value: the project's value of what the entry's `exact` or `corrected` states.

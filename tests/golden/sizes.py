@@ -14,6 +14,7 @@ from golden.networks import projections
 from golden.registry import Entry, Found, Function
 from golden.shared import numbers, printable
 from model import ModelConfig, SpanSource, Transformer, accounting, preset
+from model.hf_config import ORIGINAL, config_from_hf
 from model.transformer import Attention
 from tasks.readers.records import ExtractOptions
 from tasks.tokens.packing import Pieces, chunk_pieces
@@ -82,7 +83,8 @@ def approx_params(V: int, d: int, L: int) -> Found:
 
 def ff_rule(d4: list[int], d83: list[int], multiple: int) -> list[int]:
     wide = [ModelConfig(8, n_head=1, d_model=d).d_ff for d in d4]
-    return wide + [accounting.gated_d_ff(d, multiple) for d in d83]
+    shape = {"vocab_size": 8, "n_layers": 1, "n_heads": 1, "multiple_of": multiple}
+    return wide + [config_from_hf({**shape, "dim": d}, ORIGINAL).d_ff for d in d83]
 
 
 def ratio(d: list[int], h: list[int]) -> list[int]:
@@ -96,13 +98,17 @@ def light_dims(n_embd: int, n_head: int) -> list[Any]:
     return [*dk_scale(n_embd, n_head), fused, config.d_ff]
 
 
+def _values(config: ModelConfig, T: int, part: str) -> int:
+    return next(term.total for term in accounting.memory_complexity(config, T) if term.part == part)
+
+
 def act_count(n_layer: int, T: int, n_embd: int) -> Found:
-    found = accounting.activation_values(preset("light_llm", n_layer=n_layer, d_model=n_embd), T)
+    found = _values(preset("light_llm", n_layer=n_layer, d_model=n_embd), T, "activations")
     return Found([found / 1e6], parts={"exact_count": found})
 
 
 def attn_score_count(n_head: int, T: int) -> Found:
-    found = accounting.attention_scores(preset("light_llm", n_head=n_head), T)
+    found = _values(preset("light_llm", n_layer=1, n_head=n_head), T, "attention scores")
     return Found([found / 1e6], parts={"exact_count": found})
 
 
@@ -163,7 +169,7 @@ def samples_of_lines(text: str) -> list[str]:
 FORMULAS: dict[str, Function] = {
     "gpt2_params_unit": gpt2_params,
     "product": lambda V, d: [accounting.count_parameters(preset("fundamentals", V, d_model=d))["token_embedding"]],
-    "layer_params": lambda d: [accounting.rule_of_thumb(d, 1)],
+    "layer_params": lambda d: [accounting.approximate_parameters(preset("fundamentals", 1, d_model=d, n_layer=1)) - d],
     "attn_ffn_params": _branches,
     "solve_layers": lambda target, embed, layer: [accounting.solve_depth(target, embed, layer)],
     "percent": lambda parts: 100 * numbers(parts) / numbers(parts).sum(),

@@ -81,7 +81,7 @@ def trainer_of(
 
 
 def told(result: TrainResult) -> Outcome:
-    """What a rank tells of its training."""
+    """Return the outcome that a rank reports of its training."""
     kinds = {type(parameter).__name__ for parameter in result.model.parameters()}
     return {"history": result.history, "resumed_from": result.resumed_from, "kinds": sorted(kinds)}
 
@@ -140,7 +140,7 @@ def _guarded(
     sharding: str,
     ranks: Ranks,
 ) -> Outcome:
-    """What a rank tells, with the digest of the weights that it holds as a whole, and the events that it tells of."""
+    """Return the outcome of a rank, with the digest of its whole weights and its events."""
     events: list[tuple[int, str]] = []
     trainer = Trainer(
         guarded_cases.NETWORK,

@@ -1,4 +1,4 @@
-"""What a network costs: exact counts, arithmetic, and memory against what torch really keeps."""
+"""Cost of a network: exact counts, arithmetic, and memory compared with torch's."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from model.accounting import (
     estimate_cost,
     layer_parameters,
     solve_depth,
-    solve_n_layer,
     wavelengths,
 )
+from model.attention import wavelength_frequencies
 from model.config import TrainConfig
 from model.kv_cache import KVCache
 from model.optim import build_optimizer
-from model.positions import wavelength_frequencies
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT2 = {"vocab_size": 500, "max_seq_len": 64, "n_layer": 3, "n_head": 4, "d_model": 128, "act": "gelu_tanh"}
@@ -76,23 +75,6 @@ def test_one_layer_is_the_difference_between_two_depths(settings: dict) -> None:
 def test_a_target_that_leaves_nothing_for_the_layers_is_refused(target: float) -> None:
     with pytest.raises(ValueError, match="leave nothing for the layers, because 102,400,000 lie outside"):
         solve_depth(target, 102_400_000, 50_331_648)
-
-
-@pytest.mark.parametrize(("name", "n_layer"), [("fundamentals", 18), ("gpt2-xl", 48), ("llama-7b", 32)])
-def test_solved_depth_of_a_models_own_size_is_its_own(name: str, n_layer: int) -> None:
-    config = preset(name)
-    total = count_parameters(config)["total"]
-    per_layer = sum(layer_parameters(config).values())
-    shallow = dataclasses.replace(config, n_layer=1)
-    for target in (total, total + 0.49 * per_layer, total - 0.49 * per_layer):
-        assert solve_n_layer(shallow, target) == n_layer
-    assert solve_n_layer(shallow, total + 0.51 * per_layer) == n_layer + 1
-
-
-def test_solved_depth_is_at_least_one() -> None:
-    config = ModelConfig(**GPT2)
-    outside = count_parameters(config)["total"] - 3 * sum(layer_parameters(config).values())
-    assert solve_n_layer(config, outside + 1) == 1
 
 
 @pytest.mark.parametrize(

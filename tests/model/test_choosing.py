@@ -1,4 +1,4 @@
-"""How a token is chosen: each sampler's frequencies, filters on a shortlist, penalties, what is forbidden."""
+"""Choice of tokens: frequencies of each sampler, filters on a shortlist, penalties, forbidden tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model import GenerationConfig
-from model.sampling import Sampler, draw, token_probabilities, uniform_noise
+from model.sampling import Sampler, draw, ranked, token_probabilities, uniform_noise
 
 SAMPLERS: list[dict[str, Any]] = [
     {},
@@ -211,7 +211,8 @@ def test_the_best_tokens_come_with_the_models_own_log_probabilities() -> None:
     config = GenerationConfig(temperature=2.0, top_k=2, top_logprobs=3, suppress=(int(logits.argmax()),))
     chosen = Sampler(config, 50, 1, 1).choose(logits.clone(), torch.tensor([0.1]).double())
     expected = logits.log_softmax(-1)
-    (best,) = chosen.best() or []
+    assert chosen.top is not None
+    (best,) = ranked(chosen.top)
     assert [token for token, _ in best] == expected.topk(3).indices[0].tolist()
     assert [value for _, value in best] == pytest.approx(expected.topk(3).values[0].tolist())
     assert float(chosen.logprobs) == pytest.approx(float(expected[0, int(chosen.tokens)]))

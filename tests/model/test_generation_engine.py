@@ -12,9 +12,8 @@ import torch
 from network_variants import VARIANTS
 
 from model import Completion, GenerationConfig, Transformer, generate, prompt_problem, stream
-from model.cuda_graphs import GraphedStep
 from model.generation import Engine, Row
-from model.kv_cache import KVCache
+from model.kv_cache import GraphedStep, KVCache
 
 PROMPTS = [[(7 * place + start) % 31 for place in range(1 + (5 * start) % 13)] for start in range(13)]
 LIMITS = [1 + (3 * number) % 11 for number in range(13)]

@@ -16,7 +16,11 @@ from model.guards import (
     FEWEST,
     WINDOW,
     OutOfMemory,
+    advice,
+    best_precision,
     best_step,
+    cuda_advice,
+    cuda_precision,
     explaining_memory,
     is_out_of_memory,
     is_out_of_patience,
@@ -170,3 +174,44 @@ def test_the_error_says_what_to_change(model_config: ModelConfig) -> None:
     assert "precision='bf16'" in text(TrainConfig(5), Execution(), "cuda")
     small = text(TrainConfig(5, batch_size=1), Execution(recompute=True))
     assert "grad_accum=" not in small and "recompute=True" not in small
+
+
+def test_a_cpu_without_a_gpu_beside_it_needs_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert advice("bf16", torch.device("cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"),
+    [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp16"), ((7, 0), "fp16"), ((6, 1), "fp32")],
+)
+def test_the_precision_chosen_for_a_gpu_draws_no_advice_against_it(capability: tuple[int, int], precision: str) -> None:
+    assert cuda_precision(capability) == precision
+    assert cuda_advice(precision, capability, "Some GPU") is None
+
+
+def test_a_cpu_computes_in_float32_by_default() -> None:
+    assert best_precision(torch.device("cpu")) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "words"),
+    [
+        ("bf16", (7, 5), "use precision='fp16'"),
+        ("bf16", (6, 1), "use precision='fp32'"),
+        ("fp16", (6, 1), "precision='fp32' trains faster"),
+        ("fp16", (8, 0), "precision='bf16' is safer"),
+        ("fp32", (9, 0), "precision='bf16' trains several times faster"),
+        ("fp32", (7, 0), "precision='fp16' trains several times faster"),
+        ("fp16", (7, 0), None),
+        ("fp32", (6, 1), None),
+        ("bf16", (8, 0), None),
+        ("bf16", (9, 0), None),
+    ],
+)
+def test_a_gpu_is_judged_by_its_generation(precision: str, capability: tuple[int, int], words: str | None) -> None:
+    sentence = cuda_advice(precision, capability, "Some GPU")
+    if words is None:
+        assert sentence is None
+    else:
+        assert sentence is not None and words in sentence and "Some GPU" in sentence

@@ -11,7 +11,7 @@ import torch
 
 from model import ModelConfig, SpanSource, Transformer, evaluate_source
 from model.data import Batch
-from model.metrics import bits_per_byte, perplexity
+from model.metrics import NllSum, bits_per_byte
 
 
 def test_evaluation_is_the_mean_over_tokens(
@@ -66,7 +66,7 @@ def test_losses_of_tokens_and_of_sequences_add_up_to_the_sum(
 
 
 def test_perplexity_beyond_floats_is_infinite() -> None:
-    assert perplexity(1e6, 1) == math.inf
+    assert NllSum(1e6, 1).perplexity == math.inf
 
 
 def test_lost_bytes_are_charged_eight_bits() -> None:

@@ -172,7 +172,7 @@ def test_the_state_goes_on_bit_for_bit_from_tensors(model_config: ModelConfig) -
 
 
 def sharded_step(rank: int, folder: str) -> None:
-    """What one of two processes does: three steps of a network whose weights both hold a share of."""
+    """Run one of two processes: three steps of a network with sharded weights."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 

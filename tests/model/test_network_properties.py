@@ -1,4 +1,4 @@
-"""What must hold for every network: rows, documents and windows do not leak, rotations see distances only."""
+"""Properties of every network: rows, documents and windows do not leak, rotations depend on distances only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from network_variants import ATTENTION_VARIANTS, VARIANTS, ids_of
 from torch.nn.attention.flex_attention import flex_attention
 
 from model import ModelConfig, Transformer
-from model.attention import additive, attend, attention_mask, attention_weights, block_mask
+from model.attention import (
+    additive,
+    attend,
+    attention_mask,
+    attention_weights,
+    block_mask,
+    rotary_frequencies,
+    rotary_table,
+    spread,
+    turn,
+)
 from model.kv_cache import KVCache
-from model.positions import rotary_frequencies, rotary_table, rotate
 
 Build = Callable[..., Transformer]
 ROTATIONS = [
@@ -81,7 +90,8 @@ def rotated_pair(settings: dict, n_positions: int) -> tuple[torch.Tensor, torch.
     generator = torch.Generator().manual_seed(3)
     q, k = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     table = rotary_table(config, n_positions)
-    turned = [rotate(x.expand(1, n_positions, 1, 8), table, config.rope_layout)[0, :, 0] for x in (q, k)]
+    rotation = spread(table, config.rope_layout)
+    turned = [turn(x.expand(1, n_positions, 1, 8), rotation, config.rope_layout)[0, :, 0] for x in (q, k)]
     return q, k, turned[0], turned[1]
 
 

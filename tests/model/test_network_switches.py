@@ -106,7 +106,7 @@ def test_every_value_of_a_field_gives_another_network(build_model: Build, name: 
 
 
 def drop_factors(model: Transformer) -> dict[str, list[torch.Tensor]]:
-    """What each dropout site multiplies its input by in one pass over real ids."""
+    """Return the factors of each dropout site in one pass over real ids."""
     found: dict[str, list[torch.Tensor]] = {name: [] for name in SITES}
 
     def watch(site: str) -> Callable[..., None]:

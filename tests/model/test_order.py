@@ -53,7 +53,7 @@ def many_orders(n: int, n_orders: int) -> np.ndarray:
 
 
 def excess(counts: np.ndarray) -> float:
-    """How far counts are from equal, in standard deviations of what chance would give (chi-square)."""
+    """Return the deviation of counts from equal ones, in standard deviations of chance (chi-square)."""
     expected, freedom = counts.mean(), counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5)
 

@@ -52,7 +52,7 @@ print(json.dumps(found))
 
 
 def train_with_little_memory(rows: int, length: int, spare: int) -> dict[str, Any]:
-    """What two steps come to with so many MiB to spare."""
+    """Run two steps with `spare` MiB of free memory; returns their outcome."""
     root = Path(__file__).parents[2]
     malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a network says of single tokens, against its probabilities; and that it does not depend on what lies beside."""
+"""Scores of single tokens against the network's probabilities, independent of the other rows of a batch."""
 
 from __future__ import annotations
 

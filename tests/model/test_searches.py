@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hf_parity import random_theirs
 
-from model import GenerationConfig, Transformer, beam_search, contrastive_search, from_hf, generate
+from model import Completion, GenerationConfig, Transformer, from_hf, generate
+from model.search import beam_search
 
 EOS = 1
+
+
+def beams_of(model: Transformer, prompt: list[int], limit: int, **settings: Any) -> list[tuple[float, Completion]]:
+    return beam_search(model.eval(), prompt, limit, GenerationConfig(strategy="beam", **settings))
+
+
+def contrastive(model: Transformer, prompt: list[int], **settings: Any) -> Completion:
+    return generate(model, [prompt], GenerationConfig(10, strategy="contrastive", **settings))[0]
 
 
 def exhaustive(
@@ -39,30 +49,30 @@ def test_enough_beams_find_what_an_exhaustive_search_finds(
 ) -> None:
     model, prompt = build_model(vocab_size=4, seed=3), [2, 0, 3]
     expected = exhaustive(model, prompt, 4, length_penalty, eos)
-    found = beam_search(model, prompt, n_beams=300, max_new_tokens=4, length_penalty=length_penalty, eos_id=eos)
-    assert [beam.ids for beam in found[:20]] == [ids for _, ids in expected[:20]]
-    assert [beam.score for beam in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
+    found = beams_of(model, prompt, 4, n_beams=300, length_penalty=length_penalty, eos_id=eos)
+    assert [beam.ids for _, beam in found[:20]] == [ids for _, ids in expected[:20]]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
 def test_with_a_negative_length_penalty_what_is_cut_still_takes_part(build_model: Callable[..., Transformer]) -> None:
     for seed in range(20):
         model, prompt = build_model(vocab_size=3, seed=seed, init_std=0.5), [2, 0]
         best = exhaustive(model, prompt, 2, -2.0, EOS)[:3]
-        found = beam_search(model, prompt, n_beams=3, max_new_tokens=2, length_penalty=-2.0, eos_id=EOS)
-        assert [beam.score for beam in found] == pytest.approx([score for score, _ in best], abs=1e-5)
+        found = beams_of(model, prompt, 2, n_beams=3, length_penalty=-2.0, eos_id=EOS)
+        assert [score for score, _ in found] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
 def test_one_beam_is_greedy(build_model: Callable[..., Transformer]) -> None:
     model = build_model()
     greedy = generate(model, [[1, 2, 3]], GenerationConfig(10, temperature=0.0))[0]
-    (beam,) = beam_search(model, [1, 2, 3], n_beams=1, max_new_tokens=10)
+    ((score, beam),) = beams_of(model, [1, 2, 3], 10, n_beams=1, length_penalty=0.0)
     assert beam.ids == greedy.ids
-    assert beam.logprob == pytest.approx(sum(greedy.logprobs), abs=1e-4)
+    assert score == pytest.approx(sum(greedy.logprobs), abs=1e-4)
 
 
 def test_more_beams_never_find_worse_ones_when_none_can_end(build_model: Callable[..., Transformer]) -> None:
     model = build_model(vocab_size=5)
-    best = [beam_search(model, [1], n_beams=n, max_new_tokens=5)[0].score for n in (1, 625)]
+    best = [beams_of(model, [1], 5, n_beams=n)[0][0] for n in (1, 625)]
     assert best[0] <= best[1]
 
 
@@ -89,10 +99,10 @@ def test_greedy_and_beams_are_those_of_transformers(layout: str, number: int, tm
         )
     found = generate(ours, [prompt], GenerationConfig(n_new, temperature=0.0, eos_id=EOS))[0].ids
     assert found == [token for token in greedy if token != EOS]
-    ours_best = beam_search(ours, prompt, n_beams=3, max_new_tokens=n_new, length_penalty=1.3, eos_id=EOS)
+    ours_best = beams_of(ours, prompt, n_new, n_beams=3, length_penalty=1.3, eos_id=EOS)
     rows = [row[len(prompt) :].tolist() for row in beams.sequences]
-    assert [beam.ids for beam in ours_best] == [row[: row.index(EOS)] if EOS in row else row for row in rows]
-    assert [beam.score for beam in ours_best] == pytest.approx(beams.sequences_scores.tolist(), abs=1e-4)
+    assert [beam.ids for _, beam in ours_best] == [row[: row.index(EOS)] if EOS in row else row for row in rows]
+    assert [score for score, _ in ours_best] == pytest.approx(beams.sequences_scores.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{}, {"pos": "rope", "norm": "rmsnorm"}], ids=str)
@@ -101,7 +111,7 @@ def test_contrastive_search_is_its_definition(
     build_model: Callable[..., Transformer], settings: dict[str, str], top_k: int, alpha: float
 ) -> None:
     model, ids = build_model(**settings), [1, 2, 3]
-    found = contrastive_search(model, ids, top_k=top_k, alpha=alpha, max_new_tokens=10)
+    found = contrastive(model, ids, top_k=top_k, alpha=alpha)
     for token in found.ids:
         with torch.no_grad():
             p = model(torch.tensor([ids]))[0, -1].softmax(-1)
@@ -116,29 +126,31 @@ def test_contrastive_search_is_its_definition(
 
 def test_contrastive_search_without_contrast_is_greedy(build_model: Callable[..., Transformer]) -> None:
     model = build_model()
-    found = contrastive_search(model, [4, 5], top_k=6, alpha=0.0, max_new_tokens=10)
+    found = contrastive(model, [4, 5], top_k=6, alpha=0.0)
     greedy = generate(model, [[4, 5]], GenerationConfig(10, temperature=0.0))[0]
     assert found.ids == greedy.ids
     assert found.logprobs == pytest.approx(greedy.logprobs, abs=1e-5)
     end = greedy.ids[3]
-    ended = contrastive_search(model, [4, 5], top_k=6, alpha=0.0, max_new_tokens=10, eos_id=end)
+    ended = contrastive(model, [4, 5], top_k=6, alpha=0.0, eos_id=end)
     assert (ended.ids, ended.finish_reason) == (greedy.ids[: greedy.ids.index(end)], "stop")
 
 
-@pytest.mark.parametrize("search", [beam_search, contrastive_search])
-def test_what_does_not_fit_the_context_is_refused(build_model: Callable[..., Transformer], search: Callable) -> None:
+@pytest.mark.parametrize("strategy", ["beam", "contrastive"])
+def test_what_does_not_fit_the_context_is_refused(build_model: Callable[..., Transformer], strategy: str) -> None:
     model = build_model().train()
     with pytest.raises(ValueError, match="has 10 tokens, 17 with max_new_tokens=7, and the context holds 16"):
-        search(model, [1] * 10, max_new_tokens=7)
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        search(model, [], max_new_tokens=7)
-    search(model, [1] * 10, max_new_tokens=6)
+        generate(model, [[1] * 10], GenerationConfig(7, strategy=strategy))
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        generate(model, [[]], GenerationConfig(7, strategy=strategy))
+    generate(model, [[1] * 10], GenerationConfig(6, strategy=strategy))
     assert model.training
 
 
-@pytest.mark.parametrize("search", [beam_search, contrastive_search])
-def test_a_network_of_nan_is_told_and_not_continued(build_model: Callable[..., Transformer], search: Callable) -> None:
-    model = build_model()
-    model.head_weight.data.fill_(torch.nan)
-    with pytest.raises(ValueError, match="logits are NaN"):
-        search(model, [4, 5], max_new_tokens=3)
+@pytest.mark.parametrize("strategy", ["beam", "contrastive"])
+def test_a_network_of_nan_is_told_and_not_continued(build_model: Callable[..., Transformer], strategy: str) -> None:
+    model = build_model(pos="learned")
+    assert model.position_table is not None
+    with torch.no_grad():
+        model.position_table[2] = torch.nan
+    with pytest.raises(ValueError, match="the network's logits are NaN behind prompt 1"):
+        generate(model, [[1], [2, 3, 4]], GenerationConfig(2, strategy=strategy))

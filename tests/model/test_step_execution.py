@@ -1,4 +1,4 @@
-"""How a step is computed: activations kept or computed again, compiled or not; what it computes stays."""
+"""Execution of a step, with recomputed activations or compiled: the results stay the same."""
 
 from __future__ import annotations
 

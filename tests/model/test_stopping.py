@@ -19,7 +19,7 @@ from model.callbacks import TrainingStopped, stoppable
 
 
 class Interruption(BaseException):
-    """What a scheduler raises in the main thread on SIGTERM."""
+    """Exception that a scheduler raises in the main thread on SIGTERM."""
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_the_operators_one_after_the_other_are_the_model(build_model: Build, set
     found: Tensor = ids
     with torch.no_grad():
         expected = model(ids)
-        for operator in operators(model, ids.shape[1]):
+        for operator in operators(model, ids.shape[1]).values():
             found = operator(found)
     assert torch.equal(found, expected)
 
@@ -117,8 +117,8 @@ def test_probability_of_a_sequence_is_the_product_of_its_conditionals(build_mode
     for place in range(1, 7):
         with torch.no_grad():
             product *= float(model(ids[None, :place])[0, -1].double().softmax(-1)[ids[place]])
-    assert found.score.total == pytest.approx(math.log(product), rel=1e-5)
-    assert found.score.nll == pytest.approx(-math.log(product) / 6, rel=1e-5)
+    assert -found.score.nll_nats == pytest.approx(math.log(product), rel=1e-5)
+    assert found.score.loss == pytest.approx(-math.log(product) / 6, rel=1e-5)
     assert found.score.perplexity == pytest.approx(product ** (-1 / 6), rel=1e-5)
     assert found.log_probs.shape == (7, 31)
     torch.testing.assert_close(found.log_probs.exp().sum(-1), torch.ones(7, dtype=torch.float64))
@@ -126,7 +126,7 @@ def test_probability_of_a_sequence_is_the_product_of_its_conditionals(build_mode
 
 def test_one_token_has_no_score_but_a_next_token(build_model: Build) -> None:
     found = trace(build_model(), [3])
-    assert math.isnan(found.score.nll)
+    assert math.isnan(found.score.loss)
     ids, log_probs = found.top(0, 5)
     assert len(ids) == 5
     assert (log_probs.diff() <= 0).all()

@@ -121,7 +121,7 @@ def prepare(root: Path, action: str, text: str) -> None:
 
 
 def is_done(root: Path, action: str, text: str) -> bool:
-    """Whether what an action with this text is for has come about."""
+    """Return True if the effect of an action with this text is visible."""
     match action:
         case "ref":
             return ref_text(root) == text

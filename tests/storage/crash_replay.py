@@ -1,4 +1,4 @@
-"""What the disk may hold after the power fails, told from a log of the calls that a process made.
+"""States of a disk that are possible after a power failure, derived from a log of a process's calls.
 
 A kill loses nothing that was written: the kernel brings it to the disk later. A machine that loses its power does, so
 what a file or a folder holds is sure only from its fsync on. `states` gives, for the moment after each call, folders as
@@ -142,7 +142,7 @@ class _Disk:
         return True
 
     def left(self, kept: set[int], forced_only: bool) -> Tree:
-        """What there is if of the changes of names only these, and those that were forced, reached the disk."""
+        """Return the tree if, of the changes of names, only `kept` and the synced ones reached the disk."""
         entries = {folder: dict(names) for folder, names in self.before.items()}
         for number, change in enumerate(self.changes):
             if change.forced or number in kept:

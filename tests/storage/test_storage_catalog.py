@@ -279,5 +279,7 @@ def test_a_store_in_a_folder_whose_name_looks_like_a_pattern_shows_its_own_rows_
 
 
 def test_more_ids_than_a_column_of_lists_may_hold_are_refused_before_they_are_read() -> None:
-    with pytest.raises(UserError, match=r"2 documents have 2,147,483,648 token ids, expected at most 2,147,483,647"):
+    with pytest.raises(
+        UserError, match=r"2 documents have 2,147,483,648 token ids, and a column holds at most 2,147,483,647"
+    ):
         read_ids(pa.array(["nowhere"] * 2), pa.array([0, 2**30]), pa.array([2**30, 2**30]))

@@ -89,12 +89,12 @@ def test_the_database_lies_in_the_home_whatever_else_it_is_called(name: str) -> 
 @pytest.mark.parametrize("name", ["file", "file/x", "file/x/y"])
 def test_a_home_that_is_or_lies_in_a_file_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match=rf"the home {tmp_path}/{name} cannot be made .*--home or SHEEPFOLD_HOME"):
+    with pytest.raises(UserError, match=rf"the home {tmp_path}/{name} cannot be created .*--home or SHEEPFOLD_HOME"):
         Home.from_environment(name).create()
 
 
 def test_a_home_that_may_not_be_made_is_refused_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="the home /proc/sheepfold cannot be made"):
+    with pytest.raises(UserError, match="the home /proc/sheepfold cannot be created"):
         Home.from_environment("/proc/sheepfold").create()
 
 

@@ -60,7 +60,7 @@ def flip(path: Path) -> None:
     ("stage", "name", "damage", "words"),
     [
         ("train", "weights.safetensors", flip, "weights.safetensors is damaged: it is not what its manifest lists"),
-        ("train", "weights.safetensors", lambda path: path.write_bytes(b"cut"), "lacks files, or has them cut"),
+        ("train", "weights.safetensors", lambda path: path.write_bytes(b"cut"), "lacks files, or has truncated"),
         ("dataset", "sequences.bin", Path.unlink, "lacks files"),
         ("evaluate", "manifest.json", lambda path: path.write_text("{"), "manifest.json cannot be read"),
     ],
@@ -134,7 +134,7 @@ def test_the_tombstones_are_never_taken_away(store: Store, refs: dict[str, Artif
     spoil(store, TOMBSTONES_REF)
     (done,) = repaired(store)
     assert not done.done
-    assert "forgotten documents would come back" in done.what
+    assert "forgotten documents would be read again" in done.what
     assert TOMBSTONES_REF in store.refs("")
 
 

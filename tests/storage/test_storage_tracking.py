@@ -212,8 +212,8 @@ def test_points_that_mlflow_did_not_take_wait_and_are_written_once(
     buffer.flush()
     assert curve(tracking, run_id) == sorted(CURVE)
     assert [record.message for record in caplog.records if record.name == "sheepfold"] == [
-        "MLflow does not take the training's curve (API request failed with error code 503); the training goes on, and "
-        "the curve is completed later"
+        "MLflow does not accept the training's metrics (API request failed with error code 503): check its server; the "
+        "training continues, and missing points are written when it responds"
     ]
 
 

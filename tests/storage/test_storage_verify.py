@@ -102,7 +102,7 @@ def test_a_damaged_record_of_a_removed_artefact_is_named(store: Store, refs: dic
 
 def test_a_missing_input_is_found_for_each_artefact_made_from_it(store: Store, refs: dict[str, ArtifactRef]) -> None:
     shutil.rmtree(store.folder(refs["train"]))
-    gone = f"was made from train/{refs['train'].key}, which is gone"
+    gone = f"was made from train/{refs['train'].key}, which is not in the store"
     expected = [f"{stage}/{refs[stage].key} {gone}" for stage in ("evaluate", "report")]
     assert problems(store) == {"inputs present": expected}
 

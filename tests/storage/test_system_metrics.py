@@ -1,4 +1,4 @@
-"""What MLflow notes of the machine beside a training, and tables beside a run."""
+"""Metrics of the machine during a training, and tables of a run, in MLflow."""
 
 from __future__ import annotations
 

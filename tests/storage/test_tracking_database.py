@@ -77,5 +77,5 @@ def test_a_server_that_is_away_is_told_in_one_sentence(tmp_path: Path) -> None:
         )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"sheepfold: MLflow does not answer at {address} (")
+    assert line.startswith(f"sheepfold: MLflow does not respond at {address} (")
     assert line.endswith("and run the same command again; finished stages are kept")

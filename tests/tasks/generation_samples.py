@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tiny_run import direct_run
 
-from flows.generate import continue_prompts
+from flows.generate import make_completions
 from model import ModelConfig, Transformer, save_weights
 from storage.home import Home
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
@@ -49,5 +49,5 @@ def completed(home: Home, model: Path, prompts: list[Prompt], *assignments: str)
     """Rows of a generation without Prefect."""
     with direct_run(home) as run:
         settings = load_settings(None, parse_assignments(["generate.max_new_tokens=8", *assignments]))
-        made = continue_prompts(run, settings, checkpoint_of(run, str(model)), prompts)
+        made = make_completions(run, settings, checkpoint_of(run, str(model)), prompts)
         return read_rows(run.store.folder(made) / "completions.parquet")

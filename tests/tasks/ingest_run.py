@@ -29,7 +29,7 @@ STAGES = ("extract", "snapshot", "normalise", "measure", "dedup", "evaluation_se
 
 @dataclass
 class Ingestion:
-    """What one ingestion did and left."""
+    """Result of one ingestion."""
 
     reports: dict[str, StageReport]
     ingested: Ingested
@@ -130,7 +130,7 @@ def ingest(
 
 
 def plan(home: Home, source: Path | str, *assignments: str) -> dict[str, StageReport]:
-    """What a plan says of ingestion."""
+    """Return a plan of an ingestion."""
     run = Run(home, plan=True)
     ingest_documents(run, str(source), settings_of(*assignments))
     return run.reports

@@ -1,4 +1,4 @@
-"""What a walk finds, as lists."""
+"""Results of a walk, as lists."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tasks.core.stage import Stage, Work, stage
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What the sample stages make."""
+    """Settings of the sample stages."""
 
     text: str = "a"
 

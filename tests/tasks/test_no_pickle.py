@@ -101,7 +101,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(home: Path, tiny_source: Path) -> Any:
-    """What a process that reads no pickle says of all that it did."""
+    """Return the output of a process in which unpickling raises, over a whole run."""
     here = Path(__file__).resolve()
     done = _run(UNREADABLE + EVERYTHING, here.parent, here.parents[2], home, tiny_source)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -142,7 +142,7 @@ def test_a_model_is_measured_registered_and_served_without(told: Any) -> None:
 
 
 def test_none_lies_in_the_home(home: Path, told: Any) -> None:
-    """Whatever its name: a pickle begins with its protocol, and PyTorch's are archives with one inside."""
+    """Under any name: a pickle begins with its protocol, and PyTorch's are archives with one inside."""
     kinds = {path: path.read_bytes()[:2] for path in home.rglob("*") if path.is_file()}
     begins = [path for path, start in kinds.items() if start[:1] == b"\x80" and start[1:] in b"\x02\x03\x04\x05"]
     archives = [path for path, start in kinds.items() if start == b"PK"]

@@ -372,7 +372,7 @@ def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) ->
     with Corpus() as corpus:
         corpus.want_kept(tiny.folder(tiny.ingested.curated))
         corpus.sql("insert into wanted by name select 'lost' as doc_id, 'nowhere' as segment")
-        with pytest.raises(StoreError, match=r"document lost lies in 0 of the 1 segments.*--refresh snapshot"):
+        with pytest.raises(StoreError, match=r"document lost is in 0 of the 1 segments.*--refresh snapshot"):
             corpus.locate(tables, "documents.parquet")
 
 

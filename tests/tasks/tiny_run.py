@@ -128,7 +128,7 @@ def direct_run(home: Home, refresh: Collection[str] = ()) -> Iterator[Run]:
 
 @dataclass
 class Ran:
-    """What one run gave."""
+    """Result of one run."""
 
     reports: dict[str, StageReport]
     ingested: Ingested
@@ -187,7 +187,7 @@ def run_in(run: Run, source: Path, settings: Settings) -> Ran:
 def plan_of(
     home: Home, source: Path, settings: Settings | None = None, refresh: Collection[str] = ()
 ) -> dict[str, StageReport]:
-    """What `plan` says."""
+    """Return the reports of `plan`."""
     run = Run(home, refresh=refresh, plan=True)
     plan_retraining(run, str(source), settings or tiny_settings())
     return run.reports

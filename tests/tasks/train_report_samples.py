@@ -82,7 +82,7 @@ def changed(figures: Row, **values: Any) -> Row:
 
 
 def bare() -> Row:
-    """What is known of a training that left nothing."""
+    """Return the row of a training without any records."""
     return Row(
         key="ab" * 32, model={}, train={}, curves={}, parameters=0, flops_per_token=0.0,
         notes=Notes(), epoch=None, tools={}, modes={}, evaluation={},

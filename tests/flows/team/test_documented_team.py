@@ -36,7 +36,7 @@ RUNS = "prefect deployment run "
 
 @dataclass
 class Lead:
-    """Who reads the page.
+    """A reader of the page, who runs its commands.
 
     Attributes:
         box: with three models in its home: a champion, the one before it, and a challenger.
@@ -60,7 +60,7 @@ class Lead:
         return line
 
     def shell(self, line: str) -> list[str]:
-        """How a shell is started that runs it."""
+        """Return the command of a shell that runs the line."""
         clients = team_folder(self.box.home) / ENVIRONMENT
         programs = f"export PATH={Path(sys.executable).parent}:$PATH"
         return ["bash", "-c", f"{programs}; if [ -f {clients} ]; then . {clients}; fi; {line}"]
@@ -74,7 +74,7 @@ class Lead:
         )
 
     def up(self) -> bool:
-        """Whether all servers and workers live."""
+        """Return True if all servers and workers run."""
         services = self.box.run("status")["services"]
         return bool(services) and all(service["alive"] for service in services.values())
 

@@ -42,7 +42,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 
 def variables(box: Box) -> dict[str, str]:
-    """What a person's shell has in the activated environment after `. environment`."""
+    """Return the variables of a shell in the activated environment after `. environment`."""
     found = box.run("status")
     return {
         **box.variables,
@@ -94,7 +94,7 @@ def tags_of(box: Box, version: str) -> dict[str, str]:
 
 
 def served_answer(box: Box, prompt: str) -> list[Any]:
-    """What `mlflow models serve` answers as the champion."""
+    """Return the response of `mlflow models serve` with the champion."""
     port = str(free_port())
     program = str(Path(sys.executable).with_name("mlflow"))
     command = [program, "models", "serve", "-m", "models:/sheepfold@champion", "--env-manager", "local", "-p", port]
@@ -121,7 +121,7 @@ def served_answer(box: Box, prompt: str) -> list[Any]:
 
 
 def generated(box: Box, prompt: str) -> str:
-    """What the command line answers as the champion."""
+    """Return the completion of the command line with the champion."""
     found = box.run("generate", prompt, "--max-new-tokens", "8", "--temperature", "0")
     return str(found["rows"][0]["text"])
 

@@ -1,4 +1,4 @@
-"""A Prefect server and workers that `sheepfold up` did not start, set up as docs/cluster.md says."""
+"""A Prefect server and workers that `sheepfold up` did not start, set up as docs/guides/cluster.md says."""
 
 from __future__ import annotations
 

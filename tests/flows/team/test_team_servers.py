@@ -57,7 +57,7 @@ def test_other_ports_are_refused_while_the_servers_run(box: Box) -> None:
     command = [sys.executable, "-m", "flows.cli", "up", "--mlflow-port", str(free_port())]
     done = subprocess.run(command, env=box.variables, cwd=box.folder, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "run with other settings or passwords: `sheepfold down` first" in done.stderr
+    assert "run with other settings or passwords: run `sheepfold down`" in done.stderr
 
 
 def test_another_folder_reaches_the_deployments_of_running_servers(box: Box) -> None:

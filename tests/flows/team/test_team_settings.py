@@ -69,10 +69,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     [
         (TeamSettings(prefect_port=5000), "both servers cannot listen on port 5000"),
         (TeamSettings(host="0.0.0.0"), "give --auth too"),
-        (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts is 'flock, http://x'; it takes names"),
+        (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts is 'flock, http://x': give names"),
         (TeamSettings(allowed_hosts="*"), "--allowed-hosts is '\\*'"),
         (TeamSettings(postgres=f"{ADDRESS}?channel_binding=require"), "--postgres has the option channel_binding"),
-        (TeamSettings(postgres="mysql://x"), "--postgres takes postgresql://"),
+        (TeamSettings(postgres="mysql://x"), "--postgres has another format"),
     ],
 )
 def test_what_cannot_be_or_opens_the_box_to_everyone_is_refused(settings: TeamSettings, said: str) -> None:
@@ -199,7 +199,7 @@ def test_a_home_that_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path) 
     (tmp_path / "file").write_text("no folder")
     done = CliRunner().invoke(app, ["up", str(tmp_path), "--home", str(tmp_path / "file")])
     assert done.exit_code == 1 and not isinstance(done.exception, NotADirectoryError)
-    assert f"{tmp_path / 'file'}" in done.output and "work in another folder" in done.output
+    assert f"{tmp_path / 'file'}" in done.output and "use another home folder" in done.output
 
 
 def test_a_port_that_is_taken_is_reported_before_anything_starts(home: Home) -> None:
@@ -293,7 +293,7 @@ UNCLEAR = [f"postgresql://shepherd:se{mark}cret@db:5432/flock" for mark in "/#?@
 
 @pytest.mark.parametrize("address", UNCLEAR)
 def test_an_address_whose_password_is_not_quoted_is_refused_without_showing_it(address: str) -> None:
-    with pytest.raises(UserError, match=r"--postgres takes postgresql://.* write / as %2F") as raised:
+    with pytest.raises(UserError, match=r"--postgres has another format.* write / as %2F") as raised:
         TeamSettings(postgres=address).check()
     assert "cret" not in str(raised.value)
 

@@ -45,7 +45,7 @@ print(json.dumps({"years": len(years), "computed": ran.computed()}))
 
 
 def _at(clock: Path, *command: str) -> Any:
-    """What a command prints, whose clock goes as a file says."""
+    """Return the output of a command whose clock follows a file."""
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_"))},
         "LD_PRELOAD": LIBRARIES[0],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
-from flows.evaluate import evaluate_model, judged_by
+from flows.evaluate import evaluate_model, promotion_settings
 from flows.promote import promote_model
 from tasks.core.settings import EvaluationSettings
 from tasks.registry.models import version_of
@@ -25,8 +25,8 @@ def test_they_are_those_of_its_last_judgement(tiny: Ran, tmp_path: Path, assignm
     home = copy_of_store(tiny, tmp_path / "home")
     settings, checkpoint = tiny_settings(*assignments), tiny.checkpoint
     with direct_run(home) as run:
-        assert judged_by(run.store, "default", version_of(run, checkpoint)) == EvaluationSettings()
+        assert promotion_settings(run.store, "default", version_of(run, checkpoint)) == EvaluationSettings()
         promote_model(run, checkpoint, tiny.evaluation)
         made, _ = evaluate_model(run, checkpoint, tiny.prepared.evalset, settings.evaluate)
         promote_model(run, checkpoint, made, settings)
-        assert judged_by(run.store, "default", version_of(run, checkpoint)) == settings.evaluate
+        assert promotion_settings(run.store, "default", version_of(run, checkpoint)) == settings.evaluate

@@ -97,7 +97,7 @@ def calling(on_step: Callable[[int], object]) -> Callbacks:
 
 
 def processes_of(place: Path) -> list[int]:
-    """Whatever runs for a job: torchrun and the ranks have its path in their command lines."""
+    """Return the processes of a job: torchrun and the ranks have its path in their command lines."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

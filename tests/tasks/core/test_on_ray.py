@@ -128,7 +128,7 @@ def test_only_the_files_of_a_request_and_nothing_that_lives_go_along(
     with Machine(workers=3) as machine:
         assert machine.subprocesses is machine.subprocesses
         found = copy.deepcopy(Run(home_at(tmp_path), machine))
-        assert found.travelled and found.machine.workers == 2
+        assert found.is_copy and found.machine.workers == 2
         assert found.machine.subprocesses is not machine.subprocesses
         found.machine.close()
         assert machine.workers == 3

@@ -61,7 +61,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_artefacts_and_the_curve_of
 
 
 def _points(tiny: Ran, home: Home) -> set[int]:
-    """How often MLflow holds the points of the only training of a home."""
+    """Return the numbers of copies in MLflow of the points of a home's only training."""
     assert tiny.checkpoint is not None
     with direct_run(home) as run:
         run_id = ensure_training_run(run, tiny.checkpoint)

@@ -15,7 +15,6 @@ from tasks.core.settings import (
     all_settings,
     load_settings,
     parse_assignments,
-    reference,
     setting,
     storable,
 )
@@ -425,8 +424,6 @@ def test_the_defaults_of_a_section_have_the_key_they_always_had(section: str) ->
     assert sha256_json(getattr(Settings(), section))[:16] == KEYS[section]
 
 
-def test_every_setting_has_a_meaning_and_the_page_of_all_settings_is_up_to_date() -> None:
+def test_every_setting_has_a_meaning() -> None:
     assert set(KEYS) == set(SECTIONS)
     assert all(info.description and info.description[-1] in ".`" for info in all_settings().values())
-    page = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
-    assert page.read_text() == reference(), "run: python -m tasks.core.settings > docs/reference/settings.md"

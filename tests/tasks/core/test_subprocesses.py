@@ -28,7 +28,7 @@ def samples_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Told:
-    """What progress was told."""
+    """Reports to `progress`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -206,7 +206,7 @@ def test_an_interrupt_while_waiting_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_parent_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> None:
-    """What the orphan went on writing would lie where the next run works."""
+    """An orphan would write into the folder of the next run."""
     note = tmp_path / "pid"
     script = (
         "import sys, subprocess_work\n"

@@ -47,7 +47,7 @@ def test_labels_without_meaning_are_reported_as_chance() -> None:
 
 
 def test_examples_without_words_are_refused() -> None:
-    with pytest.raises(ExamplesError, match="the examples of the classifier hold no words"):
+    with pytest.raises(ExamplesError, match="the examples of the classifier have no words"):
         trained([i * "!" for i in range(1, 12)], [i * "?" for i in range(1, 12)])
 
 

@@ -24,7 +24,7 @@ CURATE = settings_of().curate
 
 
 def is_held_out(text: str) -> bool:
-    """Whether the hash of a text puts it into validation."""
+    """Return True if the hash of a text puts it into validation."""
     return hash_share(hashlib.sha256(text.encode()).hexdigest(), CURATE.salt) < CURATE.validation_share
 
 

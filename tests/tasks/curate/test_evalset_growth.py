@@ -18,7 +18,7 @@ SETTINGS = tiny_settings("tokenizer.kind=char")
 
 
 def held_out(text: str) -> bool:
-    """Whether the hash of a text puts it into validation."""
+    """Return True if the hash of a text puts it into validation."""
     curate = SETTINGS.curate
     return hash_share(hashlib.sha256(text.encode()).hexdigest(), curate.salt) < curate.validation_share
 

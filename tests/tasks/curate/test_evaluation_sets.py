@@ -110,12 +110,12 @@ def test_a_bad_line_is_refused_and_the_others_are_read(tmp_path: Path, bad: byte
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b"{oops\n{oops\n", "holds no text .2 rows were refused: .*line 1 is not JSON.*line 2"),
-        ("a.json", b"[" * 100_000, "no valid JSON"),
-        ("a.txt", b"\xff\xfe\x00", "no UTF-8 text"),
-        ("a.jsonl", b'"\xff"\n', "holds no text .1 row was refused: .*line 1: a text is not UTF-8"),
+        ("a.jsonl", b"{oops\n{oops\n", "has no text .2 rows were refused: .*line 1 is not JSON.*line 2"),
+        ("a.json", b"[" * 100_000, "not valid JSON"),
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8 text"),
+        ("a.jsonl", b'"\xff"\n', "has no text .1 row was refused: .*line 1: a text is not UTF-8"),
         ("a.parquet", b"PAR1 but no more", "the Parquet file is damaged"),
-        ("a.txt", b"  \n", "holds no text"),
+        ("a.txt", b"  \n", "has no text"),
     ],
 )
 def test_a_damaged_evaluation_set_is_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What stands on both sides, over segments: the arrays of many are taken without their files staying open."""
+"""Text on both sides of a split, over many segments, without keeping their files open."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.curate.refine import STAND_INS, cut, refine_text
+from tasks.curate.refine import REPLACEMENTS, cut, refine_text
 from tasks.text.private_data import find_pii
 
 LETTER = (
@@ -21,7 +21,7 @@ def spans(text: str) -> list[dict[str, Any]]:
 
 
 def redact(text: str, pii: list[dict[str, Any]]) -> str:
-    return refine_text(text, pii, list(STAND_INS), [])[0]
+    return refine_text(text, pii, list(REPLACEMENTS), [])[0]
 
 
 def test_each_kind_gives_way_to_its_stand_in() -> None:

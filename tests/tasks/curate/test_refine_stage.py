@@ -14,7 +14,7 @@ from tiny_run import run_prepare, tiny_settings
 from storage.catalog import Catalog, read_state
 from storage.home import Home
 from storage.tables import read_rows
-from tasks.curate.refine import STAND_INS, cut, refine_text
+from tasks.curate.refine import REPLACEMENTS, cut, refine_text
 from tasks.tokens.tokenizer_kinds import load_tokenizer
 from tasks.upkeep.verify import check_split, check_tokens
 
@@ -46,7 +46,7 @@ def test_what_is_private_gives_way_to_its_stand_in_in_the_final_text(home: Home,
     before, after = ran.texts("normalise"), ran.texts()
     for (name, written), kind in zip(letters().items(), PRIVATE, strict=True):
         assert PRIVATE[kind] in before[name]
-        expected = written.replace(PRIVATE[kind], STAND_INS[kind])
+        expected = written.replace(PRIVATE[kind], REPLACEMENTS[kind])
         assert after[name] == expected
         (row,) = ran.query(f"select text, redactions, n_bytes from documents where doc_id = '{ran.doc_id(name)}'")
         assert row == {"text": expected, "redactions": 1, "n_bytes": len(expected.encode())}
@@ -75,7 +75,7 @@ def test_what_is_tokenised_holds_stand_ins_and_not_what_they_stand_for(home: Hom
     assert frozen
     everything = "\n".join([*texts, *frozen])
     assert [kind for kind, value in PRIVATE.items() if value in everything] == []
-    assert [kind for kind in PRIVATE if STAND_INS[kind] not in everything] == []
+    assert [kind for kind in PRIVATE if REPLACEMENTS[kind] not in everything] == []
     state = read_state(ran.run.store, "default")
     assert check_tokens(ran.run.store, state).problems == []
     assert check_split(ran.run.store, state).problems == []
@@ -90,7 +90,7 @@ def test_cuts_and_redactions_meet_in_one_document(home: Home, tmp_path: Path) ->
     source = write(tmp_path / "in", {"both.txt": text, **{f"{n}.txt": prose(n) for n in range(5, 9)}})
     ran = ingest(home, source, f"curate.evaluation_sets={named}")
     refined = ran.texts()["both.txt"]
-    mail, address = STAND_INS["email"], STAND_INS["ip"]
+    mail, address = REPLACEMENTS["email"], REPLACEMENTS["ip"]
     assert refined == f"{prose(1)}\nwrite to {mail} or\n\nto {mail} at {address}\n{prose(2)}"
     (row,) = ran.query(f"select redactions, cut_chars from documents where doc_id = '{ran.doc_id('both.txt')}'")
     (found,) = ran.cut_parts()
@@ -150,7 +150,7 @@ def plainly(text: str, pii: Sequence[dict[str, Any]], kinds: Sequence[str], cuts
     assert left.count(KEPT) == len(names)
     left = left.replace(HOLE, "")
     for name in names:
-        left = left.replace(KEPT, STAND_INS[name], 1)
+        left = left.replace(KEPT, REPLACEMENTS[name], 1)
     return left
 
 
@@ -210,4 +210,4 @@ def test_many_spans_between_many_cuts_take_linear_time() -> None:
     pii = [{"kind": "email", "start": 17 * place, "length": 11} for place in range(n)]
     refined, n_redacted = refine_text(text, pii, ["email"], [(17 * place + 12, 4) for place in range(n)])
     assert n_redacted == n
-    assert refined.split() == [STAND_INS["email"]] * n
+    assert refined.split() == [REPLACEMENTS["email"]] * n

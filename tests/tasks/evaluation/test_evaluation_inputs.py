@@ -1,4 +1,4 @@
-"""What a model may be measured on: texts, tables and splits as sets of documents; and what is refused in a sentence."""
+"""Inputs of an evaluation: texts, tables and splits as sets of documents, and messages for those that are refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings
 
-from flows.generate import continue_prompts
+from flows.generate import make_completions
 from model import ModelConfig, Transformer, save_weights
 from storage.errors import UserError
 from storage.home import Home
@@ -247,7 +247,7 @@ def complete(
 ) -> tuple[list[dict[str, Any]], Path, Run]:
     assert tiny.checkpoint is not None
     with direct_run(home) as run:
-        ref = continue_prompts(run, settings or tiny_settings(), tiny.checkpoint, prompts)
+        ref = make_completions(run, settings or tiny_settings(), tiny.checkpoint, prompts)
         path = run.store.folder(ref) / "completions.parquet"
         return read_rows(path), path, run
 
@@ -300,7 +300,7 @@ def test_an_empty_prompt_has_an_error_where_no_token_begins_a_text(home: Home, t
     with direct_run(home) as run:
         checkpoint = checkpoint_of(run, str(folder))
         asked = [Prompt("a", "the"), Prompt("b", "")]
-        made = continue_prompts(run, tiny_settings(), checkpoint, asked)
+        made = make_completions(run, tiny_settings(), checkpoint, asked)
         good, bad = read_rows(run.store.folder(made) / "completions.parquet")
     assert (good["error"], bad["finish_reason"], bad["text"], bad["logprobs"]) == (None, "error", "", [])
     said = "the prompt is empty, and this model's tokeniser has no token to begin with; give a text"

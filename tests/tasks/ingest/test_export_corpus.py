@@ -116,7 +116,7 @@ def test_two_exports_are_the_same_bytes(ran: Ran, tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_not_written_to(ran: Ran, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, match="not an empty folder"):
         export(ran, tmp_path, "tokens")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -151,4 +151,4 @@ def test_the_command_writes_what_was_prepared(ran: Ran, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (told["what"], told["split"], told["rows"]) == ("tokens", "train", 9)
     again = CliRunner().invoke(app, asked)
-    assert (again.exit_code, "not empty" in again.output) == (1, True)
+    assert (again.exit_code, "not an empty folder" in again.output) == (1, True)

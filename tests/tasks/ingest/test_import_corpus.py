@@ -32,14 +32,14 @@ from tests.tasks.warm import WarmMachine
 
 @dataclass
 class Imported:
-    """What an import did and left."""
+    """Result of an import."""
 
     run: Run
     read: Documents
 
     @property
     def reports(self) -> dict[str, StageReport]:
-        """What each stage did."""
+        """Return the report line of each stage."""
         return self.run.reports
 
     def rows(self) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def processes_that_mention(path: Path) -> list[int]:
 
 
 def libraries_of(pid: int) -> str:
-    """What a process has mapped; empty if it is gone."""
+    """Return the memory map of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/maps").read_text()
     return ""
@@ -86,7 +86,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def wait_until(condition, seconds: float = 20.0):
-    """What the condition returns once it is true; fails after a while."""
+    """Wait until the condition is true and return its result; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"

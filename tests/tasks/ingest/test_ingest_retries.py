@@ -1,4 +1,4 @@
-"""What is extracted again: as often as it may help, never for nothing, and never to the harm of what is there."""
+"""Repeated extraction: only as often as it may help, without loss of earlier results."""
 
 from __future__ import annotations
 

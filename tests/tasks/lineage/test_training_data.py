@@ -19,7 +19,7 @@ def dataset_of(ran: Ran) -> ArtifactRef:
 
 
 def text_of_sequence(ran: Ran, sequence: int) -> str:
-    """What a training sequence spells, read the way training reads it."""
+    """Return the text of a training sequence, read as in training."""
     index = load_index(ran.folder(dataset_of(ran)), "train")
     shards = {ref.key: ref for ref in manifest_of(ran.run.store, dataset_of(ran)).input_refs("tokens")}
     pieces = range(index.offsets[sequence], index.offsets[sequence + 1])

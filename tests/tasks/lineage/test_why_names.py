@@ -30,7 +30,7 @@ def test_an_artefact_goes_by_key_eight_digits_and_stage(tiny: Ran) -> None:
         found = why(tiny, name)
         assert found["artifact"] == f"dataset/{ref.key}", name
         assert f"train/{tiny.checkpoint.key}" in found["led_to"]  # type: ignore[union-attr, operator]
-    with pytest.raises(StoreError, match="nothing goes by"):
+    with pytest.raises(StoreError, match="is not found"):
         why(tiny, f"train/{ref.key}")
 
 
@@ -44,7 +44,7 @@ def test_the_files_of_a_dataset_are_those_of_its_own_listing_although_its_tokeni
 
 
 def test_a_name_of_nothing_is_answered_with_what_has_names(tiny: Ran) -> None:
-    with pytest.raises(UserError, match=r"no model .alias.*no artefact .STAGE.*no completion.*no document"):
+    with pytest.raises(UserError, match=r"not a model .alias.*an artefact .STAGE.*a completion.*a document"):
         why(tiny, "letters/nobody.txt")
 
 

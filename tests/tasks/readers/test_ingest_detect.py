@@ -1,4 +1,4 @@
-"""What a file is: the bytes decide, the suffix refines, and a doubtful language stays unknown."""
+"""Detection of a file's kind: the bytes decide, the suffix refines, and an uncertain language stays unknown."""
 
 from __future__ import annotations
 

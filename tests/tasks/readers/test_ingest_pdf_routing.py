@@ -1,4 +1,4 @@
-"""Which way a PDF page goes: its layer, an earlier OCR layer, its picture, or two of them together."""
+"""Extraction method of a PDF page: its text layer, an earlier OCR layer, OCR of its image, or two of them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Names:
 
 @dataclass
 class History:
-    """What successive promotions did."""
+    """Results of successive promotions."""
 
     tiny: Names
     tiny_again: Names

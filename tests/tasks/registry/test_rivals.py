@@ -53,8 +53,8 @@ def test_a_champion_trained_on_the_evaluation_set_is_not_compared_and_stays_unti
         again = promote_ran(run, worse)
         assert (again.moved, again.gates) == (False, done.gates)
         assert run.notes == [
-            "model version 1, which is champion, was trained on documents of this evaluation set; its figures on it "
-            "would say nothing, so the two were not compared and it stays champion"
+            "the champion, version 1, was trained on documents of this evaluation set, so its figures on it are not "
+            "valid; the two were not compared and it stays champion"
         ]
         assert aliases(run.home) == {CHAMPION: "1", CHALLENGER: "2"}
         roll_back(run.home, run.store, "default", "another split", to="2")

@@ -1,4 +1,4 @@
-"""What an id stands for, whatever the tokeniser: bytes, and a text in which nothing is hidden."""
+"""Bytes and legible text of each id, for every tokeniser."""
 
 from __future__ import annotations
 

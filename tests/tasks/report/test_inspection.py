@@ -164,7 +164,7 @@ def test_the_ten_control_elements_name_modules_that_exist() -> None:
 def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
     found = look("a")
     assert to_json(found)["sequence"]["nll"] is None
-    assert math.isnan(found.trace.score.nll)
+    assert math.isnan(found.trace.score.loss)
     assert "One token alone" in to_html(found)
 
 

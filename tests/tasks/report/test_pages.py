@@ -1,4 +1,4 @@
-"""What the pages share: numbers that do not lie by rounding, words that are only words."""
+"""Parts shared by all pages: rounded numbers, and escaped words."""
 
 from __future__ import annotations
 

@@ -154,5 +154,5 @@ def test_tool_folders_have_their_row_whatever_the_patterns_say(tmp_path):
 
 
 def test_a_malformed_pattern_of_the_settings_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"include 'a\[b'.*no pattern"):
+    with pytest.raises(UserError, match=r"include 'a\[b'.*malformed pattern"):
         listed(tmp_path, include="a[b")

@@ -76,7 +76,7 @@ def test_spans_are_counted_in_characters_beyond_the_basic_plane() -> None:
 
 
 def spans_of_the_whole(text: str, grams: np.ndarray) -> list[tuple[int, int]]:
-    """What `overlapping_spans` finds, by a mark on each word of the text."""
+    """Return the result of `overlapping_spans`, computed by marking each word of the text."""
     starts, ends = (np.concatenate(parts) for parts in list(zip(*word_pieces(text), strict=True))[1:])
     covered = np.zeros(len(starts), bool)
     for hit in np.flatnonzero(np.isin(gram_hashes([text]).values, grams)):

@@ -58,7 +58,7 @@ class Named:
 
 @stage("curate", version=1, unkeyed=("items",))
 def selection(work: Work, settings: Named, *, items: Sequence[Document]) -> str:
-    """What is kept, on which side."""
+    """Write the selection: the kept documents and their splits."""
     rows = [
         {
             "doc_id": item.doc_id,
@@ -102,7 +102,7 @@ def vocabulary(work: Work, settings: Named) -> str:
 
 @stage("groups", version=1, unkeyed=("names",))
 def grouping(work: Work, settings: Named, *, names: Mapping[str, str]) -> str:
-    """Which group each document is of."""
+    """Write the group of each document."""
     columns = {"doc_id": pa.array([*names], pa.string()), "group": pa.array([*names.values()], pa.string())}
     table = pa.table(columns)
     pq.write_table(table, work.out / "groups.parquet")

@@ -178,7 +178,7 @@ def test_a_character_is_no_control_token_whatever_stands_beside_the_file(meaning
 
 
 def framing_problems(tokenizer: HfTokenizer, texts: list[str], *more: int) -> list[str]:
-    """What `verify` says of a shard of these texts, to the last of which ids are added."""
+    """Return the problems that `verify` finds in a shard of these texts, the last of them with added ids."""
     before, behind = TokeniseSettings().frame(tokenizer)
     found = [np.concatenate([before, ids, behind]).astype(np.int64) for ids in tokenizer.encode(texts)]
     found[-1] = np.concatenate([found[-1][:1], more, found[-1][1:]]).astype(np.int64)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
-from flows.generate import continue_prompts
+from flows.generate import make_completions
 from flows.promote import promote_model
 from model import GenerationConfig, ModelConfig, Transformer, generate, save_weights
 from storage.digest import sha256_json
@@ -167,7 +167,7 @@ def test_an_empty_prompt_gets_an_error_and_the_other_goes_on(bare: Ran) -> None:
     asked = [Prompt("a", "the"), Prompt("b", "")]
     assert bare.checkpoint is not None
     with direct_run(bare.run.home) as run:
-        made = continue_prompts(run, tiny_settings(), bare.checkpoint, asked)
+        made = make_completions(run, tiny_settings(), bare.checkpoint, asked)
         good, bad = read_rows(run.store.folder(made) / "completions.parquet")
     assert good["error"] is None
     assert bad["error"] == "the prompt is empty, and this model was trained with no token to begin with; give a text"

@@ -47,7 +47,7 @@ class Sequence:
 
 
 def written_out(pieces: Pieces, isolated: bool) -> list[Sequence]:
-    """What a reader of the pieces reads, without any of the code that made them."""
+    """Return the ids that the pieces refer to, without the code that made the pieces."""
     found = [Sequence() for _ in range(int(pieces.sequence.max(initial=-1)) + 1)]
     for document, start, length, ahead, number in zip(*vars(pieces).values(), strict=True):
         ids = [(int(document), int(start) + place) for place in range(int(length))]

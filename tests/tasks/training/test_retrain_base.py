@@ -25,7 +25,7 @@ CONTINUED = ("curate.validation_share=0.3", "train.max_steps=6", "train.batch_si
 
 @dataclass(frozen=True)
 class Round:
-    """What one retraining did."""
+    """Result of one retraining."""
 
     checkpoint: ArtifactRef
     base: ArtifactRef | None

@@ -108,7 +108,7 @@ def model_folder(served_home: Home) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(served_home: Home, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the model and a second one with other code say, in one process far from the project."""
+    """Return the answers of the model and of a second one with other code, in one process outside of the project."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     edited = shutil.copytree(model_folder, elsewhere / "edited")
     code = edited / "artifacts" / "bundle" / "code" / "tasks" / "tokens" / "tokenizer_kinds.py"

@@ -1,4 +1,4 @@
-"""How fast a training goes: the pace from clock values, the limit of the machine, the words of both."""
+"""Speed of a training: throughput from clock values, the limit of the machine, and their wording."""
 
 from __future__ import annotations
 

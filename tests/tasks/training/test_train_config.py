@@ -1,4 +1,4 @@
-"""What a training's configuration becomes where the settings leave it open: number format and highest learning rate."""
+"""Defaults of a training's configuration: number format and highest learning rate."""
 
 from __future__ import annotations
 

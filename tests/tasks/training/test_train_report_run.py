@@ -1,4 +1,4 @@
-"""What a training leaves to look at: telemetry beside the history, samples, a page; once, whatever happened."""
+"""Records of a training: history, telemetry, samples and a page, each written once, also after interruptions."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _checkpoints(home: Home) -> list[int]:
 
 
 class Interruption(BaseException):
-    """What SIGTERM raises in the main thread."""
+    """Exception that SIGTERM raises in the main thread."""
 
 
 @pytest.fixture

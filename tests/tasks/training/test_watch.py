@@ -1,4 +1,4 @@
-"""How much a corpus changed since its latest model, and that the same is not told twice."""
+"""Share of a corpus that changed since its latest model; each change is announced once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is cleared up is what the next run does not miss, and no training whose run nobody deleted."""
+"""Removal of artefacts that the next run does not need; trainings are kept unless their runs were deleted."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def copy_of(home: Home, folder: Path) -> Home:
 
 
 def shown(home: Home) -> list[list[dict[str, Any]]]:
-    """What a person sees of a corpus."""
+    """Return the rows of the queries over a corpus."""
     catalog = Catalog(open_store(home.store), "default")
     return [catalog.query(query) for query in QUERIES]
 
@@ -192,7 +192,7 @@ def test_a_document_is_forgotten_in_the_joined_segment_and_in_what_was_joined(
 
 
 class Killed(BaseException):
-    """What ends a compaction here."""
+    """Exception that stands for a kill."""
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -215,7 +215,7 @@ def test_a_kill_at_a_write_costs_nothing(home: Home, source: Path, number: int) 
 
 
 def _killed(function: Callable[[], object], number: int) -> bool:
-    """Whether calling a function ended at this write, counted from 0."""
+    """Return True if the function was ended at this write, counted from 0."""
     left = number
 
     def counting(real: Callable[..., object]) -> Callable[..., object]:

@@ -105,7 +105,7 @@ def home(trained: Trained, tmp_path: Path) -> Home:
 
 
 def tokens_stand(home: Home, words: str) -> bool:
-    """Whether some words stand in a token shard, as the store's tokeniser reads it."""
+    """Return True if the words occur in a token shard, decoded by the store's tokeniser."""
     from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 
     (folder,) = (Path(home.store) / "tokenizer").iterdir()
@@ -122,7 +122,7 @@ def prompts_of(store: Store, training: Manifest) -> list[str]:
 
 
 def problems(home: Home) -> list[str]:
-    """What `verify` finds."""
+    """Return the problems that `verify` finds."""
     return [
         problem
         for check in verify_home(home, open_store(home.store), stage_facts(), "default")["checks"]
@@ -273,7 +273,7 @@ def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_their_
     (changed / "secret" / "2.txt").write_text(secret_text(9))
     run_prepare(home, changed)
     done = forget(home, open_store(home.store), "secret/2.txt", "", "default", dry_run=False)
-    with pytest.raises(UserError, match="stands for 2 forgotten documents: give one of") as refused:
+    with pytest.raises(UserError, match="matches 2 forgotten documents: give one of") as refused:
         explain(open_store(home.store), "secret/2.txt", "default")
     assert all(item["doc_id"] in str(refused.value) for item in done["documents"])
 
@@ -428,7 +428,7 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
 
 
 def test_what_goes_by_no_name_is_refused(home: Home) -> None:
-    with pytest.raises(UserError, match="no document of corpus 'default' goes by 'secrets'"):
+    with pytest.raises(UserError, match="corpus 'default' has no document 'secrets'"):
         forget(home, open_store(home.store), "secrets", "", "default", dry_run=False)
 
 
@@ -525,7 +525,7 @@ def test_killed_on_the_way_it_is_finished_although_a_run_that_had_read_the_docum
         patch.setattr(Store, "remove", killed)
         with pytest.raises(Killed):
             forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
-    with pytest.raises(UserError, match="documents were forgotten while this ran"):
+    with pytest.raises(UserError, match="documents were forgotten during this run"):
         refuse_forgotten(open_store(home.store), ())
     assert finish_forgetting(home, open_store(home.store)) is not None
     assert holders_of(home, SECRET) == []
@@ -543,7 +543,7 @@ def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_liste
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     kept = {doc_id: path for doc_id, path in expected.items() if path != "secret/0.txt"}
     assert first_paths(store, evalset, doc_ids) == kept
-    assert "`sheepfold ingest SOURCE` makes them without those" in waits_for_run(store, "default")
+    assert "`sheepfold ingest SOURCE` makes them again without these documents" in waits_for_run(store, "default")
     run_prepare(home, source)
     assert first_paths(store, evalset, doc_ids) == kept
     assert waits_for_run(store, "default") == ""

@@ -83,7 +83,7 @@ def plain_grams(text: str) -> list[tuple[str, ...]]:
 
 
 def plain_shares(texts: dict[str, str], others: dict[str, str]) -> dict[str, float]:
-    """How much of each text stands in the others."""
+    """Return the share of each text that occurs in the others."""
     there = {gram for text in others.values() for gram in plain_grams(text)}
     grams = {name: plain_grams(text) for name, text in texts.items()}
     return {name: sum(gram in there for gram in own) / len(own) for name, own in grams.items()}
@@ -148,7 +148,7 @@ def test_a_dropped_document_that_is_slipped_back_in_is_found_by_its_text(leaky: 
     sides = sides_of(store, state)
     shares = plain_shares(sides["validation"], sides["train"]) | plain_shares(sides["train"], sides["validation"])
     expected = sorted(name for name, share in shares.items() if share > 0.2)
-    found = [problem for problem in check_split(store, state).problems if "runs of thirteen words" in problem]
+    found = [problem for problem in check_split(store, state).problems if "of its 13-grams" in problem]
     assert rows[place]["doc_id"] in expected
     assert sorted(problem.split()[1] for problem in found) == expected
     own = next(problem for problem in found if rows[place]["doc_id"] in problem)
@@ -196,8 +196,8 @@ def change_shard(store: Store, state: State, place: int, token: int, *, counted:
         (-1, 10, "special id 3 occurs"),
         (3, 250, "id 250 is outside the vocabulary"),
         (3, 2, "special id 2 occurs"),
-        (3, 1, "do not give its text back"),
-        (3, 10, "do not give its text back"),
+        (3, 1, "do not decode to its text"),
+        (3, 10, "do not decode to its text"),
     ],
     ids=["no-bos", "no-eos", "eos-count", "outside", "bos-inside", "unk", "altered"],
 )
@@ -212,7 +212,7 @@ def test_ids_that_are_not_the_documents_are_found(
 def test_ids_that_are_not_counted_are_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     change_shard(store, state, 3, 10, counted=False)
-    assert any("is not how often its ids occur" in problem for problem in check_tokens(store, state).problems)
+    assert any("differs from the counts of its ids" in problem for problem in check_tokens(store, state).problems)
 
 
 def test_altered_counts_are_found(corpus: tuple[Store, State]) -> None:
@@ -222,14 +222,14 @@ def test_altered_counts_are_found(corpus: tuple[Store, State]) -> None:
     counts[7] += 1
     np.save(path, counts, allow_pickle=False)
     problems = check_tokens(store, state).problems
-    assert ["is not how often its ids occur" in problem for problem in problems] == [True]
+    assert ["differs from the counts of its ids" in problem for problem in problems] == [True]
 
 
 def test_a_table_that_does_not_fit_its_shard_is_found(corpus: tuple[Store, State]) -> None:
     store, state = corpus
     path = store.folder(state["tokenise"][0]) / "tokens.parquet"
     spoil(path, TOKENS, 1, offset=read_rows(path)[1]["offset"] + 1)
-    assert any("do not follow one another" in problem for problem in check_tokens(store, state).problems)
+    assert any("are not contiguous" in problem for problem in check_tokens(store, state).problems)
 
 
 def test_sequences_of_a_sound_corpus_have_no_problems(corpus: tuple[Store, State]) -> None:
@@ -256,11 +256,11 @@ def test_sequences_have_no_problems_for_any_packing_and_mix(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda row, _: {"start": row["start"] + 10_000}, "does not lie in its document"),
-        (lambda row, _: {"length": row["length"] + 10_000}, "does not lie in its document"),
-        (lambda _, other: {"doc_id": other["doc_id"]}, "is on the other side of the split"),
+        (lambda row, _: {"start": row["start"] + 10_000}, "is not within its document"),
+        (lambda row, _: {"length": row["length"] + 10_000}, "is not within its document"),
+        (lambda _, other: {"doc_id": other["doc_id"]}, "on the other side of the split"),
         (lambda row, _: {"doc_id": "0" * len(row["doc_id"])}, "is of a document that is not kept"),
-        (lambda row, _: {"length": row["length"] - 1}, "but dataset.json says"),
+        (lambda row, _: {"length": row["length"] - 1}, "in dataset.json"),
     ],
     ids=["start", "length", "side", "unknown", "shorter"],
 )
@@ -278,7 +278,8 @@ def test_a_piece_that_is_not_of_its_document_is_found(corpus: tuple[Store, State
 def test_an_account_that_does_not_add_up_is_found(corpus: tuple[Store, State], name: str) -> None:
     store, state = corpus
     change_record(store, state, lambda record: record["splits"]["train"].update({name: -1}))
-    assert any(f"{name} is " in problem and "says -1" in problem for problem in check_sequences(store, state).problems)
+    problems = check_sequences(store, state).problems
+    assert any(f"{name} is " in problem and "but -1 in" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("name", ["first", "count", "reads", "tokens", "sequences"])

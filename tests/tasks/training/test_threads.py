@@ -8,7 +8,7 @@ import pytest
 _COUNTED = """
 import os, time
 import torch
-from model.threads import in_thread_that_ends
+from tasks.training.throughput import in_thread_that_ends
 
 def count():
     return len(os.listdir("/proc/self/task"))
