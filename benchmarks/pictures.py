@@ -69,7 +69,8 @@ class Person:
         reader.join()
         if process.returncode:
             raise RuntimeError(f"sheepfold {' '.join(arguments)} ended with {process.returncode}:\n{written.decode()}")
-        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace(str(self.folder.resolve()), "~/flock")
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r\n", "\n")
+        text = text.replace(str(self.folder.resolve()), "/home/shepherd/flock")
         lines = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if "━" not in line]  # a live line
         while "" in lines[: (first := next(i for i, line in enumerate(lines) if line.startswith("- ")))]:
             lines.remove("")  # what the live view left
@@ -140,7 +141,7 @@ def photographs(person: Person, command: Sequence[str]) -> dict[str, bytes]:
     from flows.team.settings import TeamSettings
 
     home = Home.from_environment(str(person.home))
-    shutil.copyfile(Path(sys.modules["json"].__file__ or ""), person.folder / "documents" / "new.py")
+    shutil.copyfile(__file__, person.folder / "documents" / "new.py")
     ports = {name: str(_free_port()) for name in ("--prefect-port", "--mlflow-port")}
     person.asks("up", "documents", "--no-schedules", *(word for pair in ports.items() for word in pair))
     try:
@@ -205,7 +206,7 @@ def _free_port() -> int:
 
 def terminal(command: str, lines: Sequence[str]) -> str:
     """Return the lines of a terminal as an SVG document."""
-    shown = [command, *(line[:COLUMNS] for line in lines)]
+    shown = [command, *(line[at : at + COLUMNS] for line in lines for at in range(0, max(1, len(line)), COLUMNS))]
     while not shown[-1]:
         shown.pop()
     height, width = 18 * len(shown) + 34, int(COLUMNS * 7.85) + 40

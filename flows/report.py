@@ -219,7 +219,9 @@ def _effort(stages: Sequence[Mapping[str, Any]]) -> str:
         return f"{len(stages)} stages, all cached: nothing was computed."
     longest = ", ".join(f"{item['stage']} {item['seconds']:.1f} s" for item in computed[:SLOWEST])
     seconds = sum(item["seconds"] for item in computed)
-    return f"{len(stages)} stages, {len(stages) - len(computed)} cached; the others took {seconds:.1f} s: {longest}."
+    n_cached = len(stages) - len(computed)
+    told = f"{n_cached} of {len(stages)} stages cached; the others" if n_cached else f"{len(stages)} stages"
+    return f"{told} took {seconds:.1f} s: {longest}."
 
 
 def _figures(metrics: Mapping[str, float]) -> str:

@@ -66,7 +66,8 @@ def show_stages(name: str, stages: Iterable[StageReport], seconds: float) -> Non
     if not lines or not sys.stderr.isatty():
         return
     slowest = ", ".join(f"{line.stage} {line.seconds:.1f} s" for line in computed[:SLOWEST] if line.seconds >= 0.05)
-    found = f"{len(lines)} stage{'s' * (len(lines) > 1)}, {len(lines) - len(computed)} cached, {seconds:.1f} s"
+    cached = f", {len(lines) - len(computed)} cached" if len(computed) < len(lines) else ""
+    found = f"{len(lines)} stage{'s' * (len(lines) > 1)}{cached}, {seconds:.1f} s"
     show(f"{name:>9} {found}{f' ({slowest})' if slowest else ''}")
 
 
@@ -96,6 +97,7 @@ class StageProgress:
     _lock = threading.Lock()
 
     def __init__(self, name: str, listener: Listener | None = None) -> None:
+        self.name = name
         self._listener = listener
         self._heard_at = 0.0
         self._line = None

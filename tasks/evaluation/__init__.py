@@ -1,1 +1,1 @@
-"""Evaluation: loss and bits per byte, baselines, comparisons, and the gates before promotion."""
+"""Evaluation: metrics, baselines, comparisons, and the gates of promotion."""

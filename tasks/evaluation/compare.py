@@ -1,8 +1,8 @@
-"""Comparisons of evaluations: two models on the same documents, and the drift of one model on fresh documents.
+"""Comparison of two models on the same documents, and drift of one model on fresh documents.
 
-Intervals are those of the bootstrap over documents (Efron and Tibshirani 1993; Koehn 2004 for language models), paired
-where both evaluations have the same documents: documents are drawn anew with replacement, and the interval holds 95 %
-of the differences in bits per byte. Tokens of a document depend on each other, so documents are drawn, not tokens.
+95 % intervals of differences in bits per byte come from the bootstrap (Efron and Tibshirani 1993; Koehn 2004 for
+language models), paired if both evaluations have the same documents. Documents are resampled, not tokens, because
+tokens of a document are dependent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MOST_CHANGED = 20
 
 @dataclass(frozen=True)
 class Difference:
-    """Bits per byte of one model less those of another.
+    """Bits per byte of one model minus those of another.
 
     Attributes:
-        value: difference on the documents as they are; below 0 the first model is the better one.
-        low, high: interval that holds 95 % of the resampled differences; infinite below two documents.
+        value: difference on all documents; negative if the first model is better.
+        low, high: 95 % interval of the resampled differences; infinite below two documents.
         documents: number of documents.
     """
 
@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def is_bounded(self) -> bool:
-        """False if there were too few documents for an interval."""
+        """False if there are too few documents for an interval."""
         return math.isfinite(self.high - self.low)
 
     @property
@@ -59,29 +59,29 @@ class Difference:
 def paired_bootstrap(
     a_nll: np.ndarray, b_nll: np.ndarray, n_bytes: np.ndarray, seed: int = 0, resamples: int = RESAMPLES
 ) -> Difference:
-    """Return the difference of two models' bits per byte, a less b, with its interval.
+    """Return the difference of two models' bits per byte, a minus b, with its interval.
 
     Args:
-        a_nll, b_nll: (n,) nats of each document under each model, all charges included.
-        n_bytes: (n,) bytes of each document.
-        seed: seed of the draws.
-        resamples: number of draws.
+        a_nll, b_nll: (n,) negative log-likelihood of each document in nats, including charges for lost bytes.
+        n_bytes: (n,) UTF-8 bytes of each document.
+        seed: seed of the resampling.
+        resamples: number of resamples.
 
     Raises:
-        ValueError: the arrays do not belong together, or there is no byte of text.
+        ValueError: the arrays differ in shape, or the documents are empty.
     """
     change = (np.asarray(a_nll, dtype=np.float64) - np.asarray(b_nll, dtype=np.float64)) / math.log(2)
     weight = np.asarray(n_bytes, dtype=np.float64)
     if change.shape != weight.shape or change.ndim != 1 or not weight.sum() > 0:
         raise ValueError(
-            f"{change.shape} differences of nll and {weight.shape} sizes of {weight.sum():g} bytes in all; expected as "
-            "many of each, and a text"
+            f"{change.shape} differences of nll and {weight.shape} sizes of {weight.sum():g} bytes in all; expected "
+            "equal 1-D shapes and some text"
         )
     n = len(change)
     value = float(change.sum() / weight.sum())
     if n < 2:
         return Difference(value, -math.inf, math.inf, n)
-    # a draw of nothing but empty documents says nothing of either model
+    # a resample of empty documents has difference 0
     drawn = _drawn(change, weight, np.random.Generator(np.random.PCG64(seed)), resamples, empty=0.0)
     return Difference(value, *_interval(drawn), n)
 
@@ -89,7 +89,7 @@ def paired_bootstrap(
 def _drawn(
     values: np.ndarray, sizes: np.ndarray, generator: np.random.Generator, resamples: int, empty: float
 ) -> np.ndarray:
-    """Return (resamples,) sums of values over sums of sizes, of documents drawn with replacement; `empty` for 0 / 0."""
+    """Return (resamples,) quotients of sums over documents drawn with replacement; `empty` for 0 / 0."""
     drawn, n = np.full(resamples, empty), len(values)
     at_once = max(1, DRAWN_AT_ONCE // n)
     for first in range(0, resamples, at_once):
@@ -107,7 +107,7 @@ def _interval(drawn: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class SlicePair:
-    """One slice under both models; `difference` is a less b, in bits per byte."""
+    """One slice under both models; `difference` is a minus b, in bits per byte."""
 
     dimension: str
     value: str
@@ -118,7 +118,7 @@ class SlicePair:
 
 @dataclass(frozen=True)
 class DocumentPair:
-    """One document under both models; `bits` is its part of the difference, those under a less those under b."""
+    """One document under both models; `bits` is the difference in bits, a minus b."""
 
     doc_id: str
     labels: dict[str, str]
@@ -131,20 +131,20 @@ class DocumentPair:
 class Comparison:
     """Two models on the same documents."""
 
-    metrics: dict[str, tuple[float | None, float | None]]  # under a and b; None where one does not have the figure
-    difference: Difference  # of bits per byte, a less b
-    slices: list[SlicePair]  # those of each dimension, the largest first
-    documents: list[DocumentPair]  # those that changed most, by bits
+    metrics: dict[str, tuple[float | None, float | None]]  # of a and b; None if missing
+    difference: Difference  # of bits per byte, a minus b
+    slices: list[SlicePair]  # by dimension, largest first
+    documents: list[DocumentPair]  # with the largest differences in bits
 
 
 def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int = MOST_CHANGED) -> Comparison:
     """Compare two evaluations of the same documents.
 
     Args:
-        most: largest number of documents to list.
+        most: number of documents to list.
 
     Raises:
-        UserError: if they were measured on different documents, or in another way.
+        UserError: documents or settings differ.
     """
     _check_same(store, a, b)
     left, right = read_documents(store, a), read_documents(store, b)
@@ -182,24 +182,24 @@ def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int 
 
 
 def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the champion's figures under names that stand beside a challenger's own."""
+    """Return the champion's metrics under names to log with a challenger's."""
     chosen = ("loss", "perplexity", "bits_per_byte", "top1")
     return {f"val/champion_{name}": metrics[f"val/{name}"] for name in chosen if f"val/{name}" in metrics}
 
 
 def other_figures(metrics: Mapping[str, float], stage: str, read: bool) -> dict[str, float]:
-    """Rename figures that do not belong at the end of a training's curve.
+    """Rename metrics on other documents than the evaluation set.
 
     Args:
-        stage: Stage of the documents that were measured on.
-        read: The model was trained on some of the documents, so that they flatter it.
+        stage: stage of the documents.
+        read: True if the model was trained on some of the documents.
     """
     place = f"read-{stage}" if read else stage
     return {f"{place}/{name.partition('/')[2]}": value for name, value in metrics.items()}
 
 
 def all_nats(documents: Evaluated) -> np.ndarray:
-    """Return (n,) nats of each document, lost bytes at 8 bits each: the numerator of bits per byte."""
+    """Return (n,) nats of each document with lost bytes at 8 bits each: the numerator of bits per byte."""
     lost = documents.sums["lost_bytes"] * (8 * math.log(2))
     return np.asarray(documents.sums["nll_nats"] + documents.sums["charged_nats"] + lost)
 
@@ -209,50 +209,47 @@ def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
     sets = [found.inputs["evalset"]["digest"] for found in (one, other)]
     if sets[0] != sets[1]:
         raise UserError(
-            f"the evaluations {a.key[:12]} and {b.key[:12]} were made on different documents (evaluation sets "
+            f"the evaluations {a.key[:12]} and {b.key[:12]} have different documents (evaluation sets "
             f"{sets[0][:12]} and {sets[1][:12]}), so their figures cannot be compared: evaluate both models on one set"
         )
     if one.settings != other.settings:
         raise UserError(
-            f"the evaluations {a.key[:12]} and {b.key[:12]} were made by different settings ({one.settings} and "
-            f"{other.settings}), so their figures cannot be compared: evaluate both models alike"
+            f"the evaluations {a.key[:12]} and {b.key[:12]} have different settings ({one.settings} and "
+            f"{other.settings}), so their figures cannot be compared: evaluate both models with equal settings"
         )
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Bits per byte of a model on fresh documents and on its own evaluation set, and the first less the second."""
+    """Bits per byte of a model on fresh documents and on its evaluation set, and their difference."""
 
     fresh: float
     own: float
-    difference: Difference  # its `documents` are the fresh ones
+    difference: Difference  # fresh minus own; `documents` counts the fresh ones
 
     def sentence(self) -> str:
-        """Return the drift in a sentence."""
+        """Return a sentence on the drift."""
         found = self.difference
         n = f"{found.documents:,} fresh document{'' if found.documents == 1 else 's'}"
         size = f"{self.fresh:.4f} bits per byte on {n}, {self.own:.4f} on its own evaluation set"
         if not found.is_bounded:
-            return f"{size}: of so few documents, that says nothing of others"
+            return f"{size}: too few documents to compare"
         if not found.is_clear:
-            return f"{size}: no more apart than two draws of documents may be ({found.interval})"
-        verdict = "it has drifted" if found.value > 0 else "fresh documents are easier for it"
+            return f"{size}: no significant difference ({found.interval})"
+        verdict = f"significantly {'worse' if found.value > 0 else 'better'} on fresh documents"
         return f"{size}: {verdict} ({found.interval})"
 
     def figures(self) -> dict[str, float]:
-        """Return the figures by name, without an infinite interval."""
+        """Return metrics by name, without non-finite ones."""
         named = {"low": self.difference.low, "high": self.difference.high, "difference": self.difference.value}
         found = {f"drift/{name}": value for name, value in named.items() if math.isfinite(value)}
         return {**found, "drift/bits_per_byte": self.fresh, "drift/documents": float(self.difference.documents)}
 
 
 def drift_between(fresh: Evaluated, own: Evaluated, resamples: int = RESAMPLES) -> Drift:
-    """Return how a model's bits per byte on fresh documents differ from those on its evaluation set.
+    """Compare a model's bits per byte on fresh documents and on its evaluation set.
 
-    The two sets have no document in common, so each is drawn anew by itself (Efron and Tibshirani 1993, chapter 8).
-
-    Args:
-        resamples: draws of the bootstrap.
+    The sets have no common document, so they are resampled independently (Efron and Tibshirani 1993, chapter 8).
     """
     generator = np.random.Generator(np.random.PCG64(0))
     both = []

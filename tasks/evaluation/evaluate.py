@@ -1,8 +1,8 @@
-"""Evaluation as a stage: loss, perplexity, bits per byte and more on frozen documents, each beside its baselines.
+"""The stage `evaluate`: loss, perplexity, bits per byte and top-1 accuracy on frozen documents, with baselines.
 
-All figures are sums over valid tokens divided by their number. Bits per byte decides between models, because it
-compares across tokenisers: bytes that a tokeniser lost are charged 8 bits each, and the first id of a document that
-no token begins, which a network cannot predict, as much as if every id were equally likely.
+Metrics are sums over valid tokens divided by their number. Bits per byte decides between models, because it is
+comparable across tokenisers: lost bytes are charged 8 bits each, and the first id of a document without bos, which is
+not predicted, ln(vocab_size) nats.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ COUNTED = ("tokens", "bytes", "lost_bytes", "documents")
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """Settings of the stage; batch size and device change no figure worth a key.
+    """Settings of the stage, without batch size and device, which change only rounding.
 
     Attributes:
-        stride: ids from one window of a long document to the next; 0 means as many as a window holds.
+        stride: ids between the starts of two windows of a long document; 0 means the context.
     """
 
     stride: int = 0
@@ -61,7 +61,7 @@ def evaluate(
     evalset: ArtifactRef,
     ngram: ArtifactRef | None = None,
 ) -> str:
-    """Measure a model on the frozen evaluation documents, beside its baselines."""
+    """Evaluate a model and its baselines on an evaluation set."""
     work.seed(0)
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.machine.device)
@@ -69,15 +69,15 @@ def evaluate(
     encoded = encode_documents(bundle, rows["text"])
     if not (encoded.lengths > 1).any():
         raise UserError(
-            f"the {len(rows['text'])} evaluation document(s) hold {len(encoded.ids)} ids and none to predict: a "
-            "document needs two or more; add longer documents, or fit the tokeniser anew on a text like theirs"
+            f"the {len(rows['text'])} evaluation document(s) have {len(encoded.ids)} ids and none to predict, expected "
+            "a document of two ids or more: add longer documents, or fit the tokeniser again on similar text"
         )
     scores = _scores(work, bundle, encoded, settings.stride)
     n_broken = int(np.isnan(scores.nll).sum())
     if n_broken:
         raise UserError(
             f"the model {checkpoint.key[:12]} gives NaN for {n_broken:,} of the evaluation's ids: its weights "
-            "are broken; train it anew, with a lower train.lr if its loss left all bounds"
+            "are broken; train it again, with a lower train.lr if its loss diverged"
         )
     counts = np.array(read_columns(folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
     ngram_model = KneserNey.load(work.folder(ngram)) if ngram is not None else None
@@ -98,9 +98,9 @@ def evaluate(
 def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) -> TokenScores:
     """Score all ids in windows of the context, one every `stride` ids of each document.
 
-    Every id but a document's first is predicted once, in the first window that reaches it. So all but the ids of a
-    document's first window have more than context - stride ids before them. A stride of 0 makes windows that do not
-    overlap, each of which begins without context.
+    Each id but a document's first is predicted once, in the first window that contains it. So ids after the first
+    window have at least context - stride + 1 ids of context. With a stride of 0 windows do not overlap, and each begins
+    without context.
     """
     from model.scoring import score_windows
 
@@ -108,8 +108,8 @@ def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) 
     stride = stride or seq_len
     if stride > seq_len:
         raise UserError(
-            f"evaluate.stride is {stride}, but the model reads {seq_len} ids at once, so some would be left out: give "
-            f"1 to {seq_len}, or 0 for windows that do not overlap"
+            f"evaluate.stride is {stride}, above the model's context of {seq_len}, so ids would be skipped: set "
+            f"1 to {seq_len}, or 0 for windows without overlap"
         )
     windows = chunk_pieces(encoded.lengths, seq_len, stride)
     return score_windows(
@@ -127,11 +127,11 @@ def _scores(work: Work, bundle: Bundle, encoded: EncodedDocuments, stride: int) 
 def document_sums(
     bundle: Bundle, encoded: EncodedDocuments, scores: TokenScores, counts: np.ndarray, ngram_model: KneserNey | None
 ) -> dict[str, np.ndarray]:
-    """Return sums over the predicted ids of each document, by their names in `Sums`.
+    """Return the sums of each document, by their names in `Sums`.
 
     Args:
         counts: (V,) occurrences of each id in the training text.
-        ngram_model: the n-gram model, if there is one.
+        ngram_model: the n-gram baseline, if any.
     """
     from model.metrics import unigram_log_probabilities
 
@@ -159,7 +159,7 @@ def document_sums(
 
 
 def figures(documents: Evaluated) -> dict[str, float]:
-    """Return the figures of all documents together, and those of the baselines."""
+    """Return the metrics of the model and its baselines over all documents."""
     total = documents.total()
     found = {
         **{f"val/{name}": getattr(total, name) for name in ("loss", "perplexity", "bits_per_byte")},
@@ -178,27 +178,27 @@ def figures(documents: Evaluated) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Evaluation documents in a model's ids."""
+    """Evaluation documents as token ids."""
 
-    ids: np.ndarray  # (N,) documents one after the other (bos, ids, eos, as far as training had them)
+    ids: np.ndarray  # (N,) ids of all documents, with bos and eos if training had them
     lengths: np.ndarray  # (n,) ids of each document
     n_bytes: np.ndarray  # (n,) UTF-8 bytes of each text
-    lost_bytes: np.ndarray  # (n,) bytes that the tokeniser cannot give back
-    given: np.ndarray  # (n,) True for documents whose first id is text: nothing predicts it
+    lost_bytes: np.ndarray  # (n,) bytes that became unk or were dropped
+    given: np.ndarray  # (n,) True for documents whose first id is text, and not predicted
 
     @property
     def starts(self) -> np.ndarray:
-        """(n,) first id of each document; one without an id begins where the next one does, or behind the end."""
+        """(n,) position of the first id of each document, or of the next document's if it is empty."""
         return np.asarray(np.cumsum(self.lengths) - self.lengths)
 
     @cached_property
     def owner(self) -> np.ndarray:
-        """(N,) document of each id."""
+        """(N,) number of the document of each id."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
 def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
-    """Encode whole documents as they were encoded for the model's training."""
+    """Encode documents with bos and eos as in training."""
     framing = TokeniseSettings(bundle.bos, bundle.eos)
     pieces, lost, given = [np.zeros(0, dtype=np.int64)], [], []
     for text, ids in zip(texts, bundle.tokenizer.encode(list(texts)), strict=True):
@@ -216,8 +216,8 @@ def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
 
 
 def charged_nats(bundle: Bundle, documents: EncodedDocuments) -> np.ndarray:
-    """Return (n,) nats of first ids that nothing predicts.
+    """Return (n,) nats charged for first ids that are not predicted.
 
-    Without this charge, models without an id that begins a text would get the first id of each document for free.
+    Without this charge, a model without bos would have the first id of each document for free.
     """
     return np.asarray(documents.given * math.log(bundle.tokenizer.vocab_size))

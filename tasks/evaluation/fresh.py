@@ -1,6 +1,6 @@
-"""The stage `fresh`: documents that came to the corpus after a model was trained, on which its drift is measured.
+"""The stage `fresh`: documents added to the corpus after a training, to measure the drift of the model.
 
-Documents that resemble something the model read are left out. The result has the layout of an evaluation set.
+Near-duplicates of documents that the model was trained on are left out. The result has the layout of an evaluation set.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ def fresh(
     documents: RefSet,
     measures: RefSet,
 ) -> str:
-    """Copy the documents that came since some earlier selections into a set to measure a model on."""
+    """Copy the documents that are new since the selections `known` into an evaluation set."""
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
         want_new(corpus, work.store, curated, known)
         return copy_documents(work, corpus, snapshot, documents, measures)
 
 
 def want_new(corpus: Corpus, store: Store, curated: ArtifactRef, known: RefSet) -> None:
-    """Want the documents in use that were in no earlier selection and resemble none that was."""
+    """Select the kept documents whose clusters have no document of an earlier selection."""
     corpus.want_kept(store.folder(curated))
     before = " union all ".join(
         f"select doc_id from {parquet(store.folder(ref) / SELECTION_FILE)}" for ref in known.refs
     )
     selection = parquet(store.folder(curated) / SELECTION_FILE)
-    # the cluster of a known document is its own, too
+    # the cluster of a known document includes the document itself
     corpus.sql(f"delete from wanted where cluster in (select cluster from {selection} where doc_id in ({before}))")
 
 
 def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
-    """Return the documents that came after a model was trained; None, with a note, where none did or none are known.
+    """Return the documents added after a model was trained; None, with a note, if there are none or it is unknown.
 
     Raises:
         UserError: the corpus was never ingested.
     """
     if waits := waits_for_run(run.store, run.corpus):
-        run.note(f"{waits}; nothing is known of this model's drift before it")
+        run.note(f"{waits}; the model's drift cannot be measured before")
         return None
     inputs = split_inputs(read_state(run.store, run.corpus))
-    # with the trainings of the models that this one continues
+    # including the trainings of its base models
     datasets = {ref for made in trainings_of(run.store, checkpoint) for ref in made.input_refs("dataset")}
     selections = {ref for dataset in datasets for ref in manifest_of(run.store, dataset).input_refs("curated")}
     known = RefSet.of(sorted(selections))
     if not selections:
-        run.note("it is not known which documents this model read, so nothing is known of its drift")
+        run.note("the model's training documents are unknown, so its drift cannot be measured")
         return None
     curated = inputs["curated"]
     assert isinstance(curated, ArtifactRef)
@@ -73,6 +73,6 @@ def fresh_documents(run: Run, checkpoint: ArtifactRef) -> ArtifactRef | None:
         want_new(corpus, run.store, curated, known)
         came_since = corpus.sql("from wanted limit 1").fetchall()
     if not came_since:
-        run.note("no document came to the corpus since this model was trained, so nothing is known of its drift")
+        run.note("no document was added since this model was trained, so its drift cannot be measured")
         return None
     return fresh(run, NoSettings(), known=known, **inputs)

@@ -1,8 +1,7 @@
-"""The stage `gates`: verdicts on a trained model, which has to pass all of them to become champion.
+"""The stage `gates`: conditions that a trained model must meet to become champion.
 
-A gate looks at facts and settings and at nothing else: the same model beside the same champion gets the same verdict.
-What cannot be measured (no champion to compare with, no page read by OCR) holds nobody back; a champion whose figures
-do not compare does, because it is unknown which of the two is better.
+Verdicts depend on facts and settings alone, so they are reproducible. A gate without a measurement (no champion, no OCR
+page) is skipped; it fails if the champion's metrics are not comparable, because the better model is then unknown.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from tasks.evaluation.tables import read_metrics
 from tasks.training.bundle import WEIGHTS_FILE
 
 VERDICTS_FILE = "gates.parquet"
-LEAKS = "evalset_leaks"  # the stage that looks for evaluation text in training text
+LEAKS = "evalset_leaks"  # stage that searches training text for evaluation text
 _REPEATED = ("duplicate_text", "near_duplicate")
 
 Outcome = Literal["passed", "failed", "skipped"]
-Found = tuple[float | None, str]  # a number and what it says; no number where there is nothing to measure
+Found = tuple[float | None, str]  # measurement (None if there is none) and its sentence
 
 
 @settings_dataclass(frozen=True, config=STRICT)
@@ -82,11 +81,11 @@ def gates(
     leaks: ArtifactRef | None = None,
     champion_that_knew: ArtifactRef | None = None,
 ) -> str:
-    """Judge a model by its evaluation, and by the champion's where there is one to compare with.
+    """Judge a model by its evaluation and the champion's, if there is one.
 
     Args:
-        champion: its evaluation on the same documents.
-        champion_that_knew: its checkpoint instead, where it was trained on documents of the evaluation set.
+        champion: the champion's evaluation on the same documents.
+        champion_that_knew: instead, its checkpoint if it was trained on documents of the evaluation set.
     """
     knew = champion_that_knew is not None
     verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew), settings)
@@ -101,10 +100,10 @@ class Verdict:
 
     Attributes:
         gate: name of the gate.
-        verdict: `skipped` where there is nothing to measure, or no limit.
-        number: what was measured; None where nothing was, NaN where it could not be and that holds the model back.
-        limit: what it was held against; None where there is no limit.
-        sentence: both in words.
+        verdict: `skipped` without a measurement or a limit.
+        number: the measurement; None if there is none, NaN if it is impossible and the gate fails for that reason.
+        limit: the limit; None if there is none.
+        sentence: explanation for people.
     """
 
     gate: str
@@ -114,19 +113,19 @@ class Verdict:
     sentence: str
 
     def words(self) -> str:
-        """Return verdict, number and limit, as a tag holds them."""
+        """Return verdict, number and limit as the value of a tag."""
         if self.number is None or math.isnan(self.number) or self.limit is None:
             return self.verdict
         return f"{self.verdict}: {self.number:.6g} (limit {self.limit:.6g})"
 
     def document(self) -> dict[str, Any]:
-        """Return the verdict for JSON, which knows no infinite numbers."""
+        """Return the verdict as JSON, with None for non-finite numbers."""
         document: dict[str, Any] = json_value(asdict(self))
         return document
 
 
 def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return the verdicts of the gates that were not passed."""
+    """Return the verdicts of failed gates."""
     return [item for item in verdicts if item.verdict == "failed"]
 
 
@@ -136,33 +135,33 @@ def write_verdicts(folder: Path, verdicts: Sequence[Verdict]) -> int:
 
 
 def read_verdicts(folder: Path) -> list[Verdict]:
-    """Return the verdicts of a table, in the order of the gates."""
+    """Read a table of verdicts, in the order of the gates."""
     return [Verdict(**row) for row in read_rows(folder / VERDICTS_FILE)]
 
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """The corpus that a model was trained on."""
+    """Counts of the corpus that a model was trained on."""
 
-    files: int  # that were read; not those that rules pass over (ignored, of no known kind)
-    rejected: int  # files among them that were refused or failed
-    documents: int  # files with a document, duplicates included
-    repeated: int  # files among these with the same bytes or nearly the same text as another one
-    ocr_pages: float = 0.0  # of documents in use
-    ocr_confidence: float | None = None  # mean on them, 0 to 1; None if there are none, or if their table is gone
+    files: int  # files read, without skipped ones
+    rejected: int  # rejected or failed files among them
+    documents: int  # files with a document, including duplicates
+    repeated: int  # exact and near-duplicates among them
+    ocr_pages: float = 0.0  # OCR pages of kept documents
+    ocr_confidence: float | None = None  # their mean confidence, 0 to 1; None if there are none or it is unknown
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the gates judge by."""
+    """Inputs of the gates."""
 
     corpus: CorpusFacts
-    leaks: int | None  # documents both in the training text and in the evaluation set; None if nobody looked
+    leaks: int | None  # evaluation documents in the training text; None if not measured
     bits_per_byte: float  # of the model on the evaluation set
-    comparison: Comparison | None  # with the champion; None if there is none to compare with
+    comparison: Comparison | None  # with the champion; None if there is none
     size: int  # bytes of the weights
-    tokens_per_second: float | None  # of the evaluation; None if it took no measurable time
-    champion_knew: bool = False  # there is a champion, and it was trained on documents of the evaluation set
+    tokens_per_second: float | None  # of the evaluation; None if its time was not measurable
+    champion_knew: bool = False  # the champion was trained on documents of the evaluation set
 
 
 def collect_facts(
@@ -173,7 +172,7 @@ def collect_facts(
     leaks: ArtifactRef | None = None,
     champion_knew: bool = False,
 ) -> Facts:
-    """Read what gates judge a model by, from the artefacts that `gates` takes."""
+    """Read the inputs of the gates from the arguments of the stage `gates`."""
     trained, measured = manifest_of(store, checkpoint), manifest_of(store, evaluation)
     curated = curated_of(store, checkpoint)
     (evalset,) = measured.input_refs("evalset")
@@ -182,7 +181,7 @@ def collect_facts(
         n_leaks = manifest_of(store, leaks).counts["leaks"]
     else:
         frozen_from = manifest_of(store, evalset).inputs.get("curated", {}).get("digest")
-        n_leaks = 0 if frozen_from == curated.digest else None  # one selection keeps its sides apart
+        n_leaks = 0 if frozen_from == curated.digest else None  # the split of one selection has no leaks
     return Facts(
         corpus=corpus_facts(store, curated),
         leaks=n_leaks,
@@ -195,14 +194,14 @@ def collect_facts(
 
 
 def curated_of(store: Store, checkpoint: ArtifactRef) -> Manifest:
-    """Return the selection of documents that a model was trained on, without those of a model that it continues."""
+    """Return the selection that a model was trained on, without those of its base."""
     (dataset,) = manifest_of(store, checkpoint).input_refs("dataset")
     (curated,) = manifest_of(store, dataset).input_refs("curated")
     return manifest_of(store, curated)
 
 
 def known_leaks(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> ArtifactRef | None:
-    """Return the artefact with the overlap of an evaluation set and a model's training text; None if none was made."""
+    """Return the leaks of an evaluation set into a model's training text; None if they were not measured."""
     curated = curated_of(store, checkpoint).digest
     for found in store.manifests(LEAKS):
         if (found.inputs["curated"]["digest"], found.inputs["evalset"]["digest"]) == (curated, evalset.digest):
@@ -211,7 +210,7 @@ def known_leaks(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> 
 
 
 def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
-    """Return counts of the files and documents behind a selection, by outcome."""
+    """Return counts of the files and documents of a selection."""
     (listing,) = curated.input_refs("snapshot")
     counts = manifest_of(store, listing).counts
     ok, duplicates, rejected, failed = (
@@ -226,11 +225,11 @@ def corpus_facts(store: Store, curated: Manifest) -> CorpusFacts:
 
 
 def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | None]:
-    """Return the pages read by OCR in the documents in use, and the mean confidence on them."""
-    scanned: dict[str, tuple[float, float]] = {}  # pages and mean confidence of each document with any
+    """Return the number of OCR pages of kept documents, and their mean confidence."""
+    scanned: dict[str, tuple[float, float]] = {}  # OCR pages and mean confidence by document
     for ref in curated.input_refs("documents"):
         if store.find(ref.stage, ref.key) is None:
-            return 0.0, None  # forgotten or cleared up
+            return 0.0, None  # forgotten or garbage-collected
         columns = ["doc_id", "n_pages", "ocr_share", "ocr_confidence"]
         table = pq.read_table(store.folder(ref) / DOCUMENTS_FILE, columns=columns, use_threads=False)
         by_ocr = table.filter(pc.and_(pc.greater(table["ocr_share"], 0), pc.is_valid(table["ocr_confidence"])))
@@ -244,9 +243,9 @@ def _ocr_confidence(store: Store, curated: Manifest) -> tuple[float, float | Non
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate: a number and a sentence about it are measured, and the number is held against a limit, if any."""
+    """One gate: a measurement with a sentence, compared with a limit, if there is one."""
 
-    name: str  # also in tags
+    name: str  # stored in tables and tags
     title: str
     measure: Callable[[Facts, GateSettings], Found]
     limit: Callable[[GateSettings], float | None]
@@ -254,7 +253,7 @@ class Gate:
 
 
 def judge(facts: Facts, settings: GateSettings) -> list[Verdict]:
-    """Return the verdicts of all gates, in their order."""
+    """Return the verdicts of all gates."""
     verdicts = []
     for gate in GATES:
         (number, sentence), limit = gate.measure(facts, settings), gate.limit(settings)
@@ -319,7 +318,7 @@ def _bits(facts: Facts, settings: GateSettings) -> Found:
         words += ", but not clearly"
     if settings.rule == "clearly_better":
         return difference.high, words
-    # of one document, whose interval is infinite, the difference itself decides
+    # the interval of a single document is infinite: use the difference itself
     not_worse = settings.rule == "not_worse" and math.isfinite(difference.low)
     return difference.low if not_worse else difference.value, words
 
@@ -352,19 +351,19 @@ def _size(facts: Facts, _: GateSettings) -> Found:
 
 def _speed(facts: Facts, settings: GateSettings) -> Found:
     if not settings.min_tokens_per_second:
-        return None, "no limit is set"  # the speed differs each time, and equal inputs give equal tables
+        return None, "no limit is set"  # varies, and equal inputs must give equal tables
     if facts.tokens_per_second is None:
         return None, "the evaluation took no measurable time"
     return facts.tokens_per_second, f"the evaluation read {facts.tokens_per_second:,.0f} tokens a second"
 
 
 GATES = (
-    Gate("rejected_share", "Files that could not be read", _rejected, lambda s: s.max_rejected_share, operator.le),
-    Gate("duplicate_share", "Documents that repeat others", _repeated, lambda s: s.max_duplicate_share, operator.le),
-    Gate("ocr_confidence", "Confidence of OCR", _ocr, lambda s: s.min_ocr_confidence, operator.ge),
-    Gate("leaked_documents", "Evaluation text in training text", _leaks, lambda _: 0.0, operator.le),
-    Gate("bits_per_byte", "Bits per byte beside the champion", _bits, lambda _: 0.0, operator.lt),
-    Gate("worst_slice", "The slice that lost most", _slices, lambda s: s.max_slice_loss, operator.le),
-    Gate("size_mb", "Size of the weights", _size, lambda s: s.max_size_mb or None, operator.le),
-    Gate("tokens_per_second", "Speed", _speed, lambda s: s.min_tokens_per_second or None, operator.ge),
+    Gate("rejected_share", "Share of unreadable files", _rejected, lambda s: s.max_rejected_share, operator.le),
+    Gate("duplicate_share", "Share of duplicate documents", _repeated, lambda s: s.max_duplicate_share, operator.le),
+    Gate("ocr_confidence", "Mean OCR confidence", _ocr, lambda s: s.min_ocr_confidence, operator.ge),
+    Gate("leaked_documents", "Evaluation documents in training text", _leaks, lambda _: 0.0, operator.le),
+    Gate("bits_per_byte", "Bits per byte, difference to champion", _bits, lambda _: 0.0, operator.lt),
+    Gate("worst_slice", "Largest relative loss on a slice", _slices, lambda s: s.max_slice_loss, operator.le),
+    Gate("size_mb", "Size of the weights, MB", _size, lambda s: s.max_size_mb or None, operator.le),
+    Gate("tokens_per_second", "Speed, tokens/s", _speed, lambda s: s.min_tokens_per_second or None, operator.ge),
 )

@@ -1,11 +1,10 @@
-"""lm-evaluation-harness: its tasks evaluate a model of ours, by log-likelihoods and greedy text.
+"""Adapter to lm-evaluation-harness: log-likelihoods and generation of a Sheepfold model for its tasks.
 
-The harness's own command knows the model `sheepfold` when it is started here:
+The harness's own command, with the model `sheepfold` registered:
 
     python -m tasks.evaluation.harness run --model sheepfold --model_args folder=FOLDER --tasks TASK
 
-Only the network and the tokeniser are needed beside the harness (torch, numpy, safetensors, tokenizers), so this also
-runs in an environment of its own, where the two packages cannot share one.
+Besides the harness it needs only torch, numpy, safetensors and tokenizers, so it can run in a separate environment.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ if TYPE_CHECKING:
 
     from model.scoring import Likelihood
 
-MAX_NEW_TOKENS = 256  # of an answer whose task does not say
+MAX_NEW_TOKENS = 256  # if the task sets no limit
 _KNOWN = {"until", "do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p"}
 
 
 def task_manager(tasks: Sequence[str], include: str) -> TaskManager:
-    """Return the harness's list of tasks.
+    """Return the harness's task manager.
 
     Args:
-        tasks: names that must be among them.
-        include: folder with further tasks as YAML; empty for none.
+        tasks: names of tasks that must exist.
+        include: folder of further tasks as YAML; may be empty.
 
     Raises:
-        UserError: if a task is unknown, or none is named.
+        UserError: a task is unknown, or there is none.
     """
     manager = TaskManager(include_path=include or None)
     unknown = [name for name in tasks if name not in manager.all_tasks]
     if unknown or not tasks:
         raise UserError(
-            f"--tasks {','.join(tasks)}: lm-evaluation-harness knows no task {', '.join(unknown) or 'without a name'}; "
-            "`lm-eval ls tasks` lists those that it knows, and --include names a folder with more"
+            f"--tasks {','.join(tasks)}: lm-evaluation-harness has no task {', '.join(unknown) or 'without a name'}; "
+            "`lm-eval ls tasks` lists its tasks, and --include adds a folder of tasks"
         )
     return manager
 
@@ -59,12 +58,12 @@ def task_manager(tasks: Sequence[str], include: str) -> TaskManager:
 def evaluate_tasks(
     folder: Path, device: str, tasks: Sequence[str], manager: TaskManager, limit: int, shots: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the harness's figures of a model, by task.
+    """Return the harness's results of a model, by task.
 
     Args:
-        folder: of the model.
-        limit: documents of each task; 0 takes all.
-        shots: solved examples before each question; -1 leaves it to the task.
+        folder: folder of the model.
+        limit: documents per task; 0 for all.
+        shots: few-shot examples per question; -1 for the task's default.
     """
     found = simple_evaluate(
         model=SheepfoldLM(folder, device),
@@ -79,12 +78,12 @@ def evaluate_tasks(
 
 @register_model("sheepfold")
 class SheepfoldLM(LM):
-    """A model of ours as the harness sees it.
+    """A Sheepfold model with the interface of the harness.
 
     Args:
-        folder: the model, as `sheepfold run` leaves it in the store; or a `Bundle` that is loaded already.
-        device: where it runs.
-        batch_size, max_batch_size: taken, because the harness gives them; batches are cut by tokens.
+        folder: folder of the model, or a loaded `Bundle`.
+        device: device of the network.
+        batch_size, max_batch_size: ignored; the harness passes them, and batches are sized by tokens.
     """
 
     def __init__(
@@ -94,18 +93,18 @@ class SheepfoldLM(LM):
         self.bundle = folder if isinstance(folder, Bundle) else Bundle(Path(folder), device or "cpu")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation after its context, and if greedy decoding would write it."""
+        """Return the log-likelihood of each continuation, and True if greedy decoding would generate it."""
         pairs = [_moved_space(*request.args) for request in requests]
         whole = self.bundle.encode([context + continuation for context, continuation in pairs])
         before = self.bundle.encode([context for context, _ in pairs])
-        # a tokeniser may join the end of a context with what follows: what is scored begins where the ids depart
+        # a token may span the end of the context: scored ids begin at the first difference
         asked = [(ids, _common_length(ids, context)) for ids, context in zip(whole, before, strict=True)]
         found = [(item.logprob, item.greedy) for item in score_ids(self.bundle, asked)]
         self._remember("loglikelihood", requests, found)
         return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of whole texts, read in windows of the context if they are longer."""
+        """Return the log-likelihood of whole texts, in windows if they are longer than the context."""
         begin = 0 if self.bundle.start_id is None else 1
         whole = self.bundle.encode([request.args[0] for request in requests])
         found = [item.logprob for item in score_ids(self.bundle, [(ids, begin) for ids in whole])]
@@ -113,10 +112,10 @@ class SheepfoldLM(LM):
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the model's continuation of each context, up to the first of the texts that end it.
+        """Return the completion of each context, up to the first stop string.
 
         Raises:
-            ValueError: a task asks for a setting of generation that there is not.
+            ValueError: a task has an unknown setting of generation.
         """
         groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
@@ -131,7 +130,7 @@ class SheepfoldLM(LM):
         return found
 
     def _remember(self, kind: str, requests: Sequence[Instance], found: Sequence[Any]) -> None:
-        """Tell the harness's cache, if it keeps one."""
+        """Add results to the harness's cache."""
         for request, value in zip(requests, found, strict=True):
             self.cache_hook.add_partial(kind, request.args, value)
 
@@ -139,14 +138,14 @@ class SheepfoldLM(LM):
 def score_ids(bundle: Bundle, asked: Sequence[tuple[list[int], int]]) -> list[Likelihood]:
     """Return the log-likelihood of each sequence of token ids, given its first ids.
 
-    A first id that nothing stands before, which no network predicts, is charged as if all were equally likely.
+    The first id of a sequence without context is not predicted; it is charged ln(vocab_size).
 
     Args:
-        asked: token ids, and the number of ids at their beginning that are context and not scored.
+        asked: token ids, and the number of leading ids that are context.
     """
     from model.scoring import Continuation, Likelihood, continuation_likelihoods
 
-    # nothing predicts a first id
+    # the first id is not predicted
     continuations = [Continuation(ids, max(0, len(ids) - max(1, before))) for ids, before in asked]
     found = continuation_likelihoods(bundle.model, continuations)
     charge = math.log(bundle.tokenizer.vocab_size)
@@ -162,7 +161,7 @@ def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _moved_space(context: str, continuation: str) -> tuple[str, str]:
-    """Move white space from the end of a context to the continuation, where tokenisers have it."""
+    """Move white space from the end of a context to the continuation, as tokenisers join it with the next word."""
     bare = context.rstrip()
     return bare, context[len(bare) :] + continuation
 

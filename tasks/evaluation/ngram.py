@@ -1,13 +1,12 @@
-"""The stage `ngram`: a baseline of counts alone, fitted once on the tokens that the models of a dataset train on.
+"""The stage `ngram`: the n-gram baseline, fitted once per dataset on its training tokens.
 
-The model is interpolated modified Kneser-Ney smoothing (Chen and Goodman 1999), fitted and evaluated by whole arrays.
-An n-gram is named by its place in a sorted table: the name of its first n - 1 tokens times the size of the vocabulary,
-plus its last token, is one integer, so one sort per order finds and counts them all.
+Interpolated modified Kneser-Ney smoothing (Chen and Goodman 1999), vectorised. The index of an n-gram is its row in a
+sorted table of keys, and its key is the index of its first n - 1 tokens times the vocabulary size, plus its last token.
+So one sort per order counts all n-grams.
 
-The first token of a document is never predicted; it and what follows are context for the rest of the document, and
-nothing reaches over its beginning. An n-gram that stands at the beginning has no token before it: where lower orders
-count the different tokens before an n-gram, each such occurrence counts as one of its own. Where there are more tokens
-than memory may hold, a fixed sample of whole documents is used; how many tokens that were stands beside its figures.
+The first token of a document is not predicted, and n-grams do not cross documents. Lower orders count the different
+tokens before an n-gram; each occurrence at the beginning of a document counts as a different one. At most `max_tokens`
+tokens of whole documents are used; their number is recorded with the metrics.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from storage.store import Store
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, parquet
 
-BYTES_PER_TOKEN = 8  # of the shards and tables that fitting reads, about
-NO_NAME = -1  # of an n-gram that was never seen, or that would reach over a document's beginning
+BYTES_PER_TOKEN = 8  # read from shards and tables while fitting, approximately
+NO_INDEX = -1  # of an n-gram that is unseen, or would cross the beginning of a document
 PREDICTED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """Order and training tokens of the baseline.
+    """Settings of the baseline.
 
     Attributes:
-        order: the longest n-grams.
-        max_tokens: training tokens that are read at most; 20 million take up to two gigabytes of memory.
+        order: highest order.
+        max_tokens: most training tokens; 20 million take up to two gigabytes of memory.
     """
 
     order: int = 5
@@ -66,7 +65,7 @@ def ngram(work: Work, settings: NgramSettings, *, dataset: ArtifactRef) -> str:
 
 
 def dataset_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
-    """Return the dataset that a model was trained on; None if it or its tokens are not in the store."""
+    """Return the training dataset of a model; None if it or its tokens are not in the store."""
     if checkpoint.stage != "train":
         return None
     (dataset,) = manifest_of(store, checkpoint).input_refs("dataset")
@@ -79,7 +78,7 @@ def dataset_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
 def fit_ngrams(
     dataset: Path, shards: dict[str, Path], out: Path, settings: NgramSettings, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Write the model of a dataset's training documents; returns counts and a digest."""
+    """Fit and write the model of a dataset's training documents; returns counts and a digest."""
     ids, lengths = training_documents(dataset, shards, settings.max_tokens)
     vocab_size = pq.read_metadata(dataset / COUNTS_FILE).num_rows
     model = KneserNey.fit(ids, lengths, vocab_size, settings.order)
@@ -98,20 +97,20 @@ def fit_ngrams(
 
 
 def training_documents(dataset: Path, shards: dict[str, Path], max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of the training documents that sequences are made of, each document once.
+    """Return the tokens of the training documents in the sequences, each document once.
 
     Args:
         dataset: folder of the dataset.
-        shards: where each token shard lies, by key.
-        max_tokens: documents are taken in the order of their ids, which are as good as random, up to so many tokens.
+        shards: folder of each token shard, by key.
+        max_tokens: most tokens; documents are read in the order of their ids, which are hashes.
 
     Returns:
-        (N,) tokens, one document after the other, and (n,) the length of each.
+        (N,) concatenated tokens, and (n,) lengths of the documents.
     """
     opened = {key: np.load(folder / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key, folder in shards.items()}
     parts, left = [], max_tokens
     with Corpus() as corpus:
-        # the pieces of a document lie one behind the other, or overlap: together they are one span
+        # the pieces of a document are adjacent or overlap: together they are one span
         spans = corpus.rows(
             "select shard, min(start), max(start + length) "
             f"from {parquet(dataset / SEQUENCES_FILE)} where split = 'train' group by doc_id, shard order by doc_id"
@@ -129,65 +128,65 @@ def training_documents(dataset: Path, shards: dict[str, Path], max_tokens: int) 
 class Order:
     """The n-grams of one order."""
 
-    keys: np.ndarray  # (u,) int64, rising: name of the first n - 1 tokens times `vocab_size`, plus the last token
-    counts: np.ndarray  # (u,) how often each occurs; in all orders but the highest, after how many different tokens
-    contexts: int  # n-grams of the order below, 1 below the lowest
+    keys: np.ndarray  # (u,) int64, ascending: index of the first n - 1 tokens * `vocab_size` + last token
+    counts: np.ndarray  # (u,) occurrences; below the highest order, number of different preceding tokens
+    contexts: int  # number of n-grams of the order below; 1 for order 1
     vocab_size: int
 
     @cached_property
     def discounts(self) -> np.ndarray:
-        """(4,) what is taken from counts of 0, 1, 2, and 3 or more (Chen and Goodman 1999, equation 26)."""
+        """(4,) discounts of counts 0, 1, 2, and 3 or more (Chen and Goodman 1999, equation 26)."""
         n1, n2, n3, n4 = (int((self.counts == times).sum()) for times in (1, 2, 3, 4))
         if min(n1, n2, n3, n4) > 0:
             y = n1 / (n1 + 2 * n2)
             found = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
-            # a discount of 0 would leave nothing for what was never seen behind a context
+            # a discount of 0 would leave no probability for unseen tokens
             if (found[1:] > 0).all() and (found[1:] <= np.arange(1, 4)).all():
                 return found
-        return np.array([0.0, 0.5, 1.0, 1.5])  # so few n-grams say nothing of how to discount them
+        return np.array([0.0, 0.5, 1.0, 1.5])  # too few n-grams to estimate discounts
 
     @cached_property
     def context(self) -> np.ndarray:
-        """(u,) name of the first n - 1 tokens of each."""
+        """(u,) index of the first n - 1 tokens of each n-gram."""
         return self.keys // self.vocab_size
 
     @cached_property
     def discounted(self) -> np.ndarray:
-        """(u,) share of each among the n-grams of its context, less the discount."""
+        """(u,) discounted relative frequency of each n-gram in its context."""
         taken = self.discounts[np.minimum(self.counts, 3)]
         return np.asarray((self.counts - taken) / np.maximum(self.totals, 1)[self.context])
 
     @cached_property
     def totals(self) -> np.ndarray:
-        """(contexts,) sum of the counts behind each context."""
+        """(contexts,) sum of the counts of each context."""
         return np.bincount(self.context, weights=self.counts, minlength=self.contexts)
 
     @cached_property
     def left_over(self) -> np.ndarray:
-        """(contexts,) share that discounting leaves to the order below; all of it where nothing was ever seen."""
+        """(contexts,) interpolation weight of the order below; 1 for contexts without counts."""
         taken = np.bincount(self.context, weights=self.discounts[np.minimum(self.counts, 3)], minlength=self.contexts)
         return np.divide(taken, self.totals, out=np.ones(self.contexts), where=self.totals > 0)
 
     def refine(self, context: np.ndarray, ids: np.ndarray, probability: np.ndarray) -> np.ndarray:
-        """Make of the probabilities of the order below those of this one, in place.
+        """Update the probabilities of the order below to those of this order, in place.
 
         Args:
-            context: (N,) name of the n - 1 tokens before each token; `NO_NAME` leaves its probability as it is.
+            context: (N,) index of the n - 1 tokens before each token; `NO_INDEX` keeps its probability.
             ids: (N,) tokens.
-            probability: (N,) of each by the order below.
+            probability: (N,) probability of each token by the order below.
 
         Returns:
-            (N,) name of the n-gram that ends with each token.
+            (N,) index of the n-gram that ends with each token.
         """
         known = context >= 0
         probability[known] *= self.left_over[context[known]]
         if not len(self.keys):
-            return np.full(len(ids), NO_NAME)
+            return np.full(len(ids), NO_INDEX)
         wanted = context * self.vocab_size + ids
         place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         seen = known & (self.keys[place] == wanted)
         probability[seen] += self.discounted[place[seen]]
-        return np.where(seen, place, NO_NAME)
+        return np.where(seen, place, NO_INDEX)
 
 
 @dataclass(frozen=True)
@@ -195,9 +194,9 @@ class KneserNey:
     """A fitted model.
 
     Attributes:
-        orders: the n-grams of orders 1, 2, and so on; a saved model's are read when they are asked for.
-        vocab_size: number of tokens; those that were never seen are as likely as each other.
-        tokens: predicted tokens that it was fitted on.
+        orders: n-grams of orders 1, 2, and so on; those of a saved model are loaded on access.
+        vocab_size: number of different tokens; unseen ones are equally likely.
+        tokens: predicted tokens of the training documents.
     """
 
     orders: Sequence[Order]
@@ -211,24 +210,24 @@ class KneserNey:
         Args:
             ids: (N,) tokens, one document after the other.
             lengths: (n,) tokens of each document.
-            vocab_size: number of tokens there are.
-            order: the longest n-grams.
+            vocab_size: number of different tokens.
+            order: highest order.
         """
         place = places_in_documents(lengths)
         predicted = np.flatnonzero(place > 0)
-        names = ids.astype(np.int32)  # of the n-gram that ends with each token
+        index = ids.astype(np.int32)  # index of the n-gram that ends with each token
         keys = [np.arange(vocab_size)]
         counts = [np.bincount(ids[predicted], minlength=vocab_size)]
         for n in range(2, order + 1):
             ends = np.flatnonzero(place >= n - 1)
-            found, one, inverse, times = _named(names[ends - 1].astype(np.int64) * vocab_size + ids[ends])
-            # each different n-gram is one token before the n-1-gram that it ends with
-            behind = np.bincount(names[ends[one]], minlength=len(keys[-1]))
-            if n > 2:  # that of order 1 at the beginning is the token that is never predicted
-                behind += np.bincount(names[np.flatnonzero(place == n - 2)], minlength=len(keys[-1]))
+            found, one, inverse, times = _unique(index[ends - 1].astype(np.int64) * vocab_size + ids[ends])
+            # each different n-gram gives its last n - 1 tokens one more preceding token
+            behind = np.bincount(index[ends[one]], minlength=len(keys[-1]))
+            if n > 2:  # the first token of a document is not predicted
+                behind += np.bincount(index[np.flatnonzero(place == n - 2)], minlength=len(keys[-1]))
             counts[-1] = behind.astype(np.int32)
-            names = np.full(len(ids), NO_NAME, dtype=np.int32)
-            names[ends] = inverse
+            index = np.full(len(ids), NO_INDEX, dtype=np.int32)
+            index[ends] = inverse
             keys.append(found)
             counts.append(times)
         contexts = [1, *(len(item) for item in keys[:-1])]
@@ -249,20 +248,20 @@ class KneserNey:
         """
         place = places_in_documents(lengths)
         probability = np.full(len(ids), 1 / self.vocab_size)
-        # of the n-1-gram before each token; those of order 0 have one name
+        # index of the n-1-gram before each token; order 0 has a single one
         context = np.zeros(len(ids), dtype=np.int64)
         for n, order in enumerate(self.orders, 1):
-            names = np.empty(len(ids), dtype=np.int64)
+            index = np.empty(len(ids), dtype=np.int64)
             for begin in range(0, len(ids), PREDICTED_AT_ONCE):
                 part = slice(begin, begin + PREDICTED_AT_ONCE)
-                names[part] = order.refine(context[part], ids[part], probability[part])
-            # the context of the next order ends before each token, in the same document
-            context[1:] = np.where(place[1:] >= n, names[:-1], NO_NAME)
-            context[:1] = NO_NAME
+                index[part] = order.refine(context[part], ids[part], probability[part])
+            # context of the next order: the n-gram before each token, in the same document
+            context[1:] = np.where(place[1:] >= n, index[:-1], NO_INDEX)
+            context[:1] = NO_INDEX
         return np.where(place > 0, -np.log(probability), 0.0)
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder, in the smallest types that hold it: see `load`."""
+        """Write the model into a folder, in the smallest integer types; see `load`."""
         np.save(folder / "sizes.npy", np.array([self.vocab_size, self.tokens, len(self.orders)]), allow_pickle=False)
         for n, order in enumerate(self.orders, 1):
             ends = np.cumsum(np.bincount(order.context, minlength=order.contexts))
@@ -280,7 +279,7 @@ class KneserNey:
 
 @dataclass(frozen=True)
 class SavedOrders(Sequence[Order]):
-    """The orders of a saved model, each read when it is asked for: together they may be larger than memory likes."""
+    """The orders of a saved model, each loaded on access, because together they may exceed the memory."""
 
     folder: Path
     highest: int
@@ -300,12 +299,8 @@ class SavedOrders(Sequence[Order]):
         return Order(keys, counts, len(ends), self.vocab_size)
 
 
-def _named(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return what `np.unique` returns with index, inverse and counts, in half the memory.
-
-    Returns:
-        The different keys, rising; a place of each; the number of each key among them; and how often each is there.
-    """
+def _unique(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return unique keys, index, inverse and counts like `np.unique`, in half the memory."""
     order = np.argsort(keys)
     rising = keys[order]
     opens = np.append(True, rising[1:] != rising[:-1])[: len(keys)]
@@ -318,7 +313,7 @@ def _named(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
 
 
 def places_in_documents(lengths: np.ndarray) -> np.ndarray:
-    """Return (N,) int32 place of each token in its document, from 0."""
+    """Return (N,) position of each token in its document, int32 if that is enough."""
     lengths = np.asarray(lengths, dtype=np.int64)
     total = int(lengths.sum())
     kind = np.int32 if total < 2**31 else np.int64

@@ -1,8 +1,4 @@
-"""The stage `split`: one side of a corpus, copied as a set of documents to measure models on.
-
-It has the layout of an evaluation set, so that everything that reads one reads this, too. Which side a document is on
-is decided by `tasks.curate.curate.hold_out`.
-"""
+"""The stage `split`: one split of a corpus as an evaluation set; `tasks.curate.curate.hold_out` makes the split."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """Side of a corpus."""
+    """Name of a split."""
 
     split: str
 
@@ -35,12 +31,12 @@ def copy_split(
     documents: RefSet,
     measures: RefSet,
 ) -> str:
-    """Copy the documents of one side of a corpus into a set to measure models on."""
+    """Copy the documents of one split of a corpus into an evaluation set."""
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
         corpus.want_kept(work.folder(curated), settings.split)
         digest = copy_documents(work, corpus, snapshot, documents, measures)
     if not work.counts["rows"]:
-        raise UserError(f"the corpus has no {settings.split} documents")
+        raise UserError(f"the corpus has no {settings.split} documents: add documents")
     return digest
 
 

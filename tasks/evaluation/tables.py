@@ -1,11 +1,8 @@
-"""The figures of an evaluation, and the tables that hold them.
+"""Metrics of an evaluation and their tables; every metric is a quotient of two sums over documents.
 
-Every figure is a quotient of two sums over documents, so that those of a slice, of a document and of everything follow
-the same rule, and no mean is taken of means.
-
-metrics.parquet      the figures, baselines among them
+metrics.parquet      metrics of the model and its baselines
 documents.parquet    sums of each document
-slices.parquet       the same by kind, language, source and method, with figures and baselines
+slices.parquet       sums and metrics by kind, language, source and method
 """
 
 from __future__ import annotations
@@ -33,16 +30,16 @@ class Sums:
     """Sums over the predicted tokens of some documents.
 
     Attributes:
-        documents: how many documents.
+        documents: number of documents.
         tokens: predicted tokens.
-        bytes: UTF-8 bytes of the documents' texts.
-        lost_bytes: bytes that the tokeniser cannot give back.
-        top1: tokens than which no other token was at least as likely.
+        bytes: UTF-8 bytes of the texts.
+        lost_bytes: bytes that became unk or were dropped by the tokeniser.
+        top1: tokens that were more likely than every other token.
         nll_nats: negative log-likelihood of the tokens, in nats.
-        charged_nats: what first tokens cost that nothing predicts: as much as if all tokens were equally likely.
-        uniform_nats: the same tokens where all are equally likely.
-        unigram_nats: by their share of the training text.
-        ngram_nats: by the n-gram model of the training text; None where there is none.
+        charged_nats: charge for first tokens that are not predicted, ln(vocab_size) each.
+        uniform_nats: negative log-likelihood under the uniform baseline.
+        unigram_nats: negative log-likelihood under the unigram baseline.
+        ngram_nats: negative log-likelihood under the n-gram baseline; None if there is none.
     """
 
     documents: int = 0
@@ -58,7 +55,7 @@ class Sums:
 
     @property
     def loss(self) -> float:
-        """Nats per token; NaN where nothing is predicted."""
+        """Nats per token; NaN without tokens."""
         return self.nll_nats / self.tokens if self.tokens else math.nan
 
     @property
@@ -68,21 +65,21 @@ class Sums:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits per byte of text, what was lost and what nothing predicts among them; NaN without text."""
+        """Bits per byte of text, including charges for lost bytes and first tokens; NaN without text."""
         return self._bits_per_byte(self.nll_nats)
 
     @property
     def top1_share(self) -> float:
-        """Share of tokens that were the likeliest one."""
+        """Top-1 accuracy, 0 to 1."""
         return self.top1 / self.tokens if self.tokens else math.nan
 
     def baseline_loss(self, name: str) -> float | None:
-        """Return the nats per token of one of `BASELINES`; None if it was not measured."""
+        """Return the loss of one of `BASELINES` in nats per token; None if not measured."""
         nats = getattr(self, f"{name}_nats")
         return None if nats is None else nats / self.tokens if self.tokens else math.nan
 
     def baseline_bits_per_byte(self, name: str) -> float | None:
-        """Return the bits per byte of one of `BASELINES`, charged for the same; None if it was not measured."""
+        """Return the bits per byte of one of `BASELINES`, with the same charges; None if not measured."""
         nats = getattr(self, f"{name}_nats")
         return None if nats is None else self._bits_per_byte(nats)
 
@@ -90,7 +87,7 @@ class Sums:
         return bits_per_byte(nats + self.charged_nats, self.bytes, self.lost_bytes) if self.bytes else math.nan
 
     def figures(self) -> dict[str, float | None]:
-        """Return all figures by name; None for what is not a number."""
+        """Return all metrics by name; None for NaN."""
         found: dict[str, float | None] = {name: getattr(self, name) for name in FIGURES}
         found |= {f"{name}_bits_per_byte": self.baseline_bits_per_byte(name) for name in BASELINES}
         return {name: None if value is None or math.isnan(value) else value for name, value in found.items()}
@@ -101,7 +98,7 @@ FIGURES = ("loss", "perplexity", "top1_share", "bits_per_byte")
 
 
 def baselines_of(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the baselines of an evaluation, the strongest first: name for people, name in figures."""
+    """Return the baselines of an evaluation, strongest first: name for people, name in metrics."""
     named = {"ngram": f"{metrics.get('val/ngram_order', 0):.0f}-gram", "unigram": "unigram", "uniform": "uniform"}
     return [(name, of) for of, name in named.items() if f"val/{of}_loss" in metrics]
 
@@ -119,10 +116,9 @@ class Evaluated:
     """Sums of every evaluation document; all columns have n entries, in the order of `doc_id`.
 
     Attributes:
-        doc_id: (n,) names of the documents.
-        labels: for each of `DIMENSIONS`, (n,) which slice each document is in.
-        sums: for each sum of `Sums` but `documents`, (n,) int64 or float64; `ngram_nats` is missing where there is no
-            such model.
+        doc_id: (n,) ids of the documents.
+        labels: for each of `DIMENSIONS`, (n,) slice of each document.
+        sums: for each field of `Sums` but `documents`, (n,) int64 or float64; `ngram_nats` only with that baseline.
     """
 
     doc_id: Sequence[str]
@@ -133,7 +129,7 @@ class Evaluated:
         return len(self.doc_id)
 
     def total(self, rows: np.ndarray | slice = slice(None)) -> Sums:
-        """Return the sums over all documents, or some."""
+        """Return the sums over all documents, or some rows."""
         values = {name: column[rows].sum().item() for name, column in self.sums.items()}
         return Sums(**{"ngram_nats": None, **values, "documents": len(self.sums["tokens"][rows])})
 
@@ -144,7 +140,7 @@ class Evaluated:
         return list(zip(values.tolist(), rows, strict=True)) if len(self) else []
 
     def slices(self) -> list[Slice]:
-        """Return the slices of each dimension, the largest first."""
+        """Return the slices of each dimension, largest first."""
         found = []
         for dimension in DIMENSIONS:
             some = [Slice(dimension, value, self.total(rows)) for value, rows in self.groups(dimension)]
@@ -154,7 +150,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Slice:
-    """The documents that have one value, such as `pdf`, `en` or `letters/old`, in one of `DIMENSIONS`."""
+    """The documents with one value, such as `pdf`, `en` or `letters/old`, of one of `DIMENSIONS`."""
 
     dimension: str
     value: str
@@ -163,14 +159,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation as it is shown."""
+    """Metrics and slices of an evaluation."""
 
     metrics: dict[str, float]
     slices: list[Slice]
 
 
 def read_metrics(store: Store, ref: ArtifactRef) -> dict[str, float]:
-    """Return the figures of an evaluation."""
+    """Return the metrics of an evaluation."""
     return {row["metric"]: row["value"] for row in read_rows(store.folder(ref) / METRICS_FILE)}
 
 
@@ -184,7 +180,7 @@ def read_evaluation(store: Store, ref: ArtifactRef) -> Evaluation:
 
 
 def read_documents(store: Store, ref: ArtifactRef) -> Evaluated:
-    """Return the sums of the documents of an evaluation."""
+    """Return the sums of each document of an evaluation."""
     table = pq.read_table(store.folder(ref) / DOCUMENTS_FILE)
     known = [name for name in OF_DOCUMENTS if not table[name].null_count or not len(table)]
     return Evaluated(

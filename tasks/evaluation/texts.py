@@ -1,7 +1,4 @@
-"""The stage `texts`: files of the user, kept as they are (nothing is cleaned or cut) to measure models on.
-
-The result has the layout of an evaluation set, so that everything that reads one reads this, too.
-"""
+"""The stage `texts`: texts of the user as an evaluation set, without cleaning."""
 
 from __future__ import annotations
 
@@ -47,12 +44,12 @@ _LABELS = ("kind", "language", "source", "method")
 
 
 class TextsError(UserError):
-    """Texts that a model cannot be measured on."""
+    """Texts that a model cannot be evaluated on."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text to measure a model on, and the labels of its slices."""
+    """A text to evaluate a model on, and the labels of its slices."""
 
     doc_id: str
     text: str
@@ -65,22 +62,22 @@ class Text:
 def read_texts(path: Path, refused: Refused, column: str = COLUMN) -> list[Text]:
     """Read a text file, a folder of text files, JSON Lines or Parquet.
 
-    JSON Lines and Parquet hold a document in each row, in the field `column`; of their other fields `kind`, `language`,
-    `source` and `method` tell slices apart, and `id` or `doc_id` names the document.
+    JSON Lines and Parquet have a document per row, with its text in `column`. The fields `kind`, `language`, `source`
+    and `method` label slices, and `id` or `doc_id` is the document's id.
 
     Args:
-        path: a file or a folder; in a folder every file is a document, also below it, but for hidden ones.
-        refused: counts the rows that are left out because they hold no text.
+        path: a file or a folder; each file in a folder and its subfolders is a document, but for hidden ones.
+        refused: counts rows without text, which are left out.
 
     Raises:
-        TextsError: there is no text in it, or something that is none; two documents have one name.
+        TextsError: there is no text, a file is not text, or two documents have the same id.
     """
     if path.is_dir():
         texts = [_file_text(item, path) for item in shown_files(path)]
         texts = list({item.doc_id: item for item in texts}.values())  # the same bytes twice are one document
     elif not path.is_file():
         raise TextsError(
-            f"there is no {path}: give a split ({' or '.join(SPLITS)}), a text file, a folder of text files, JSON "
+            f"{path} does not exist: give a split ({' or '.join(SPLITS)}), a text file, a folder of text files, JSON "
             "Lines (.jsonl) or Parquet"
         )
     elif SUFFIXES.get(path.suffix.lower()) in (LINES, PARQUET):
@@ -88,13 +85,11 @@ def read_texts(path: Path, refused: Refused, column: str = COLUMN) -> list[Text]
     else:
         texts = [_file_text(path, path.parent)]
     if not any(item.text for item in texts):
-        told = f": {refused.sentence()}" if refused.count else ""
-        raise TextsError(f"{path} holds no text to measure a model on{told}")
+        reasons = f": {refused.sentence()}" if refused.count else ""
+        raise TextsError(f"{path} has no text to evaluate a model on{reasons}")
     twice = sorted(name for name, count in Counter(item.doc_id for item in texts).items() if count > 1)
     if twice:
-        raise TextsError(
-            f"{path}: the ids {', '.join(map(repr, twice[:5]))} occur more than once; each document needs its own"
-        )
+        raise TextsError(f"{path}: the ids {', '.join(map(repr, twice[:5]))} occur more than once; expected unique ids")
     return texts
 
 
@@ -110,12 +105,12 @@ def _file_text(path: Path, root: Path) -> Text:
     except UnicodeDecodeError as error:
         place, why = error.start, error.reason
     else:
-        place, why = text.find("\0"), "a NUL"  # refused, though it may be UTF-8
+        place, why = text.find("\0"), "a NUL"  # binary, although valid UTF-8
         if place < 0:
             return Text(hashlib.sha256(data).hexdigest(), text, source=source)
     raise TextsError(
-        f"{path} is no UTF-8 text ({why} at {place:,}): save it as UTF-8, or let `sheepfold ingest` read documents of "
-        "other kinds and measure on a split of the corpus"
+        f"{path} is not UTF-8 text ({why} at {place:,}): save it as UTF-8, or ingest it by `sheepfold ingest` and "
+        "evaluate on a split of the corpus"
     )
 
 
@@ -141,7 +136,7 @@ def _row_texts(path: Path, refused: Refused, column: str) -> Iterator[Text]:
 
 
 def _row_text(row: Row, column: str, identity: str, file: str) -> Text:
-    """Return the text of a row; `identity` names it if it has no name of its own."""
+    """Return the text of a row; its id is derived from `identity` if it has none."""
     text = row.text(column, empty=True)
     name = next((row.values[key] for key in _NAMES if row.values.get(key) is not None), None)
     labels = {key: str(row.values[key]) for key in _LABELS if row.values.get(key)}
@@ -154,14 +149,14 @@ def _row_text(row: Row, column: str, identity: str, file: str) -> Text:
 
 @dataclass(frozen=True)
 class TextsSettings:
-    """Identity of texts."""
+    """Digest of the texts."""
 
     digest: str
 
 
 @stage("texts", version=1, unkeyed=("texts",))
 def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str:
-    """Keep texts from outside in the store, as a set to measure models on."""
+    """Write texts to the store as an evaluation set."""
     rows = [asdict(item) for item in sorted(texts, key=lambda item: item.doc_id)]
     work.counts["rows"] = write_table(work.out / DOCUMENTS_FILE, EVALSET, rows)
     work.counts["bytes"] = sum(len(row["text"].encode()) for row in rows)
@@ -169,16 +164,16 @@ def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str
 
 
 def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> ArtifactRef:
-    """Return texts to measure a model on, as an artefact with the layout of an evaluation set.
+    """Return texts to evaluate a model on, as an artefact with the layout of an evaluation set.
 
     Args:
-        on: `train` or `validation` for that side of the corpus as it is now; else a text file, a folder of text files,
+        on: `train` or `validation` for that split of the corpus as it is now; else a text file, a folder of text files,
             JSON Lines or Parquet; None for the corpus's frozen evaluation set.
-        column: Field of JSON Lines and Parquet that holds the text; None means `text`.
+        column: text field of JSON Lines and Parquet; None for `text`.
 
     Raises:
         StoreError: the corpus was never prepared.
-        UserError: it cannot be read, or there is no text in it.
+        UserError: the texts cannot be read, or are empty.
     """
     if not on:
         return frozen_evalset(run)
@@ -187,10 +182,10 @@ def evaluation_texts(run: Run, on: str | None, column: str | None = None) -> Art
     refused = Refused()
     texts = read_texts(Path(on).expanduser(), refused, column or COLUMN)
     if refused.count:
-        run.note(f"of {on} {refused.sentence()}")
+        run.note(f"{on}: {refused.sentence()}")
     return keep_texts(run, TextsSettings(sha256_json(texts)), texts=texts)
 
 
 def texts_name(on: str | None) -> str:
-    """Return the name of the documents that `evaluation_texts` returns."""
+    """Return the name of the documents of `evaluation_texts`, for people."""
     return f"the {on} split" if on in SPLITS else Path(on).resolve().name if on else "the evaluation set"

@@ -1,7 +1,7 @@
 """The stage `complete`: a model's completions of a shard of prompts.
 
-A prompt that cannot be continued has one row with an `error`; the others go on. A prompt's noise is named by its id, so
-what it gets depends neither on its place nor on the shard that it is in.
+A prompt that cannot be completed has one row with an `error`. Random numbers are seeded by the id of a prompt, so its
+completions do not depend on its position or shard.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def complete(
     batch_size: int = 0,
     own_process: bool = False,
 ) -> str:
-    """Continue every prompt of a shard.
+    """Complete every prompt of a shard.
 
     Args:
-        batch_size: Continuations that grow at once; 0 picks by the device.
-        own_process: On a CPU, compute in a subprocess with one thread, because other shards have the other cores.
+        batch_size: completions per batch; 0 for the default of the device.
+        own_process: on a CPU, compute in a subprocess with one thread, because other shards use the other cores.
     """
     device = work.machine.device
-    work.seed(settings.seed)  # notes device and kernels; the noise itself is named by prompt
+    work.seed(settings.seed)  # records device and kernels; sampling is seeded per prompt
     shard: dict[str, Any] = {
         "checkpoint": work.folder(checkpoint),
         "digest": checkpoint.digest,
@@ -67,7 +67,7 @@ def complete(
     if own_process and device == "cpu":
         found = work.machine.subprocesses.call(complete_shard, progress, WORTH_A_PROCESS, threads=1, **shard)
     else:
-        with work.machine.computing:  # each shard takes all cores
+        with work.machine.computing:  # each shard uses all cores
             found = complete_shard(progress, **shard)
     work.counts.update(found["counts"])
     return str(found["digest"])
@@ -88,19 +88,19 @@ def complete_shard(
 ) -> dict[str, Any]:
     """Write the completions of a table of prompts.
 
-    Nothing is seeded: the noise is named by prompt, and on a CPU generation is repeatable.
+    No global seed is set: sampling is seeded per prompt, and generation on a CPU is reproducible.
 
     Args:
-        digest: digest of the model; its folder may hold another one after a refresh.
-        settings: as for `Bundle.sampling_config`.
-        stretch: as for `Bundle`.
-        threads: threads of torch, in a process of its own; 0 leaves them.
+        digest: digest of the model, as its folder may have another one after a refresh.
+        settings: see `Bundle.sampling_config`.
+        stretch: see `Bundle`.
+        threads: number of torch threads in a subprocess; 0 keeps it.
 
     Returns:
         `counts` and the logical `digest` of the table.
 
     Raises:
-        UserError: if the settings do not go with the model.
+        UserError: the settings are invalid for the model.
     """
     if threads:
         import torch
@@ -110,7 +110,7 @@ def complete_shard(
     try:
         bundle = _bundle(checkpoint, digest, device, **stretch)
         rows = complete_prompts(bundle, digest, asked, settings, batch_size, progress)
-    except ValueError as error:  # a bundle is served without our errors, so it raises none of them
+    except ValueError as error:  # bundles are served without `UserError`
         raise UserError(f"generate: {error}") from error
     write_table(out, COMPLETIONS, rows)
     counts = {
@@ -122,11 +122,11 @@ def complete_shard(
     return {"counts": counts, "digest": hashlib.sha256(b"".join(map(digested, rows))).hexdigest()}
 
 
-@lru_cache(maxsize=1)  # the next shard's model is the same
+@lru_cache(maxsize=1)  # the next shard has the same model
 def _bundle(folder: Path, digest: str, device: str, **stretch: Any) -> Bundle:
     return Bundle(folder, device, **stretch)
 
 
 def digested(row: dict[str, Any]) -> bytes:
-    """Return a row for the logical digest of completions, which goes over all columns of all rows in their order."""
+    """Return a row as bytes for the logical digest of completions."""
     return json.dumps(row, sort_keys=True).encode() + b"\n"

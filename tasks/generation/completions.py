@@ -1,4 +1,4 @@
-"""Prompts and their completions by a loaded model, without stages and tables, which a single prompt does not need."""
+"""Prompts and their completions by a loaded model; light enough for a single prompt, without stages and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from storage.errors import UserError
 from tasks.training.bundle import Bundle, TextCompletion
 
-BATCH_SIZES = {"cpu": 32, "cuda": 256}  # continuations that grow at once
+BATCH_SIZES = {"cpu": 32, "cuda": 256}  # completions per batch
 ID_COLUMN = "id"
 
 Progress = Callable[[int, int], None]
@@ -24,10 +24,10 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        id: how the caller knows it, as text.
-        prompt: the text; where that is no UTF-8, with signs of replacement.
-        fields: the other columns of its record as JSON, with an id that is not text; None where there are none.
-        error: why it cannot be continued by any model; None if it can.
+        id: id of its record, as text.
+        prompt: the text, with replacement characters for what is not UTF-8.
+        fields: other columns of its record as JSON, including an id that is not text; None if there are none.
+        error: reason why no model can complete it; None if valid.
     """
 
     id: str
@@ -41,30 +41,30 @@ class PromptsError(UserError):
 
 
 class TemplateError(UserError):
-    """A template that cannot be used, or that asks for a column that is not there."""
+    """An invalid template, or one with an unknown column."""
 
 
-Template = list[tuple[str, str | None]]  # pieces of text and the column behind each; None where none is
+Template = list[tuple[str, str | None]]  # pieces of text, each followed by a column or None
 
 
 def parse_template(text: str) -> Template:
-    """Return a template; `{column}` stands for a column's value, `{{` and `}}` for braces.
+    """Parse a template: `{column}` is replaced by a column's value, `{{` and `}}` by braces.
 
     Raises:
-        TemplateError: for a brace that opens or closes nothing, and for more than a name between braces.
+        TemplateError: a brace is unmatched, or braces contain more than a name.
     """
     try:
         found = list(string.Formatter().parse(text))
     except ValueError as error:
         raise TemplateError(
-            f"the template {_short(text)} has a brace that opens or closes nothing ({error}); write {{column}} for "
+            f"the template {_short(text)} has an unmatched brace ({error}); write {{column}} for "
             "a column, and {{ or }} for a brace"
         ) from error
     for _, name, form, conversion in found:
         if name is not None and (not name or form or conversion):
             shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}}}"
             raise TemplateError(
-                f"the template {_short(text)} holds {shown}; expected the name of a column and nothing else "
+                f"the template {_short(text)} has {shown}; expected only the name of a column "
                 "between braces, and {{ or }} for a brace"
             )
     return [(literal, name) for literal, name, _, _ in found]
@@ -74,10 +74,10 @@ def fill_template(template: Template, record: Mapping[str, Any], place: str) -> 
     """Return the prompt of a record.
 
     Args:
-        place: names the record for people.
+        place: position of the record, for messages.
 
     Raises:
-        TemplateError: if the record lacks a column, or has no value in one.
+        TemplateError: the record lacks a column, or a value in it.
     """
     columns, known = [name for _, name in template if name is not None], list(record)
     for name in columns:
@@ -93,16 +93,16 @@ def fill_template(template: Template, record: Mapping[str, Any], place: str) -> 
 
 
 def one_prompt(text: str, template: str = "") -> Prompt:
-    """Return the prompt of a command line, whose bytes that are not UTF-8 arrive as lone surrogates.
+    """Return the prompt of the command line, where bytes that are not UTF-8 become lone surrogates.
 
     Raises:
-        PromptsError: if it is not UTF-8.
-        TemplateError: if the template is none, or names another column than `prompt`.
+        PromptsError: the prompt is not UTF-8.
+        TemplateError: the template is invalid, or has another column than `prompt`.
     """
     if template:
         text = fill_template(parse_template(template), {"prompt": text}, "PROMPT")
     if not text.isascii():
-        from tasks.readers.rows import encoding_fault  # loads five modules, which few single prompts need
+        from tasks.readers.rows import encoding_fault  # imports five modules; ASCII prompts do not need them
 
         if fault := encoding_fault(text):
             raise PromptsError(f"PROMPT: the prompt {fault}; give UTF-8 text")
@@ -110,10 +110,10 @@ def one_prompt(text: str, template: str = "") -> Prompt:
 
 
 def given_id(row: Mapping[str, Any]) -> Any:
-    """Return the id of a prompt or completion in the JSON type in which the prompts file has it.
+    """Return the id of a prompt or completion in its JSON type in the prompts file.
 
     Args:
-        row: with `id`, which is text, and `fields`, the other columns as JSON, among them an id that was not text.
+        row: has `id` as text, and `fields`, other columns as JSON, including an id that was not text.
     """
     carried = json.loads(row["fields"]) if row["fields"] else {}
     value = carried.get(ID_COLUMN)
@@ -136,13 +136,13 @@ def complete_prompts(
     """Return the rows of the completions of prompts.
 
     Args:
-        digest: Digest of the model.
-        asked: Fields of `Prompt`.
-        settings: As for `Bundle.sampling_config`.
-        on_text: Called with each piece of a single continuation as it grows.
+        digest: digest of the model.
+        asked: fields of each `Prompt`.
+        settings: see `Bundle.sampling_config`.
+        on_text: called with each piece of text if there is a single prompt and sample.
 
     Raises:
-        ValueError: if the settings do not go with the model.
+        ValueError: the settings are invalid for the model.
     """
     model_faults = bundle.prompt_faults([row["prompt"] for row in asked if row["error"] is None], **settings)
     remaining = (f"the prompt {fault}" if fault else "" for fault in model_faults)
@@ -187,5 +187,5 @@ def complete_prompts(
 
 
 def noise_key(name: str) -> int:
-    """Return the number that names the noise of the prompt with this id."""
+    """Return the seed of the random numbers of the prompt with this id."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

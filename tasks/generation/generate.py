@@ -33,6 +33,6 @@ def join_completions(work: Work, settings: NoSettings, *, parts: RefSet) -> str:
 
 
 def joined(parts: Sequence[ArtifactRef]) -> RefSet:
-    """Return completed shards as one input, which their order belongs to; without a digest if a plan would make one."""
+    """Return completed shards as one ordered input; without a digest if a shard is only planned."""
     made = all(ref.made for ref in parts)
     return RefSet(tuple(parts), sha256_json([ref.digest for ref in parts]) if made else "")

@@ -1,7 +1,7 @@
-"""The stage `prompts`: prompts as people write them, in files of several formats, and the shards that they are kept in.
+"""The stage `prompts`: reads prompts from files of several formats and stores them in shards.
 
-A record that cannot be a prompt becomes one with an error, so that one bad record among thousands costs itself alone.
-What is wrong with the file as a whole (its format, two records of one id, not one prompt) refuses the file.
+An invalid record becomes a prompt with an error, so that it does not stop the others. Errors of the whole file (format,
+duplicate ids, no valid prompt) are raised.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ PROMPTS = pa.schema(
     ]
 )
 PROMPT_COLUMNS = ("prompt", "text")
-N_SAMPLED, SAMPLED_WORDS = 4, 8  # evaluation documents that are sampled, and words of each
-SAMPLED_ID = 12  # digits of its document's id that a sampled prompt is known by
-MOST_SAMPLED = 400  # characters of a document's first words: there are words without an end
-MOST_SHARDS = 256  # then they grow: each has a task and a folder of its own
-CHARS_PER_NEW_TOKEN = 32  # of a prompt; reading a token costs an eighth of making one, about
+N_SAMPLED, SAMPLED_WORDS = 4, 8  # sampled evaluation documents, and words of each
+SAMPLED_ID = 12  # digits of a document's id that are the id of its prompt
+MOST_SAMPLED = 400  # most characters of the first words, as words may be arbitrarily long
+MOST_SHARDS = 256  # larger lists have larger shards, as each shard has a task and a folder
+CHARS_PER_NEW_TOKEN = 32  # of a prompt: reading a token costs about an eighth of generating one
 
 
 @dataclass(frozen=True)
 class PromptsSettings:
-    """Identity of a list of prompts; the list itself is an argument without a key."""
+    """Digest of a list of prompts; the list itself is an unkeyed argument."""
 
     digest: str
 
 
 @stage("prompts", version=2, unkeyed=("prompts",))
 def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Prompt]) -> str:
-    """Keep a list of prompts in the store, so that completions lead back to it."""
+    """Write a list of prompts to the store, for the lineage of completions."""
     work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))
     return settings.digest
 
 
 def cut_prompts(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[list[Prompt]]:
-    """Return prompts in runs of neighbours, none of them empty, of about `settings.shard_tokens` new tokens at most.
+    """Cut prompts into shards of consecutive prompts, of at most about `settings.shard_tokens` new tokens each.
 
-    A shard is one artefact: found again when the same prompts come again, lost alone when a process dies. The cut goes
-    from the beginning, so that prompts added at the end leave the shards before them as they were.
+    A shard is one artefact: the unit of caching and of recovery. Shards are filled from the beginning, so that prompts
+    added at the end do not change earlier shards.
     """
     per_prompt = settings.n_samples * settings.room(0)
     costs = [per_prompt + len(prompt.prompt) // CHARS_PER_NEW_TOKEN for prompt in prompts]
@@ -94,16 +94,15 @@ def cut_prompts(prompts: Sequence[Prompt], settings: GenerateSettings) -> list[l
 def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     """Read a prompts file.
 
-    Text holds one prompt per line; JSON Lines one object per line, CSV (TSV) one record per row under a header and
-    Parquet one row per prompt, with a column `prompt` (or `text`) and, if there is one, `id`. All other columns are
-    carried along.
+    Text files have a prompt per line. JSON Lines, CSV or TSV with a header, and Parquet have a prompt per record, with
+    a column `prompt` (or `text`) and optionally `id`; other columns are kept.
 
     Args:
-        template: puts the prompt together from columns, see `parse_template`.
+        template: template of the prompt, see `parse_template`.
 
     Raises:
-        PromptsError: if the file cannot be read, or not one of its records is a prompt.
-        TemplateError: if the template is none, or names a column that is not there.
+        PromptsError: the file cannot be read, or has no valid prompt.
+        TemplateError: the template is invalid, or has an unknown column.
     """
     if not path.is_file():
         raise PromptsError(f"no prompts file {path}: give a text, JSONL, CSV or Parquet file")
@@ -113,28 +112,28 @@ def read_prompts(path: Path, template: str = "") -> list[Prompt]:
     except ExtractionProblem as problem:
         raise PromptsError(f"{path} cannot be read: {problem.reason}") from problem
     if not prompts:
-        raise PromptsError(f"{path} holds no prompts")
+        raise PromptsError(f"{path} has no prompts")
     if all(prompt.error for prompt in prompts):
         first = f"the first of {len(prompts)}: {prompts[0].error}"
-        raise PromptsError(f"{path} holds no prompt that can be continued; {first}")
+        raise PromptsError(f"{path} has no valid prompt; {first}")
     twice = sorted(name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1)
     if twice:
         listed = ", ".join(map(repr, twice[:5]))
-        raise PromptsError(f"{path}: the ids {listed} occur more than once; each prompt needs its own")
+        raise PromptsError(f"{path}: the ids {listed} occur more than once; expected unique ids")
     return prompts
 
 
 def sample_prompts(store: Store, evalset: ArtifactRef) -> list[Prompt]:
-    """Return the first words of a few evaluation documents as prompts, to look at what a model has learned."""
+    """Return the first words of a few evaluation documents as prompts."""
     read = read_table(store.folder(evalset) / DOCUMENTS_FILE, ["doc_id", "text"])
-    rows = [row for row in read if row["text"].strip()]  # there are models that cannot continue nothing
+    rows = [row for row in read if row["text"].strip()]  # some models cannot complete an empty prompt
     long_enough = [row for row in rows if len(row["text"].split()) > SAMPLED_WORDS] or rows
     chosen = sorted(long_enough, key=lambda row: str(row["doc_id"]))[:N_SAMPLED]
     return [Prompt(row["doc_id"][:SAMPLED_ID], _beginning(row["text"])) for row in chosen]
 
 
 def _beginning(text: str) -> str:
-    """Return the first words of a text with the white space between them: models learn lines and indents, too."""
+    """Return the first words of a text with the white space between them, which models learn too."""
     found = re.match(rf"\s*(?:\S+\s+){{0,{SAMPLED_WORDS - 1}}}\S+", text)
     return found[0].lstrip()[:MOST_SAMPLED] if found else ""
 
@@ -145,16 +144,16 @@ def _rows(path: Path) -> Iterator[Row]:
         yield from read_rows(Table(path.resolve(), form))
         return
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-        # only line ends part lines, not what Unicode calls a separator
+        # iterating the file splits at line feeds only, not at Unicode separators
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield Row(f"line {number}", number, {"prompt": line.removesuffix("\n")})
 
 
 def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prompt:
-    """Return the prompt of a record, with an error if it cannot be one."""
+    """Return the prompt of a record, with an error if it is invalid."""
     given = row.values.get(ID_COLUMN)
-    # an id of another type is carried along, see `given_id`
+    # an id that is not text is kept in `fields`, see `given_id`
     carried = {key: value for key, value in row.values.items() if key != ID_COLUMN or not isinstance(given, str | None)}
     column = next((name for name in PROMPT_COLUMNS if row.values.get(name) is not None), PROMPT_COLUMNS[0])
     text = fault = ""
@@ -171,19 +170,19 @@ def _prompt(row: Row, index: int, path: Path, template: Template | None) -> Prom
             fault = f"{row.place}: the prompt {fault}" if fault else ""
     except (ExtractionProblem, TemplateError) as error:
         fault = str(error)
-    # nobody knows the id of a record that cannot be read: its place is no other record's
+    # the id of an unreadable record is its position
     name = row.place if row.problem is not None else str(index if given is None else given)
     fields = _storable(json.dumps(_plain(carried), ensure_ascii=False, default=str)) if carried else None
     return Prompt(_storable(name), _storable(text), fields, f"{path.name}, {fault}" if fault else None)
 
 
 def _storable(text: str) -> str:
-    """Return the text, with replacement characters for what UTF-8 cannot hold."""
+    """Return the text with replacement characters for lone surrogates."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without numbers that JSON does not know."""
+    """Return a value with None for non-finite numbers, which JSON does not support."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

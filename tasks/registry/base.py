@@ -1,7 +1,7 @@
-"""Continue training from a model: its network, its weights and its tokeniser replace those of the settings.
+"""Training from a base model, whose network, weights and tokeniser replace those of the settings.
 
-A base is named as models are everywhere (alias, number, `models:/` address, run id, folder), or is a folder in a layout
-of Hugging Face. It is resolved once for a run: an alias that moves meanwhile changes nothing.
+A base is an alias, a version number, a `models:/` address, a run id, or a folder, also in a Hugging Face layout. It is
+resolved once per run, so that a moving alias does not matter.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, read_sampling
 from tasks.training.hugging_face import import_folder
 from tasks.training.train import train
 
-CARRIER = "small"  # a preset all of whose fields are replaced
-# of the network; they shape no weight
+CARRIER = "small"  # any preset; all its fields are overridden
+# fields of the network that may differ from the base's
 FREE_FIELDS = ("drop_embed", "drop_attn", "drop_ffn", "drop_resid", "drop_resid_mlp")
 
 
 class BaseError(UserError):
-    """A model that a training cannot continue from, or settings that contradict it."""
+    """A model that cannot be a base, or settings that contradict it."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """A model to continue from.
+    """A base model.
 
-    `framing` says which ids stood around its documents, `bos` and `eos`; `sampling` are its defaults of generation.
+    `framing` has `bos` and `eos`, True if its training documents had them; `sampling` are its default settings.
     """
 
-    name: str  # as it was asked for
+    name: str  # as given in the settings
     checkpoint: ArtifactRef
     folder: Path
     shape: dict[str, Any]  # fields of its `model.ModelConfig`
@@ -54,11 +54,11 @@ class Base:
 
 
 def check_base(run: Run, settings: Settings) -> Base | None:
-    """Return the model to continue from, if one is asked for.
+    """Return the base model of the settings, if any.
 
     Raises:
-        BaseError: if the settings contradict it, or a plan would have to copy it into the store first.
-        UserError: if the name leads to no model.
+        BaseError: the settings contradict it, or a plan would have to copy it into the store first.
+        UserError: the model does not exist.
     """
     name = settings.train.base
     if not name:
@@ -73,8 +73,8 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     tombstones = read_tombstones(run.store).documents.values()
     if n := sum(not trainings.isdisjoint(item.seen_by) for item in tombstones):
         run.note(
-            f"train.base={name} saw documents that were forgotten since ({n}), and so did every model that "
-            "continues it; leave the base out to begin from scratch"
+            f"train.base={name} was trained on {n} document(s) that were forgotten since, and so is every model based "
+            "on it; unset train.base to train from random weights"
         )
     return base
 
@@ -88,7 +88,7 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
             if run.store.find(ref.stage, ref.key) is not None:
                 return ref
         raise BaseError(
-            f"train.base={name} is not in the store, and a plan copies nothing into it: run, or plan without train.base"
+            f"train.base={name} is not in the store, and a plan does not copy it there: run, or plan without train.base"
         )
     if not is_outside or _is_bundle(folder):
         return checkpoint_of(run, name)
@@ -100,7 +100,7 @@ def _checkpoint(run: Run, name: str) -> ArtifactRef:
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Return True for a folder in our layout: its config.json holds the network's fields under `model`."""
+    """Return True for a bundle, whose config.json has the network's fields under `model`."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -109,76 +109,73 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
-    """Return the settings of a run that continues from a model, by name; before there is a champion, from scratch."""
+    """Return the settings with `train.base` set; unchanged if it is the champion and there is none yet."""
     if not base:
         return settings
     try:
         if base == CHAMPION:
             resolve_version(run, base)
     except UnknownModel:
-        run.note("there is no champion to continue from yet, so this training begins from scratch")
+        run.note("there is no champion as base yet, so this training starts from random weights")
         return settings
     return settings.replace(train=replace(settings.train, base=base))
 
 
 def check_unread(run: Run, base: Base | None, evalset: ArtifactRef) -> None:
-    """Refuse, before the training, a base that was trained on documents of the evaluation set.
-
-    Its continuation knows them as well, so no promotion would take it.
+    """Refuse a base that was trained on documents of the evaluation set, as no model based on it can be promoted.
 
     Raises:
-        BaseError: then.
+        BaseError: it was.
     """
     if base is not None and trained_on(run.store, base.checkpoint, evalset):
         raise BaseError(
             f"train.base={base.name} was trained on documents of the evaluation set {evalset.key[:12]}: the split was "
-            "changed since, or part of its files became a corpus of their own. Figures of a model that continues it "
-            "would say nothing, so leave the base out to begin from scratch"
+            "changed since, or its files were divided into several corpora. Metrics of a model based on it would be "
+            "meaningless: unset train.base to train from random weights"
         )
 
 
 def already_read(run: Run, asked: str | None, base: Base | None, dataset: ArtifactRef) -> ArtifactRef | None:
-    """Return the champion if it is the base and has read this very dataset: then there is nothing to train.
+    """Return the champion if it is the base and was trained on this dataset, else None.
 
-    Otherwise a schedule without new documents would train its own last result again and again.
+    So a schedule without new documents does not train the champion on the same data repeatedly.
     """
     if asked != CHAMPION or base is None or base.checkpoint.stage != train.name:
         return None
     if manifest_of(run.store, base.checkpoint).inputs["dataset"]["digest"] != dataset.digest:
         return None
-    run.note("the champion has read all of this already, so nothing was trained")
+    run.note("the champion was already trained on this dataset, so nothing was trained")
     return run.reuse(train, base.checkpoint)
 
 
 def with_base(settings: Settings, base: Base | None) -> Settings:
-    """Return the settings of a run that continues from a base: its tokeniser and shape.
+    """Return the settings with the tokeniser and the network of a base.
 
-    Dropout may differ, and where positions are computed the context with the scaling of rotary wavelengths.
+    Dropout may differ, and without learned positions also the context and the scaling of RoPE wavelengths.
 
     Raises:
-        BaseError: if the settings ask for another tokeniser or for weights of another shape.
+        BaseError: the settings have another tokeniser, or weights of another shape.
     """
     if base is None:
         return settings
     if settings.model.preset != ModelSettings().preset:
         raise BaseError(
-            f"train.base brings its own network, but the preset {settings.model.preset} is given as well; leave one of "
-            "them out"
+            f"train.base has its own network, but the preset {settings.model.preset} is set as well; unset one of them"
         )
     asked = settings.tokenizer
     own = TokenizerSettings(engine=asked.engine)
     foreign = [item.name for item in fields(asked) if getattr(asked, item.name) != getattr(own, item.name)]
     if foreign:
         raise BaseError(
-            f"train.base brings its own tokeniser, but tokenizer.{foreign[0]} is given as well; leave one of them out"
+            f"train.base has its own tokeniser, but tokenizer.{foreign[0]} is set as well; unset one of them"
         )
     free = (*FREE_FIELDS, *STRETCH_FIELDS)
     given = settings.model.overrides
     for name, value in given.items():
         if name not in free and base.shape.get(name) != value:
             raise BaseError(
-                f"model.{name} is {value}, but the base has {base.shape.get(name)}; weights have the shape that they "
-                f"were trained in: leave it out (only {', '.join(free)} may differ)"
+                f"model.{name} is {value}, but the weights of the base have {base.shape.get(name)}; "
+                f"unset it (only {', '.join(free)} may differ)"
             )
     taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
     stretch = {name: given[name] for name in STRETCH_FIELDS if name in given}

@@ -1,4 +1,4 @@
-"""Find models by name, and complete their runs in MLflow."""
+"""Resolve names of models to versions and checkpoints, and complete their MLflow runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tasks.training.train import sync_run, train
 
 
 class UnknownModel(UserError):
-    """A model that no name leads to."""
+    """A model that does not exist."""
 
 
 def resolve_version(run: Run, model: str) -> ModelVersion:
-    """Return the version behind an alias, a number, a `models:/` address or a run id.
+    """Return the version of an alias, a number, a `models:/` address or a run id.
 
-    The store's record comes first; versions that another store registered are known to MLflow alone.
+    The store's record has precedence; versions registered from another store are only in MLflow.
 
     Raises:
-        UnknownModel: if there is none.
+        UnknownModel: there is none.
     """
     found = find_version(registered_versions(run.store), model, run.corpus)
     if found is None and run.home.has_tracking:
@@ -40,13 +40,13 @@ def resolve_version(run: Run, model: str) -> ModelVersion:
 
 
 def checkpoint_of(run: Run, model: str) -> ArtifactRef:
-    """Return the checkpoint of a model named in any of the allowed ways.
+    """Return the checkpoint of a model, given as for `resolve_version` or as a folder.
 
-    A name that the store records wins over a folder of the same name, which `./NAME` leads to. A model outside the
-    store (a folder, or a version that MLflow alone knows) is copied into it.
+    A recorded name has precedence over a folder of the same name, for which use `./NAME`. A model outside the store (a
+    folder, or a version only in MLflow) is copied into it.
 
     Raises:
-        UnknownModel: if the name leads nowhere.
+        UnknownModel: the model does not exist.
     """
     folder = Path(model).expanduser()
     if folder.is_dir() and find_version(registered_versions(run.store), model, run.corpus) is None:
@@ -58,7 +58,7 @@ def version_checkpoint(run: Run, version: ModelVersion) -> ArtifactRef:
     """Return the checkpoint of a registered version."""
     found = run.store.find(version.checkpoint.stage, version.checkpoint.key)
     if found is not None and found.digest == version.checkpoint.digest:
-        return version.checkpoint  # a training that was refreshed has other weights under the same key
+        return version.checkpoint  # a refreshed training has other weights under the same key
     return _add(run, Registry(run.tracking, run.corpus).download_bundle(version))
 
 
@@ -66,7 +66,7 @@ def _add(run: Run, folder: Path) -> ArtifactRef:
     names = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, COUNTS_FILE)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise UnknownModel(f"{folder} is no model folder: it lacks {', '.join(missing)}")
+        raise UnknownModel(f"{folder} is not a model folder: it lacks {', '.join(missing)}")
     ref, _ = run.add("bundle", {name: folder / name for name in names})
     return ref
 
@@ -75,7 +75,7 @@ def version_of(run: Run, checkpoint: ArtifactRef) -> ModelVersion | None:
     """Return the version of a checkpoint in MLflow; None if it was never registered.
 
     Raises:
-        UserError: if MLflow lacks a version that the store records.
+        UserError: MLflow lacks a version that the store records.
     """
     known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
     if known is None or not known.version:
@@ -84,17 +84,17 @@ def version_of(run: Run, checkpoint: ArtifactRef) -> ModelVersion | None:
 
 
 def ensure_training_run(run: Run, checkpoint: ArtifactRef) -> str:
-    """Return the MLflow run of a checkpoint, completed from the artefact where a kill left it unfinished."""
+    """Return the MLflow run of a training; completes it from the artefact if it was interrupted."""
     manifest = run.store.find(checkpoint.stage, checkpoint.key)
     if manifest is None or checkpoint.stage != train.name:
-        raise UnknownModel(f"{checkpoint.stage}/{checkpoint.key} is no training of this store; it has no run")
+        raise UnknownModel(f"{checkpoint.stage}/{checkpoint.key} is not a training of this store, so it has no run")
     tags = {name: value for name, value in run.tags.items() if value}
     return sync_run(run.tracking, run.store, manifest, tags)
 
 
 def log_evaluation(run: Run, version: ModelVersion, evalset: ArtifactRef, metrics: dict[str, float]) -> None:
-    """Tie the figures of an evaluation to the model and its dataset, at the end of the training's curve."""
+    """Log the metrics of an evaluation to MLflow, linked to model and dataset, at the last step of the training."""
     manifest = run.store.find(version.checkpoint.stage, version.checkpoint.key)
-    step = int(manifest.counts["rows"]) if manifest else 0  # it may have ended early
+    step = int(manifest.counts["rows"]) if manifest else 0  # less than max_steps after early stopping
     location = location_of(run.store, evalset)
     run.tracking.log_figures(version.run_id, version.model_id, metrics, step, evalset.stage, evalset.digest, location)

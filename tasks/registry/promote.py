@@ -1,8 +1,8 @@
-"""Promotion registers a model and moves aliases; rollback takes a champion back; a rebuild restores a lost MLflow.
+"""Promotion of a model, rollback of a champion, and rebuild of a lost MLflow database.
 
-A challenger that passes all gates (`tasks.evaluation.gates`) becomes champion, which implies fewer bits per byte than
-the champion on the same evaluation set. Under a lock a model is recorded in the store and registered, then the aliases
-are recorded and moved: after a kill at any point the next command does the rest.
+A challenger that passes all gates (`tasks.evaluation.gates`) becomes champion. Under a lock, a model is recorded in the
+store and registered in MLflow, then the aliases are recorded and moved; after an interruption the next command
+completes the rest.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _MLFLOW_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 @dataclass(frozen=True)
 class Promotion:
-    """Result of a promotion: the alias of the version now, why it has it, and the artefact with the gates' verdicts."""
+    """Result of a promotion: the version with its alias, the reason, and the artefact of the verdicts."""
 
     version: ModelVersion
     alias: str
@@ -81,21 +81,21 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Result of a rollback, by numbers of versions."""
+    """Result of a rollback, with version numbers."""
 
     champion: str
-    withdrawn: str  # taken back now or before; empty if none was
+    withdrawn: str  # withdrawn version, now or before; empty if there is none
     moved: bool
     reason: str
 
 
 @dataclass
 class Rebuilt:
-    """Contents of MLflow after a rebuild, and the checkpoints that are neither in the store nor in MLflow."""
+    """Contents of MLflow after a rebuild, and the checkpoints in neither store nor MLflow."""
 
-    runs: int = 0  # trainings with a run
+    runs: int = 0  # number of trainings with a run
     versions: list[str] = field(default_factory=list)  # NAME/NUMBER
-    aliases: dict[str, str] = field(default_factory=dict)  # number of the version by NAME@ALIAS
+    aliases: dict[str, str] = field(default_factory=dict)  # version number by NAME@ALIAS
     lost: list[str] = field(default_factory=list)  # STAGE/KEY
 
 
@@ -104,9 +104,9 @@ class ChampionChanged(RuntimeError):
 
 
 def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> bool:
-    """Return True if a model or one of its bases was trained on documents of an evaluation set.
+    """Return True if a model or a base of it was trained on documents of an evaluation set.
 
-    False for models that were trained elsewhere.
+    False for models trained elsewhere.
     """
     trainings = trainings_of(store, checkpoint)
     return any(trains_on_evalset(store, curated_of(store, made.ref).ref, evalset) for made in trainings)
@@ -115,13 +115,13 @@ def trained_on(store: Store, checkpoint: ArtifactRef, evalset: ArtifactRef) -> b
 def decide(
     verdicts: Sequence[Verdict], own: float, has_champion: bool, same_model: bool, withdrawn: str = ""
 ) -> tuple[bool, str]:
-    """Return whether the challenger becomes (or stays) champion, and why.
+    """Return True if the challenger becomes (or stays) champion, and the reason.
 
     Args:
         own: bits per byte of the challenger.
-        has_champion: True if there is one.
+        has_champion: True if there is a champion.
         same_model: True if the challenger is the champion.
-        withdrawn: reason for which the challenger was taken back before; empty if it was not.
+        withdrawn: reason for which the challenger was withdrawn before; empty if it was not.
     """
     if same_model:
         return True, f"it is the champion already ({own:.4f} bits per byte)"
@@ -139,14 +139,14 @@ def champion_of(store: Store, registry: Registry) -> ModelVersion | None:
     """Return the champion that the store records, or None.
 
     Raises:
-        UserError: if MLflow lacks it, because its database is new or older.
+        UserError: MLflow lacks it, because its database is new or older.
     """
     digest = _record(store, registry).aliases.get(CHAMPION)
     return registry.recorded(digest, CHAMPION) if digest else None
 
 
 def _record(store: Store, registry: Registry) -> Models:
-    """Return the store's record, or the aliases of a registry that outlived its store."""
+    """Return the store's record, or MLflow's aliases if the store has none."""
     known = read_models(store, registry.corpus)
     if known.models or known.aliases:
         return known
@@ -167,15 +167,15 @@ def move_aliases(
     """Register a model, move the aliases by the verdicts of the gates, and log the metrics.
 
     Args:
-        run_id: MLflow run of the training.
-        evaluation: metrics of the model.
-        gates: verdicts on the model, compared with the champion.
-        compared: version of that champion; None when there was none.
-        traced: True if the training text may be searched when the model is evaluated again.
+        run_id: id of the MLflow run of the training.
+        evaluation: evaluation of the model.
+        gates: verdicts on the model.
+        compared: version of the compared champion; None if there was none.
+        traced: True if later evaluations may search the training text.
 
     Raises:
-        ChampionChanged: if another version became champion meanwhile: evaluate that one and promote again.
-        UserError: if MLflow lacks the champion that the store records.
+        ChampionChanged: another version became champion meanwhile; evaluate it and promote again.
+        UserError: MLflow lacks the recorded champion.
     """
     verdicts, digest = read_verdicts(store.folder(gates)), checkpoint.digest
     with store.lock(LOCK):
@@ -210,31 +210,31 @@ def move_aliases(
 
 
 def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str = "") -> Rollback:
-    """Make the previous champion, or a named version, champion again.
+    """Make the previous champion, or a given version, champion again.
 
-    The version that is taken back keeps the reason as a tag and is not promoted again. Repeating it changes nothing.
+    The withdrawn version has the reason as a tag and is not promoted again. Repeating the call changes nothing.
 
     Args:
-        reason: why, for the tag.
-        to: number of the version to go back to; empty for the previous champion.
+        reason: reason, stored as a tag.
+        to: number of the version; empty for the previous champion.
 
     Raises:
-        UserError: if there is no such version, or MLflow lacks the champion that the store records.
+        UserError: the version does not exist, or MLflow lacks the recorded champion.
     """
     if CHAMPION not in read_models(store, corpus).aliases:
-        raise UserError(f"corpus {corpus} has no champion to take back: `sheepfold run SOURCE` makes the first one")
+        raise UserError(f"corpus {corpus} has no champion to withdraw: `sheepfold run SOURCE` makes the first one")
     registry = Registry(Tracking(home), corpus)
     with store.lock(LOCK):
         known = read_models(store, corpus)
         former = registry.recorded(known.aliases[CHAMPION], CHAMPION).checkpoint.digest
         numbers = {item.version: digest for digest, item in known.models.items() if item.version}
         if to and to not in numbers:
-            raise UserError(f"there is no version {to} to go back to; there are {', '.join(numbers)}")
+            raise UserError(f"there is no version {to}; expected one of {', '.join(numbers)}")
         target = numbers[to] if to else known.aliases.get(PREVIOUS)
         if (target or former) not in known.models:
             raise UserError(
-                f"the version to go back to ({(target or former)[:12]}) was promoted from another store: name one by "
-                f"--to, of {', '.join(item.version for item in known.models.values())}"
+                f"the previous champion ({(target or former)[:12]}) was promoted from another store: set a version by "
+                f"--to, one of {', '.join(item.version for item in known.models.values())}"
             )
         moved = target not in (None, former)
         if target is not None and moved:
@@ -255,7 +255,7 @@ def roll_back(home: Home, store: Store, corpus: str, reason: str = "", to: str =
         return Rollback(champion.version, last.version, moved, last.tags[WITHDRAWN_TAG])
     if target is None:
         raise UserError(
-            f"version {champion.version} is the first champion, so there is none to go back to: name a version by --to"
+            f"version {champion.version} is the first champion, and there is no previous one: choose a version by --to"
         )
     return Rollback(champion.version, "", False, "")
 
@@ -295,7 +295,7 @@ def rebuild(home: Home, store: Store) -> Rebuilt:
 
 
 def _sync(store: Store, registry: Registry) -> dict[str, ModelVersion]:
-    """Make MLflow's aliases and tags equal to the store's record, and record the versions that MLflow gave.
+    """Synchronise MLflow's aliases and tags with the store's record, and record MLflow's version numbers.
 
     Returns:
         The versions in MLflow, by digest of the checkpoint.
@@ -322,7 +322,7 @@ def _sync(store: Store, registry: Registry) -> dict[str, ModelVersion]:
 
 
 def _published(store: Store, registry: Registry, run_id: str, item: Registered) -> ModelVersion:
-    """Return the version of a recorded checkpoint with its tags, card and metrics; register it if MLflow lacks it."""
+    """Return the MLflow version of a recorded checkpoint with card and metrics; registers it if it is missing."""
     tracking, verdicts = registry.tracking, read_verdicts(store.folder(item.gates))
     flow_run = tracking.client.get_run(run_id).data.tags.get("prefect.ui_url")
     links = {"the flow run in Prefect": flow_run, "the training's run in MLflow": tracking.page_of_run(run_id)}
@@ -354,7 +354,7 @@ def _published(store: Store, registry: Registry, run_id: str, item: Registered) 
 
 
 def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered) -> dict[str, str]:
-    """Return the tags by which versions are searched: metrics, size, inputs, and the tags of the run."""
+    """Return the tags for searching versions: metrics, size, inputs, and the tags of the run."""
     made, evaluated = manifest_of(store, item.checkpoint), manifest_of(store, item.evaluation)
     metrics = read_metrics(store, item.evaluation)
     of_run = tracking.client.get_run(run_id).data.tags
@@ -373,12 +373,12 @@ def _search_tags(store: Store, tracking: Tracking, run_id: str, item: Registered
     }
 
 
-# ---- the model that MLflow serves: its files, requirements and signature
+# the model served by MLflow: files, requirements and signature
 
 
 def prepare_bundle(checkpoint_folder: Path, target: Path) -> Path:
-    """Copy a checkpoint and the code that runs it into one folder."""
-    skipped = ("manifest.json", "history.parquet", "telemetry.parquet", "journal.json")  # of the training
+    """Copy a checkpoint and the code that it needs into a folder."""
+    skipped = ("manifest.json", "history.parquet", "telemetry.parquet", "journal.json")
     shutil.copytree(checkpoint_folder, target, ignore=shutil.ignore_patterns(*skipped))
     root = Path(__file__).resolve().parents[2]
     code = target / "code"
@@ -391,18 +391,18 @@ def prepare_bundle(checkpoint_folder: Path, target: Path) -> Path:
 
 
 def requirements() -> list[str]:
-    """Return the packages that serve the model, in the installed versions without local build tags such as +cpu."""
+    """Return the packages that serving needs, pinned to installed versions without local tags such as +cpu."""
     pinned = [f"{name}=={installed(name).partition('+')[0]}" for name in SERVED_PACKAGES]
     return [f"mlflow=={installed('mlflow')}", *pinned]
 
 
 def served_parameters(sampling: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return MLflow's type and the default of each parameter of a request; a list's type is that of its items.
+    """Return MLflow's type (of the items, for a list) and the default of each parameter of a request.
+
+    `logit_bias` is a JSON object; for `details` and `echo` see `serving.SheepfoldModel`.
 
     Args:
-        sampling: Defaults that are recorded with the model, as far as it has its own.
-
-    `logit_bias` is a JSON object; `details` asks for more than texts, `echo` for the prompt before its text.
+        sampling: defaults recorded with the model.
     """
     from model.config import GenerationConfig
 
@@ -423,7 +423,7 @@ def served_parameters(sampling: Mapping[str, Any]) -> dict[str, tuple[str, Any]]
 
 
 def signature(sampling: Mapping[str, Any]) -> ModelSignature:
-    """Return MLflow's signature of a model: texts to texts, with the parameters of generation and their defaults."""
+    """Return MLflow's signature of a model: texts to texts, with the sampling parameters and their defaults."""
     from mlflow.models.signature import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 

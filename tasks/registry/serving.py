@@ -1,7 +1,7 @@
-"""The served model: the script that MLflow stores with a model version and runs when it is loaded.
+"""The served model: the script that MLflow stores with a model version and runs to load it.
 
-It imports nothing of Sheepfold. The code the model was trained with lies inside the version, and is loaded under a
-name of its own, so that two versions with different code live side by side in one process.
+It imports nothing of Sheepfold. The code of the model's training is stored in the version and imported under a unique
+package name, so that versions with different code can be loaded in one process.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from typing import Any
 import mlflow
 from mlflow.exceptions import MlflowException
 
-DETAILS, ECHO = "details", "echo"  # parameters that are no settings of generation
+DETAILS, ECHO = "details", "echo"  # parameters other than sampling settings
 PROMPT_COLUMN = "prompt"
 
 
 def load_code(folder: Path) -> ModuleType:
-    """Load the package in `folder` under a name that is its content's digest."""
+    """Import the package in `folder` under a name derived from its content."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
@@ -35,7 +35,7 @@ def load_code(folder: Path) -> ModuleType:
             name, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
         if spec is None or spec.loader is None:
-            raise ImportError(f"{folder} holds no Python package: this model version is incomplete")
+            raise ImportError(f"{folder} is not a Python package: the model version is incomplete; register it again")
         package = importlib.util.module_from_spec(spec)
         sys.modules[name] = package
         spec.loader.exec_module(package)
@@ -43,10 +43,7 @@ def load_code(folder: Path) -> ModuleType:
 
 
 def prompts_of(model_input: Any) -> list[str]:
-    """Return the prompts of a request: a table, a list, or one string.
-
-    A table's prompts are in its column `prompt`, or else in its first one.
-    """
+    """Return the prompts of a request: a string, a list, or the column `prompt` (else the first one) of a table."""
     if isinstance(model_input, str):
         return [model_input]
     if hasattr(model_input, "iloc"):
@@ -59,10 +56,10 @@ def prompts_of(model_input: Any) -> list[str]:
 
 
 def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the settings of generation in the parameters of a request.
+    """Return the sampling settings in the parameters of a request.
 
     Raises:
-        ValueError: for a bias that is no JSON object.
+        ValueError: `logit_bias` is not valid JSON.
     """
     settings = {name: value for name, value in (params or {}).items() if value is not None}
     for name in (DETAILS, ECHO):
@@ -79,23 +76,22 @@ def settings_of(params: dict[str, Any] | None) -> dict[str, Any]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise a ValueError as MLflow's error of an invalid parameter, which is status 400 over HTTP."""
+    """Convert ValueError to MLflow's invalid-parameter error, HTTP status 400."""
     try:
         yield
     except ValueError as error:
         raise MlflowException.invalid_parameter_value(str(error)) from error
 
 
-# MLflow warns, past all filters, of the missing type hints, which are left out on purpose (see `predict`).
+# MLflow warns, ignoring filters, about missing type hints, which are left out on purpose (see `predict`).
 _show_warning, warnings.showwarning = warnings.showwarning, lambda *_, **__: None
 
 
 class SheepfoldModel(mlflow.pyfunc.PythonModel):
-    """Continues prompts. `predict(["Once"], params={"max_new_tokens": 20})` returns one text per prompt.
+    """Completes prompts: `predict(["Once"], params={"max_new_tokens": 20})` returns one text per prompt.
 
-    With `n_samples` above 1 it returns so many texts for each prompt, those of the first prompt first; with `details`
-    a dictionary for each, which holds the finish reason, the ids and their log-probabilities beside the text; with
-    `echo` each text begins with its prompt.
+    With `n_samples` above 1 it returns that many texts per prompt, in order of prompts; with `details`, dictionaries of
+    text, finish reason, ids and log-probabilities; with `echo`, texts that begin with their prompts.
     """
 
     def load_context(self, context):  # type: ignore[no-untyped-def]
@@ -105,7 +101,7 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
         self.bundle = importlib.import_module(f"{package}.tasks.training.bundle").Bundle(folder, network=network)
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Continue each prompt; no type hints, because MLflow would drop the parameters' schema for them."""
+        """Complete each prompt. No type hints: they would make MLflow drop the schema of the parameters."""
         with refusals():
             prompts, settings = prompts_of(model_input), settings_of(params)
             found = self.bundle.complete(prompts, **settings)
@@ -119,11 +115,11 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
         return [item.text for item in found]
 
     def predict_stream(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Continue one prompt, piece by piece."""
+        """Complete one prompt, piece by piece."""
         with refusals():
             prompts = prompts_of(model_input)
             if len(prompts) != 1:
-                raise ValueError(f"{len(prompts)} prompts are to be streamed, expected one; predict takes several")
+                raise ValueError(f"{len(prompts)} prompts to stream, expected one; predict takes several")
             if (params or {}).get(ECHO):
                 yield prompts[0]
             for piece in self.bundle.stream(prompts[0], **settings_of(params)):

@@ -1,1 +1,1 @@
-"""Pages: corpus, dataset, training, evaluation and model, and the frame, charts and wording that they share."""
+"""Report pages and cards, and the layout, charts and number formats that they share."""

@@ -1,9 +1,7 @@
-"""Charts: lines over steps and stacked bars over bins, on axes with one choice of ticks.
+"""Line charts over steps and histograms of stacked bars, drawn by `charts.html`.
 
-Values are placed on a square of `SIDE` units, which the style sheet stretches to the room there is; `charts.html` draws
-it. A title under the pointer holds the numbers, and the description says the same in words. A series of any length is
-drawn in a bounded number of points that keep the lowest and the highest value of every pixel or so: a spike of a single
-step is seen.
+Coordinates lie on a square of `SIDE` units, which the style sheet stretches. Long series are thinned to the first,
+lowest, highest and last value of about every pixel, so that a spike of a single step stays visible.
 """
 
 from __future__ import annotations
@@ -21,23 +19,23 @@ from markupsafe import Markup
 from tasks.report.page import macro
 from tasks.report.wording import amount, counted, number
 
-Size = Literal["", "tall", "wide"]  # among others, higher, or alone in the width of the page
-_INTERVALS = {"": (4, 4), "tall": (4, 7), "wide": (12, 9)}  # between ticks, across and up
+Size = Literal["", "tall", "wide"]  # in a grid of charts, taller, or as wide as the page
+_INTERVALS = {"": (4, 4), "tall": (4, 7), "wide": (12, 9)}  # most intervals between ticks, x and y
 SIDE = 1000.0
-_STYLES = 6  # of lines in the style sheet; more series take them again
-_STRIPES = 100  # under which a pointer finds one set of numbers
-_DOTS = 40  # values up to which each has a dot
-_HUGE = 1e150  # beyond it differences lose their meaning
+_STYLES = 6  # line styles in the style sheet; further series repeat them
+_STRIPES = 100  # vertical stripes with one tooltip each
+_DOTS = 40  # series of at most so many values have a dot at each
+_HUGE = 1e150  # larger values are not drawn: their differences overflow
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 
-Point = tuple[float, float]  # of step and value, or on the square; a gap has nan as value
+Point = tuple[float, float]  # (step, value) or (x, y) on the square; NaN as value is a gap
 
 
 class Scale(NamedTuple):
     """One axis.
 
     Attributes:
-        low, high: its ends, below each other.
+        low, high: its ends, `low` < `high`.
         ticks: ascending, within its ends; at least one.
     """
 
@@ -56,11 +54,11 @@ class Scale(NamedTuple):
 def scale_of(
     values: Sequence[float], intervals: int, log: bool = False, tight: bool = False, whole: bool = False
 ) -> Scale:
-    """Return a scale that holds all values, with round numbers as ticks.
+    """Return a scale over all values, with round numbers as ticks.
 
     Args:
         values: finite, at least one; above zero for a logarithmic scale.
-        intervals: how many intervals between ticks there is room for.
+        intervals: most intervals between ticks.
         tight: ends at the outermost values, not at ticks.
         whole: ticks are whole numbers.
     """
@@ -82,7 +80,7 @@ def scale_of(
 
 
 def _powers(low: float, high: float, intervals: int) -> list[float]:
-    """Powers of ten around the ends, or some numbers within them where there are few powers."""
+    """Return powers of ten around the ends, or 1, 2 and 5 times these if there are few; empty for fewer than three."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     if last - first > 2:
         return [10.0**power for power in range(first, last + 1, math.ceil((last - first) / intervals))]
@@ -103,12 +101,12 @@ class Axes(NamedTuple):
     y: Scale
 
     def at(self, x: float, y: float) -> Point:
-        """Return the place of a point on the square, from its left upper corner."""
+        """Return the coordinates of a point on the square, from its upper left corner."""
         return SIDE * self.x.share(x), SIDE * (1 - self.y.share(y))
 
     @property
     def ticks(self) -> list[list[Point | tuple[float, str]]]:
-        """Places and texts of the ticks of both axes."""
+        """Positions and labels of the ticks of both axes."""
         across = [(self.at(tick, self.y.high)[0], amount(tick, 7)) for tick in self.x.ticks]
         return [list(across), [(self.at(self.x.low, tick)[1], amount(tick, 7)) for tick in self.y.ticks]]
 
@@ -118,9 +116,9 @@ class Series:
     """One line.
 
     Attributes:
-        steps: where its values stand, ascending.
-        values: as many; one that is not finite is a gap.
-        pale: whether it stands back, in the colour of the series after it: raw values behind their mean.
+        steps: x coordinates, ascending.
+        values: y coordinates, as many; one that is not finite is a gap.
+        pale: True to draw it faintly in the colour of the next series, such as raw values behind their mean.
     """
 
     name: str
@@ -130,13 +128,13 @@ class Series:
 
     @cached_property
     def points(self) -> list[Point]:
-        """Steps and values; a value that cannot be drawn is nan, which is itself within no limits."""
+        """Steps and values; NaN for a value that cannot be drawn."""
         pairs = zip(self.steps, self.values, strict=True)
         return [(step, value if -_HUGE <= value <= _HUGE else math.nan) for step, value in pairs]
 
 
 class Mark(NamedTuple):
-    """A step at which something happened, with words for the pointer such as "loss spike"."""
+    """A step with an event, and its tooltip, such as "loss spike"."""
 
     step: float
     words: str
@@ -152,12 +150,12 @@ def line_figure(
     over: str = "step",
     size: Size = "",
 ) -> Markup:
-    """Return lines under their title, with a legend where there is more than one.
+    """Return a line chart with its title, and a legend for more than one line.
 
     Args:
-        name: an id that no other drawing of the page has.
-        note: what the values are.
-        over: what the steps count.
+        name: id, unique in the page.
+        note: unit and meaning of the values.
+        over: unit of the steps.
     """
     before = accumulate((not one.pale for one in series), initial=0)
     classes = [
@@ -180,7 +178,7 @@ def line_figure(
 
 
 def line_picture(title: str, note: str, series: Sequence[Series], over: str = "step") -> Markup:
-    """Return lines as an SVG document of its own; arguments as for `line_figure`, with at least one value."""
+    """Return a line chart as an SVG document; arguments as for `line_figure`, with at least one value."""
     points = [point for one in series for point in _seen(one.points)]
     across, up = _INTERVALS["wide"]
     x = scale_of([step for step, _ in points], across, tight=True)
@@ -204,7 +202,7 @@ def _seen(points: Sequence[Point]) -> list[Point]:
 
 
 def _line(points: Sequence[Point], class_: str, bucket: float) -> Iterator[tuple[str, str]]:
-    """Paths of one line with their classes: it is broken at its gaps, and a value between two gaps is a dot."""
+    """Yield the paths of a line with their classes; it is broken at gaps, and a value between two gaps is a dot."""
     dotted = len(points) <= _DOTS
     for is_gap, run in groupby(_thinned(points, bucket), key=lambda at: math.isnan(at[1])):
         at = [] if is_gap else [f"{x:.1f} {y:.1f}" for x, y in run]
@@ -215,7 +213,7 @@ def _line(points: Sequence[Point], class_: str, bucket: float) -> Iterator[tuple
 
 
 def _thinned(points: Sequence[Point], bucket: float) -> Iterator[Point]:
-    """Of the points that share a place, the first, the lowest, the highest and the last; a gap only if all are gaps."""
+    """Keep the first, lowest, highest and last point of each bucket of x; a gap only if all its points are gaps."""
     for _, group in groupby(points, key=lambda at: int(at[0] / bucket)):
         near = list(group)
         inside = _seen(near) or near[:1]
@@ -224,7 +222,7 @@ def _thinned(points: Sequence[Point], bucket: float) -> Iterator[Point]:
 
 
 def _stripes(over: str, series: Sequence[Series], axes: Axes) -> Iterator[tuple[float, float, str]]:
-    """Left edge, width and words of upright stripes that hold the last values of all lines up to their right edge."""
+    """Yield left edge, width and tooltip of vertical stripes, with the last value of each line in them."""
     found: dict[int, dict[int, Point]] = {}
     for place, one in enumerate(series):
         for step, value in _seen(one.points):
@@ -238,7 +236,7 @@ def _stripes(over: str, series: Sequence[Series], axes: Axes) -> Iterator[tuple[
 
 
 def _marks(marks: Sequence[Mark], axes: Axes) -> Iterator[tuple[float, str]]:
-    """Places and words of upright lines; those that share a place are one."""
+    """Yield position and tooltip of vertical lines; marks in the same stripe are merged."""
     inside = sorted(mark for mark in marks if axes.x.low <= mark.step <= axes.x.high)
     for _, group in groupby(inside, key=lambda mark: int(axes.x.share(mark.step) * _STRIPES)):
         first, *others = group
@@ -248,7 +246,7 @@ def _marks(marks: Sequence[Mark], axes: Axes) -> Iterator[tuple[float, str]]:
 
 
 def _described(note: str, series: Sequence[Series]) -> str:
-    """All lines in words, for those who do not see them."""
+    """Return a text alternative of all lines, for screen readers."""
     sentences = []
     for one in series:
         seen, words = _seen(one.points), []
@@ -257,17 +255,17 @@ def _described(note: str, series: Sequence[Series]) -> str:
             at = [f"{number(value)} at {_step(step)}" for step, value in (seen[0], seen[-1], low, high)]
             words.append(f"{counted(len(seen), 'value')}, first {at[0]}, last {at[1]}, lowest {at[2]}, highest {at[3]}")
         if len(seen) < len(one.points):
-            words.append(f"{counted(len(one.points) - len(seen), 'value')} that cannot be drawn")
+            words.append(f"{counted(len(one.points) - len(seen), 'value')} not finite")
         if words:
             sentences.append(f"{one.name}: {', '.join(words)}")
-    return ". ".join([*(sentences or ["There is no value of it"]), *filter(None, [note])]) + "."
+    return ". ".join([*(sentences or ["No value was recorded"]), *filter(None, [note])]) + "."
 
 
 class Layer(NamedTuple):
     """One of the layers that bars are stacked from.
 
     Attributes:
-        name: what is counted, after the number.
+        name: name of the counted items, after the number.
         tone: class of its colour, such as `tone-ink`.
         counts: in each bin.
     """
@@ -286,18 +284,18 @@ def bar_figure(
     log: bool = False,
     median: float | None = None,
 ) -> Markup:
-    """Return a histogram of stacked bars under its title; a bin with anything in it is never invisible.
+    """Return a histogram of stacked bars with its title; a bin with a count is never invisible.
 
     Args:
-        name: an id that no other drawing of the page has.
+        name: id, unique in the page.
         edges: of the bins, one more than there are bins.
         layers: from the lowest to the highest.
-        log: whether the bins grow by a factor.
-        median: of all values; None where it is not shown.
+        log: True if the bins grow by a factor.
+        median: median of all values; None to leave it out.
     """
     heights = [sum(counts) for counts in zip(*(layer.counts for layer in layers), strict=True)]
     if not any(heights):
-        return macro("charts.html", "figure", name, title, note, "There is no value of it.")
+        return macro("charts.html", "figure", name, title, note, "No value was recorded.")
     axes = Axes(scale_of([edges[0], edges[-1]], 6, log=log, tight=True), scale_of([0.0, max(heights)], 4, whole=True))
     bins, spans = [], [f"{amount(low)} and {amount(high)}" for low, high in pairwise(edges)]
     for place, height in enumerate(heights):
@@ -306,6 +304,6 @@ def bar_figure(
         left, right = (SIDE * axes.x.share(edge) for edge in edges[place : place + 2])
         if height:
             bins.append((left, right - left, said, [(SIDE * axes.y.share(n), layer.tone) for n, layer in counts if n]))
-    words = f"{sum(heights):,} values; most lie between {spans[heights.index(max(heights))]}. {note}."
+    words = f"{sum(heights):,} values; the fullest bin is between {spans[heights.index(max(heights))]}. {note}."
     shown = "" if median is None else f"median {amount(median)}"
     return macro("charts.html", "figure", name, title, note, words, axes.ticks, bins=bins, median=shown)

@@ -1,4 +1,4 @@
-"""Two models on the same documents: the page of their comparison, its table for a terminal and its JSON document."""
+"""The comparison of two models on the same documents: page, table for a terminal and JSON document."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tasks.report.queries import Row
 from tasks.report.wording import amount, decimals, integer
 
 NAMES = {"top1": "top-1"}
-FIRST = ("bits_per_byte", "loss", "perplexity", "top1")  # of the figures
-_KEY = 8  # letters of each key in the name of a page
+FIRST = ("bits_per_byte", "loss", "perplexity", "top1")  # metrics shown first
+_KEY = 8  # characters of each key in the name of a page
 
 
 def collect_pair(store: Store, a: Measured, b: Measured, notes: Sequence[str] = ()) -> Row:
-    """Compare two models that were measured on the same documents.
+    """Compare two models that were evaluated on the same documents.
 
     Args:
-        a, b: what they are called, their evaluations, and their completions of the same prompts.
-        notes: what makes the comparison doubtful.
+        a, b: the models with evaluations, and completions of the same prompts.
+        notes: reasons to doubt the comparison.
 
     Returns:
-        The arguments; the `comparison`; `begins` and `paths`, beginnings and paths of the documents that changed most,
-        by id (a path that is not known is missing); `completions`, pairs of what either wrote after the same prompt.
+        The arguments; the `comparison`; `begins` and `paths`, beginnings and known paths of the documents with the
+        largest difference, by id; `completions`, pairs for the same prompt.
 
     Raises:
-        UserError: if they were measured on different documents, or in another way.
-        StoreError: if something of them is gone.
+        UserError: they were evaluated on different documents, or with different settings.
+        StoreError: an artefact is missing.
     """
     found = compare_evaluations(store, a.evaluation, b.evaluation)
     doc_ids = [item.doc_id for item in found.documents]
@@ -54,7 +54,7 @@ def collect_pair(store: Store, a: Measured, b: Measured, notes: Sequence[str] = 
 
 
 def write_pair_page(folder: Path, found: Row, corpus: str) -> Path:
-    """Write the page under a name of the models, the documents, and how they were measured and sampled."""
+    """Write the page and return its path, which contains the keys of models, documents and settings."""
     sides = (found.a, found.b)
     how = [ref.key for side in sides for ref in (side.evaluation, side.completions) if ref is not None]
     keys = [*(side.checkpoint.key for side in sides), found.a.evalset.key, sha256_json(how)]
@@ -65,7 +65,7 @@ def write_pair_page(folder: Path, found: Row, corpus: str) -> Path:
 
 
 def pair_page(found: Row, corpus: str) -> str:
-    """Return the page of what `collect_pair` returns; on documents of the named corpus."""
+    """Return the page from the result of `collect_pair`."""
     return render("comparison.html", corpus=corpus, **_shown(found))
 
 
@@ -75,7 +75,7 @@ def pair_table(found: Row) -> str:
 
 
 def _shown(found: Row) -> dict[str, Any]:
-    """The values that page and table share: `names` of both, and the figures that come `first`, and the `rest`."""
+    """Return the values of both page and table: `names` of the models, metrics shown `first`, and the `rest`."""
     names = (found.a.model, found.b.model)
     if names[0] == names[1]:
         names = (f"{names[0]} (A)", f"{names[1]} (B)")
@@ -87,7 +87,7 @@ def _shown(found: Row) -> dict[str, Any]:
 
 
 def _figure(name: str, a: float | None, b: float | None) -> list[str]:
-    """A figure of both, and how much the first is above the second."""
+    """Return name, both values and their difference (first minus second) of a metric."""
     whole = name.endswith(("tokens", "bytes", "documents", "_order"))
     one, other = (math.nan if value is None else value for value in (a, b))
     if one == other:
@@ -102,7 +102,7 @@ def _figure(name: str, a: float | None, b: float | None) -> list[str]:
 
 
 def pair_document(found: Row) -> dict[str, Any]:
-    """Return the comparison as one JSON document; differences are those of a less b, in bits per byte."""
+    """Return the comparison as a JSON document; differences are a minus b, in bits per byte."""
     compared = found.comparison
     completions = [
         {"prompt": a.prompt, "a": a.text, "b": b.text, "a_error": a.error or None, "b_error": b.error or None}

@@ -1,4 +1,4 @@
-"""The page of a generation: what was asked and what was written, each token shaded by how sure the model was of it."""
+"""The page of a generation: prompts and completions, each token shaded by its probability."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tasks.report.page import Outcome, Page, draw_page
 from tasks.report.queries import Row
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-SHADES = (0.5, 0.2, 0.05, 0.01, 0.0)  # a token at least so likely has the shade of this place
-SHOWN = 40  # completions
+SHADES = (0.5, 0.2, 0.05, 0.01, 0.0)  # least probability of each shade
+SHOWN = 40  # most completions shown
 ERRORS_SHOWN = 40
-_PROMPT_CHARS = 2_000  # of a prompt that are kept: its end, which is what is continued
-_CONTEXT = 8  # tokens before one whose text is asked for
+_PROMPT_CHARS = 2_000  # last characters shown of a prompt
+_CONTEXT = 8  # preceding tokens that a token is decoded with
 
 
 class Piece(NamedTuple):
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
     Attributes:
         logprob: sum over its tokens, in nats.
-        best: the likeliest tokens in the place of the first, with their log-probabilities, if they are known.
+        best: most likely tokens in place of the first one, with log-probabilities; may be empty.
     """
 
     text: str
@@ -40,32 +40,32 @@ class Piece(NamedTuple):
 
     @property
     def shade(self) -> int:
-        """The place in `SHADES`."""
+        """Index in `SHADES`."""
         return next(place for place, least in enumerate(SHADES) if _probability(self.logprob) >= least)
 
     @property
     def hint(self) -> str:
-        """Its probability, and the likeliest tokens in its place."""
+        """Tooltip: probability, log-probability and the most likely alternatives."""
         words = f"{_probability(self.logprob):.2%}, {self.logprob:.2f} nats"
         others = ", ".join(f"{text} {_probability(value):.1%}" for text, value in self.best[:5])
-        return f"{words}; likeliest: {others}" if others else words
+        return f"{words}; most likely: {others}" if others else words
 
 
 def _probability(logprob: float) -> float:
     return math.exp(min(0.0, logprob))
 
 
-# ---- reading
+# reading
 
 
 def collect_generation(store: Store, made: ArtifactRef) -> Row:
     """Read the figures of an artefact of the stage `generate`.
 
     Returns:
-        `prompts`, the number that was asked; `endings`, continuations by their finish reason; `tokens` of all of them,
-        and `logprob`, their sum in nats; `n_errors`, and the first `errors` with id and sentence; `shown`, the first
-        completions (`id`, `sample`, `prompt`, `cut` characters before it, `pieces`, `finish_reason`, `n_tokens`, and
-        other columns of the prompt's row as `fields`); `settings`; `model`, the digest of its checkpoint; `key`.
+        `prompts`, their number; `endings`, number of completions by finish reason; `tokens` of all of them, and
+        `logprob`, their sum in nats; `n_errors`, and the first `errors` (id, message); `shown`, the first completions
+        (`id`, `sample`, `prompt`, `cut` characters before it, `pieces`, `finish_reason`, `n_tokens`, and other columns
+        of the prompt's row as `fields`); `settings`; `model`, the digest of its checkpoint; `key`.
     """
     path = store.folder(made) / COMPLETIONS_FILE
     found = Row(endings=Counter(), tokens=0, logprob=0.0, n_errors=0, errors=[], shown=[], settings={}, model="")
@@ -89,7 +89,7 @@ def collect_generation(store: Store, made: ArtifactRef) -> Row:
 
 
 def _tokenizer(store: Store, made: ArtifactRef) -> Tokenizer | None:
-    """The tokeniser of the model behind a generation."""
+    """Return the tokeniser of the model; None if it is not in the store."""
     for name in ("parts", "checkpoint"):
         manifest = store.find(made.stage, made.key)
         if manifest is None or not manifest.inputs.get(name, {}).get("refs"):
@@ -117,11 +117,11 @@ def text_pieces(
     best: Sequence[Sequence[tuple[int, float]]] = (),
     length: int | None = None,
 ) -> list[Piece]:
-    """Return a continuation token by token; tokens that share a character are one piece.
+    """Split a completion into tokens; tokens that share a character are one piece.
 
     Args:
-        best: for each token the likeliest ones with their log-probabilities; may be empty.
-        length: characters of the continuation, where a stop string was cut off.
+        best: most likely tokens at each position, with log-probabilities; may be empty.
+        length: characters of the completion if a stop string was cut off.
     """
     context = tokenizer.encode([prompt])[0].tolist()[-_CONTEXT:]
     pieces: list[Piece] = []
@@ -143,11 +143,11 @@ def text_pieces(
     return pieces
 
 
-# ---- the page and its summary
+# page and summary
 
 
 def write(outcome: Outcome) -> Page | None:
-    """Write the page of a run's generation."""
+    """Write the page of a run's generation; returns None without one."""
     run, made = outcome.run, outcome.made("generate")
     if made is None:
         return None
@@ -160,13 +160,12 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def generation_page(found: Row, corpus: str) -> list[str]:
-    """Return the page of what `collect_generation` returns, and its summary in Markdown."""
+    """Return the page and its Markdown summary from the result of `collect_generation`."""
     settings = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(found.settings.items())}
     return draw_page(
         "completions.html",
-        title=f"Corpus {corpus}: what the model wrote",
+        title=f"Corpus {corpus}: completions",
         shades=SHADES,
-        # the model's own, of what it wrote
         perplexity=NllSum(-found.logprob, found.tokens).perplexity,
         **vars(found) | {"settings": settings},
     )

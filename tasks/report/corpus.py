@@ -1,7 +1,7 @@
-"""The report of a corpus: a page that shows what became of every file.
+"""The page of a corpus: status of every file, kinds, split, duplicates, pages and measures.
 
-What is needed of each document (no text, a few hundred bytes) is joined once into a temporary table; everything else is
-an aggregate or the first few rows of an order. The memory it takes follows the number of documents, not their length.
+A temporary table holds a few hundred bytes per document and no text; everything else is an aggregate or the first rows
+of an order. So memory grows with the number of documents, not with their length.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tasks.report.charts import bar_figure
 from tasks.report.page import Notice, Outcome, Page, draw_page, notices_of
 from tasks.report.queries import Row, folded, histogram, join_documents, live_table, rows
 
-# what became of a file, with its tone: what is used comes first, what was lost last
+# title and colour of each status, from used to lost
 STATUSES = {
     "train": ("used for training", "tone-ink"),
     "validation": ("held out for validation", "tone-mix"),
-    "document": ("read, not curated yet", "tone-norm"),
+    "document": ("extracted, not curated yet", "tone-norm"),
     "container": ("archives and tables", "tone-norm"),
-    "duplicate": ("same bytes as another file", "tone-pale"),
+    "duplicate": ("duplicate of another file", "tone-pale"),
     "dropped": ("dropped by curation", "tone-feed"),
-    "skipped": ("not looked into", "tone-hatched"),
-    "rejected": ("refused", "tone-pale-contrary"),
+    "skipped": ("skipped", "tone-hatched"),
+    "rejected": ("rejected", "tone-pale-contrary"),
     "failed": ("failed", "tone-contrary"),
 }
-DOUBTFUL = 0.6  # mean confidence of its words below which a page read by OCR is likely to be partly wrong
-LISTED = 15  # rows of a list of examples
+DOUBTFUL = 0.6  # mean word confidence below which an OCR page is probably partly wrong
+LISTED = 15  # most rows of a list of examples
 WORST_PAGES = 12
 
 
@@ -38,10 +38,10 @@ class Reason(NamedTuple):
     """The meaning of a reason code.
 
     Attributes:
-        weight: `lost`: text is missing that can be had; `check`: somebody should look; `by design`: as it should be.
+        weight: `lost`: text is missing that could be recovered; `check`: probably wrong; `by design`: intended.
         meaning: description for people, after "n files: ".
-        advice: what to do; empty where there is nothing to do.
-        group: by what a document was dropped.
+        advice: what to do; may be empty.
+        group: rule that dropped a document.
     """
 
     weight: str
@@ -50,70 +50,70 @@ class Reason(NamedTuple):
     group: str = "policy"
 
 
-_AGAIN = "Run the same command with --retry-failed on a quieter machine; if it fails again, look at the file."
-_PASSWORDS = "Write their passwords into a file, name it by the setting passwords.file and run again."
-_LARGER = "Raise extract.max_file_bytes or extract.archive_max_bytes if they are wanted."
+_AGAIN = "Run the same command with --retry-failed on a less busy machine; if it fails again, check the file."
+_PASSWORDS = "Write their passwords into a file, set passwords.file to it and run again."
+_LARGER = "Raise extract.max_file_bytes or extract.archive_max_bytes to include them."
 REASONS = {
     "empty": Reason("by design", "empty files"),
-    "unsupported": Reason("by design", "files of a type that is not read"),
-    "not_walked": Reason("by design", "not looked into: no regular files, excluded, or unreachable"),
-    "forgotten": Reason("by design", "asked to be forgotten"),
+    "unsupported": Reason("by design", "files of an unsupported type"),
+    "not_walked": Reason("by design", "not regular files, excluded or unreachable"),
+    "forgotten": Reason("by design", "forgotten on request"),
     "duplicate_bytes": Reason("by design", "the same bytes as another file"),
     "encrypted": Reason("lost", "encrypted", _PASSWORDS),
     "no_ocr_engine": Reason("lost", "scans without an OCR engine", "Install Tesseract's language data and run again."),
     "timeout": Reason("lost", "stopped by the deadline", _AGAIN),
     "memory": Reason("lost", "stopped by the memory limit", _AGAIN),
     "crashed": Reason("lost", "crashed the extractor", _AGAIN),
-    "changed": Reason("lost", "changed or vanished while they were read", "Run the same command again."),
-    "unreadable": Reason("lost", "could not be read from disk", "Mend the permissions or the disk and run again."),
-    "too_large": Reason("lost", "larger than allowed", _LARGER),
-    "too_many": Reason("lost", "with too many members", "Raise extract.archive_max_members if they are wanted."),
-    "too_deep": Reason("lost", "archives nested too deep", "Raise extract.archive_depth if they are wanted."),
-    "corrupt": Reason("check", "damaged", "Open them in their own program; get another copy if that fails too."),
-    "no_text": Reason("check", "nothing to read on any page", "Look whether they show text that OCR should have read."),
-    "unsafe_path": Reason("check", "a name that climbs out of its archive", "Ask where the archive is from."),
+    "changed": Reason("lost", "changed or deleted while being read", "Run the same command again."),
+    "unreadable": Reason("lost", "could not be read from disk", "Repair the permissions or the disk and run again."),
+    "too_large": Reason("lost", "larger than the limit", _LARGER),
+    "too_many": Reason("lost", "with too many members", "Raise extract.archive_max_members to include them."),
+    "too_deep": Reason("lost", "archives nested too deep", "Raise extract.archive_depth to include them."),
+    "corrupt": Reason("check", "damaged", "Open them in their own program; if that fails too, get another copy."),
+    "no_text": Reason("check", "no text on any page", "Check if they show text that OCR should have read."),
+    "unsafe_path": Reason("check", "a path that leads out of its archive", "Check the origin of the archive."),
     "no_column": Reason(
-        "lost", "tables without a column of text", "Name the column in extract.table_columns and run again."
+        "lost", "tables without a text column", "Name the column in extract.table_columns and run again."
     ),
     "duplicate_text": Reason("by design", "the same text as another document", group="duplicates"),
     "near_duplicate": Reason("by design", "nearly the same text as another document", group="duplicates"),
     "evaluation_set": Reason("by design", "mostly text of an external evaluation set", group="evaluation set"),
     "contained_in_training": Reason(
-        "by design", "held-out text that stands in training text as well", group="containment"
+        "by design", "held-out text that is contained in training text", group="containment"
     ),
     "contained_in_validation": Reason(
-        "by design", "training text that stands in held-out text as well", group="containment"
+        "by design", "training text that is contained in held-out text", group="containment"
     ),
-    "language": Reason("by design", "in a language that is not wanted"),
-    "licence": Reason("by design", "under a licence that is not wanted"),
-    "low_score": Reason("by design", "scored low by the classifier"),
+    "language": Reason("by design", "in a language that policy.languages excludes"),
+    "licence": Reason("by design", "under a licence that the policy excludes"),
+    "low_score": Reason("by design", "low score of the classifier"),
 }
 
 
 def reason_of(code: str) -> Reason:
-    """Return the meaning of a code; one that is not known here says its own name."""
+    """Return the meaning of a code; an unknown code is its own description."""
     return REASONS.get(code) or Reason("check", code.replace("_", " "))
 
 
 _PROSE = "kind <> 'code'"
-# histograms of documents: title, note, end of the last bin (0: bins in powers of ten), documents
+# histograms of documents: title, note, end of the last bin (0: logarithmic bins), SQL condition
 MEASURES = {
-    "n_chars": ("Length", "characters, in powers of ten", 0, "true"),
-    "language_confidence": ("Language confidence", "how sure the language is; prose", 1, _PROSE),
-    "alpha_word_share": ("Words with a letter", "share of words; low in tables and badly read scans", 1, _PROSE),
-    "mean_word_length": ("Length of words", "characters a word on average, from 20 on in one bar", 20, _PROSE),
+    "n_chars": ("Length", "characters, logarithmic", 0, "true"),
+    "language_confidence": ("Language confidence", "of the detected language, 0 to 1; prose", 1, _PROSE),
+    "alpha_word_share": ("Words with a letter", "share of words; low in tables and bad OCR", 1, _PROSE),
+    "mean_word_length": ("Mean word length", "characters; the last bar includes 20 and more", 20, _PROSE),
     "symbol_share": ("Symbols", "share of characters; high in garbled text", 1, _PROSE),
     "terminal_line_share": ("Lines that end a sentence", "share of lines; low in lists and tables", 1, _PROSE),
     "distinct_share": ("Distinct 5-grams", "share of 5-grams; low in repetitive text", 1, "true"),
     "compression_ratio": (
-        "Size when compressed",
-        "share of its size that is left; low where text repeats itself",
+        "Compression ratio",
+        "compressed by uncompressed size; low in repetitive text",
         1,
         "true",
     ),
-    "duplicate_line_char_share": ("Repeated lines", "share of characters in repeated lines", 1, "true"),
+    "duplicate_line_char_share": ("Repeated lines", "share of characters in lines that occur before", 1, "true"),
     "blob_share": ("Encoded data", "share of characters in base64 or hexadecimal data", 1, "true"),
-    "comment_share": ("Comments", "share of lines of code", 1, "kind = 'code'"),
+    "comment_share": ("Comments", "share of lines; code", 1, "kind = 'code'"),
 }
 _OCR = "method in ('ocr', 'both')"
 _CLUSTERS = "select cluster, count(*) as size from clusters group by 1 having size > 1"
@@ -125,13 +125,13 @@ def _tally(column: str, where: str = "true") -> str:
     return f"select {column} as name, count(*) as n, {kept} from report_documents where {where} {_BY_N}"
 
 
-# Each query gives the rows of one list of the page; Python adds what SQL cannot say.
+# queries of the lists of the page
 QUERIES = {
     "statuses": (
         "select status as name, count(*) as n, sum(size)::bigint as size from report_files group by 1 "
         f"order by list_position({list(STATUSES)}, name), name"
     ),
-    # `ok` with a reason is a file that was read in part
+    # `ok` with a reason: a file that was read partially
     "outcomes": (
         "select file_status as status, reason_code as code, count(*) as n, sum(size)::bigint as size, "
         "min(path) as path, arg_min(reason, path) as reason from report_files group by 1, 2 order by n desc, 1, 2"
@@ -197,9 +197,9 @@ def collect(catalog: Catalog) -> Row:
     """Return all figures of a corpus.
 
     Returns:
-        The rows of each of `QUERIES` under its name, and `total` (counts of everything), `counts` (dropped documents by
-        reason code), `worst_pages`, `ocr_confidence` (mean), `histograms`, `capped` (buckets of look-alikes that were
-        too many to be compared in full), `doubtful` (a low confidence) and `preset` (the policy that was applied).
+        The rows of each of `QUERIES` under its name, and `total` (counts), `counts` (dropped documents by reason code),
+        `worst_pages`, `ocr_confidence` (mean), `histograms`, `capped` (buckets of near-duplicate candidates too large
+        to compare in full), `doubtful` (the threshold of low confidence) and `preset` (of the policy).
     """
     _join(catalog)
     found = Row(**{name: rows(catalog, query) for name, query in QUERIES.items()})
@@ -225,7 +225,7 @@ def collect(catalog: Catalog) -> Row:
 
 
 def _join(catalog: Catalog) -> None:
-    """Make the tables that are asked again and again: `report_documents`, `report_files`, `report_pages`."""
+    """Create the tables that several queries use: `report_documents`, `report_files`, `report_pages`."""
     join_documents(catalog, MEASURES)
     pages = "select * from pages"
     if live_table(catalog, "normalise") == "all_normalise":  # no document lies in two segments
@@ -250,7 +250,7 @@ def _worst_pages(catalog: Catalog) -> list[Row]:
         f"order by confidence, doc_id, page limit {WORST_PAGES}) p "
         "join report_files f on f.doc_id = p.doc_id and f.file_status = 'ok' order by p.confidence, f.path, p.page",
     )
-    # texts by themselves: the query above would read those of all pages
+    # a query of its own for texts: the one above would read those of all pages
     if worst:
         listed = ", ".join(f"({quoted(page.doc_id)}, {page.page})" for page in worst)
         texts = rows(
@@ -265,43 +265,47 @@ def _worst_pages(catalog: Catalog) -> list[Row]:
 
 
 def _histograms(catalog: Catalog) -> Iterator[Row]:
-    """Histograms of documents and pages, as `bar_figure` takes them."""
+    """Yield histograms of documents and pages, as arguments of `bar_figure`."""
     tones = {"kept": "tone-ink", "dropped": "tone-contrary"}
     for measure, (title, note, top, where) in MEASURES.items():
         shown = {"name": f"histogram-{measure.replace('_', '-')}", "title": title, "note": note}
         upper = "not coalesce(kept, true)"
         yield from histogram(catalog, "report_documents", measure, upper, tones, shown, top=top, where=where)
-    shown = {"name": "histogram-ocr-confidence", "title": "OCR confidence", "note": "mean confidence of a page's words"}
+    shown = {
+        "name": "histogram-ocr-confidence",
+        "title": "OCR confidence",
+        "note": "pages by mean confidence of their words, 0 to 1",
+    }
     tones = {"kept": "tone-ink"}
     for plot in histogram(catalog, "report_pages", "confidence", "false", tones, shown, top=1, where=_OCR):
-        plot.median = None  # the middle page is no middle document
+        plot.median = None  # it would be read as a median over documents
         yield plot
 
 
 def _meaning(item: Row) -> str:
-    """The meaning of a code, or the first one's own reason where that says more."""
+    """Return the meaning of a code, with the reason of the first file if it is more specific."""
     if not item.code:
         return "Read." if item.status == "ok" else item.reason
     words = f"{item.known.meaning[0].upper()}{item.known.meaning[1:]}"
-    # ids of documents say nothing to a person
+    # reasons "by design" name documents by their ids, which are not readable
     if item.known.weight == "by design" or item.reason in ("", item.code.replace("_", " ")):
         return f"{words}."
     return f"{words}{'. The first' if item.n > 1 else ''}: {item.reason}"
 
 
 def _settings(catalog: Catalog, stage: str) -> dict[str, Any]:
-    """The settings that a stage of the last run was called with."""
+    """Return the settings of a stage in the last run."""
     manifests = (catalog.store.find(ref.stage, ref.key) for ref in catalog.state.get(stage, []))
     return next((manifest.settings for manifest in manifests if manifest), {})
 
 
 def notices(found: Row) -> list[Notice]:
-    """Return what a person should look at, the gravest first; empty if there is nothing."""
+    """Return the notices of the page, most severe first."""
     return notices_of("corpus_notices.html", **vars(found))
 
 
 def corpus_page(found: Row, corpus: str) -> list[str]:
-    """Return the page of what `collect` returns, and its summary in Markdown."""
+    """Return the page and its Markdown summary from the result of `collect`."""
     return draw_page(
         "corpus.html",
         notices(found),
@@ -312,11 +316,11 @@ def corpus_page(found: Row, corpus: str) -> list[str]:
     )
 
 
-OF_MODELS = ("suggest", "train", "evaluate", "generate")  # stages of which the page shows nothing
+OF_MODELS = ("suggest", "train", "evaluate", "generate")  # stages that do not change the page
 
 
 def write(outcome: Outcome) -> Page | None:
-    """Write the page of a run's corpus: its files, documents and what was refused."""
+    """Write the page of a run's corpus; returns None without a snapshot."""
     if outcome.made("snapshot") is None:
         return None
     run = outcome.run
@@ -325,5 +329,5 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def draw_corpus(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
-    """Return page and summary of a corpus; called by `Outcome.draw_in_subprocess`."""
+    """Return page and summary of a corpus; target of `Outcome.draw_in_subprocess`."""
     return corpus_page(collect(Catalog(open_store(store, Path(cache)), corpus)), corpus)

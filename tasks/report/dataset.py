@@ -1,7 +1,7 @@
-"""The report of a dataset: a page that shows what the model will read, and a data card.
+"""The page and the data card of a dataset: tokens, sequences, mix, tokeniser, vocabulary and provenance.
 
-What is needed of each document is joined once into a temporary table, without its text and without its ids; everything
-else is an aggregate of it, or comes from the manifests and the account of the sequences.
+A temporary table holds a few hundred bytes per document, without text and token ids; everything else is an aggregate of
+it, or comes from manifests and `dataset.json`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tasks.tokens.settings import MixSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 CARD = "data-card.md"
-# in the order of the flow; what trains, measures and generates is no part of a dataset
+# stages up to the dataset, in the order of the flow
 STAGES = (
     "import", "extract", "snapshot", "normalise", "measure", "classifier", "score", "dedup", "evaluation_sets",
     "curate", "refine", "tokenizer", "tokenise", "groups", "dataset",
 )  # fmt: skip
-MAX_ITEMS = 12  # of a list of settings; a longer one, such as the contents of a segment, is named by its digest
+MAX_ITEMS = 12  # items of a list of settings; a longer one, such as a segment's contents, is shown by its digest
 
-SAMPLE_KINDS = 3  # of which a document is shown
-SAMPLE_TOKENS = 320  # of it
-ENOUGH_TOKENS = 120  # a shorter document is shown only if its kind has no longer one
+SAMPLE_KINDS = 3  # kinds of documents with a sample
+SAMPLE_TOKENS = 320  # most tokens of a sample
+ENOUGH_TOKENS = 120  # shorter documents are sampled only if their kind has no longer one
 
-# of documents that have something in common; `lost_bytes`: of the text that no id gives back, `held_out`: tokens
+# sums over a group of documents; `lost_bytes`: bytes that became unk or were left out, `held_out`: tokens
 _SUMS = (
     "count(*) as documents, coalesce(sum(length), 0)::bigint as tokens, coalesce(sum(n_bytes), 0)::bigint as n_bytes, "
     "coalesce(sum(lost_bytes), 0)::bigint as lost_bytes, "
@@ -76,16 +76,16 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
 
     Returns:
         The rows of each of `SLICES` under its name, `total` over all documents, `packed` (`dataset.json` with
-        `accounts` of both sides and mixed `groups`), `train` and `held_out` (sides of the split), `tokenizer`,
-        `vocabulary`, `plots` and `samples`.
+        `accounts` of both splits and the mix of `groups`), `train` and `held_out` (splits), `tokenizer`, `vocabulary`,
+        `plots` and `samples`.
 
     Raises:
-        StoreError: if the corpus was not prepared yet.
+        StoreError: the corpus was not prepared yet.
     """
     missing = [stage for stage in ("tokenizer", "tokenise", "dataset") if not catalog.state.get(stage)]
     if missing:
         raise StoreError(
-            f"corpus {corpus!r} has no {missing[0]} artefact yet, so there is no dataset to report on: run `sheepfold "
+            f"corpus {corpus!r} has no {missing[0]} artefact, and a report needs its dataset: run `sheepfold "
             "prepare SOURCE` or `run` first"
         )
     join_documents(catalog, MEASURES)
@@ -110,7 +110,7 @@ def collect_dataset(catalog: Catalog, corpus: str) -> Row:
 
 
 def _packed(catalog: Catalog) -> Row:
-    """The record of the sequences, with `accounts` of both sides and what came of the mix."""
+    """Return `dataset.json` with `accounts` of both splits and the realised mix."""
     record = read_record(catalog.store.folder(catalog.state["dataset"][0]))
     accounts = []
     for split in ("train", "validation"):
@@ -123,7 +123,7 @@ def _packed(catalog: Catalog) -> Row:
 
 
 def _mixed(groups: list[dict[str, Any]], mix: Mapping[str, Any] | None) -> list[Row]:
-    """The groups with the shares they have, and those that were asked for where the settings say them."""
+    """Return the groups with their realised shares, and the shares of the settings, if any."""
     documents, tokens, sequences, reads = (
         {item["name"]: int(item[column]) for item in groups} for column in ("documents", "tokens", "count", "reads")
     )
@@ -136,12 +136,12 @@ def _mixed(groups: list[dict[str, Any]], mix: Mapping[str, Any] | None) -> list[
 
 
 def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Row:
-    """Kind, size and fingerprint of a tokeniser, and sentences on why it was chosen and what encoded with it."""
+    """Return kind, size and fingerprint of a tokeniser, and sentences on its choice, trainer and encoder."""
     encoded = [manifest_of(catalog.store, ref) for ref in catalog.state["tokenise"]]
     fitted = manifest_of(catalog.store, catalog.state["tokenizer"][0]).tools
     choice = folder / "choice.json"
     why = json.loads(choice.read_text(encoding="utf-8")).get("why", "") if choice.is_file() else ""
-    words = [f"Why this one: {why}."] if why else []
+    words = [f"Choice: {why}."] if why else []
 
     made_by = [(f"Fitted by {fitted['trainer']}", fitted.get("trainer_reason"))] if "trainer" in fitted else []
     engines = Counter((found.tools.get("engine", ""), found.tools.get("engine_reason", "")) for found in encoded)
@@ -153,11 +153,11 @@ def _tokenizer_facts(catalog: Catalog, tokenizer: Tokenizer, folder: Path) -> Ro
 
 
 def _plots(catalog: Catalog) -> Iterator[Row]:
-    """Histograms of the documents, as `bar_figure` takes them."""
+    """Yield histograms of the documents, as arguments of `bar_figure`."""
     tones = {"in training": "tone-ink", "held out": "tone-contrary"}
     for name, title, note, value, top in (
-        ("tokens", "Length of documents", "tokens, in powers of ten", "length", 0),
-        ("bytes-a-token", "Bytes a token", "by document, the last bar for all above", "n_bytes / nullif(length, 0)", 6),
+        ("tokens", "Length of documents", "tokens, logarithmic", "length", 0),
+        ("bytes-a-token", "Bytes per token", "the last bar includes larger values", "n_bytes / nullif(length, 0)", 6),
     ):
         shown = {"name": f"histogram-{name}", "title": title, "note": note}
         upper = "split = 'validation'"
@@ -165,9 +165,9 @@ def _plots(catalog: Catalog) -> Iterator[Row]:
 
 
 def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
-    """A training document of each of the kinds with the most tokens: of those that are long enough, the lowest id.
+    """Return a training document of each of the kinds with the most tokens.
 
-    Ids are hashes, so the choice is nobody's, and is the same every time.
+    The long enough one of lowest id is chosen: ids are hashes, so the choice is arbitrary but deterministic.
     """
     chosen = rows(
         catalog,
@@ -185,22 +185,22 @@ def _samples(catalog: Catalog, tokenizer: Tokenizer) -> list[Row]:
 
 
 def notices(found: Row) -> list[Notice]:
-    """Return what a person should look at, the gravest first; empty if there is nothing."""
+    """Return the notices of the page, most severe first."""
     return notices_of("dataset_notices.html", **vars(found))
 
 
 def provenance(catalog: Catalog) -> list[Row]:
-    """Return what each stage made for the corpus's dataset, in the order of the flow.
+    """Return the artefacts behind a dataset by stage, in the order of the flow.
 
     Returns:
-        Rows of `stage`, `versions`, `artefacts` (several of a stage that works by segments), `key` and `digest` (over
-        those of all), `settings` (those that all share; others and long lists by their digest) and `tools`.
+        Rows of `stage`, `versions`, `artefacts` (one per segment of some stages), `key` and `digest` (sha256 over all
+        of several), `settings` (if shared by all; others and long lists as digests) and `tools`.
     """
     found: dict[str, list[Manifest]] = {}
     for stage in STAGES:
         if refs := catalog.state.get(stage):
             found[stage] = [manifest_of(catalog.store, ref) for ref in sorted(set(refs))]
-    # inputs that a run does not note by themselves
+    # inputs that are missing in the state of a run
     for stage, argument, of in (("evaluation_sets", "evaluation", "curate"), ("classifier", "classifier", "score")):
         if of in found and argument in found[of][0].inputs:
             found[stage] = [manifest_of(catalog.store, ref) for ref in found[of][0].input_refs(argument)]
@@ -211,7 +211,7 @@ def _made(stage: str, manifests: list[Manifest]) -> Row:
     tools: dict[str, set[str]] = {}
     for manifest in manifests:
         for name, version in manifest.tools.items():
-            if version and not name.endswith("_reason"):  # such sentences stand with the tokeniser
+            if version and not name.endswith("_reason"):  # reasons are shown with the tokeniser
                 tools.setdefault(name, set()).add(version)
     keys, digests = ([getattr(manifest, name) for manifest in manifests] for name in ("key", "digest"))
     return Row(
@@ -226,7 +226,7 @@ def _made(stage: str, manifests: list[Manifest]) -> Row:
 
 
 def _shared_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
-    """Settings by name, without those that are left open."""
+    """Return settings by name, without those that are None."""
     shared: dict[str, Any] = {}
     for name in sorted({name for item in settings for name in item}):
         values = sorted({canonical_json(item.get(name)) for item in settings})
@@ -244,7 +244,7 @@ def _short(value: Any) -> Any:
 
 
 def dataset_page(found: Row, corpus: str) -> list[str]:
-    """Return the page of what `collect_dataset` returns, and its summary in Markdown."""
+    """Return the page and its Markdown summary from the result of `collect_dataset`."""
     charts = [bar_figure(**vars(plot)) for plot in found.plots]
     return draw_page(
         "dataset.html", notices(found), corpus=corpus, rare=RARE, charts=charts, folded=folded, **vars(found)
@@ -252,13 +252,17 @@ def dataset_page(found: Row, corpus: str) -> list[str]:
 
 
 def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
-    """Return the data card, for whoever gets the model and not the documents.
+    """Return the data card as Markdown.
 
-    It says what was counted (by `collect_dataset`, `corpus.collect` and `provenance`) and nothing else, and holds no
-    time: the same sources with the same settings give the same card.
+    It contains no times, so the same sources with the same settings give the same card.
+
+    Args:
+        found: result of `collect_dataset`.
+        files: result of `corpus.collect`.
+        made: result of `provenance`.
     """
     settings = {item.stage: item.settings for item in made if item.settings}
-    # no line of it can end the block that it stands in
+    # JSON on indented lines cannot end the Markdown code block
     block = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=True)
     return render(
         "data_card.md", corpus=corpus, files=files, made=made, settings=settings, json_settings=block, folded=folded,
@@ -267,7 +271,7 @@ def data_card(found: Row, files: Row, made: list[Row], corpus: str) -> str:
 
 
 def write(outcome: Outcome) -> Page | None:
-    """Write the page and the data card of a run's dataset."""
+    """Write the page and the data card of a run's dataset; returns None without one."""
     run = outcome.run
     if outcome.made("dataset") is None:
         return None
@@ -281,7 +285,7 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def draw_dataset(store: str, cache: str, corpus: str, progress: Callable[[int, int], None]) -> list[str]:
-    """Return page, summary and card of a dataset; called by `Outcome.draw_in_subprocess`."""
+    """Return page, summary and card of a dataset; target of `Outcome.draw_in_subprocess`."""
     catalog = Catalog(open_store(store, Path(cache)), corpus)
     found = collect_dataset(catalog, corpus)
     return [*dataset_page(found, corpus), data_card(found, collect(catalog), provenance(catalog), corpus)]

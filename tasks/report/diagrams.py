@@ -1,7 +1,7 @@
-"""Block diagrams of a network, its training and its generation: rows of boxes and the arrows between them.
+"""Block diagrams of a network, its training and its generation: rows of boxes, and arrows between them.
 
-They follow from configurations alone, so a network of any size is drawn without being built; what a network does not
-have is not drawn. One description serves the files, the JSON document and the page of `inspect`.
+Diagrams are derived from configurations alone, so that a network of any size is drawn without being built. SVG files,
+the JSON document and the page of `inspect` use the same description.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tasks.training.bundle import CONFIG_FILE
 from tasks.training.network_cost import network_shape
 from tasks.training.train import train_config
 
-WIDTH, LINE, GAP, LANE = 320, 15, 24, 15  # of a column of boxes, a line of text, an arrow, an arrow at the side; pixels
+WIDTH, LINE, GAP, LANE = 320, 15, 24, 15  # of boxes, text lines, gaps between rows, lanes of side arrows; pixels
 MARGIN = 70
-STEPS = 1000  # of a training that nobody has asked for
-LOOP_GAINS = (1, 10, 100, 1000)  # of a scalar forward path, for which the closed loop is worked out
+STEPS = 1000  # of the training of a preset, which has no budget
+LOOP_GAINS = (1, 10, 100, 1000)  # forward gains of the scalar closed-loop example
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "adam_l2": "Adam with coupled decay", "muon": "Muon and AdamW"}
 
 
@@ -39,7 +39,7 @@ class Node:
     """A box.
 
     Attributes:
-        id: name that arrows refer to, once in a diagram.
+        id: name for arrows, unique in the diagram.
         title: first line.
         notes: further lines.
         kind: "io" (a value), "mix", "feed", "norm", "drop" or "sum".
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """An arrow; one that does not lead to the next row runs at the side: down on the right, back on the left."""
+    """An arrow; one to another than the next row runs at the side: down on the right, up on the left."""
 
     source: str
     target: str
@@ -65,8 +65,8 @@ class Diagram:
     """A block diagram.
 
     Attributes:
-        name: of its file.
-        rows: boxes from top to bottom, those of one row side by side; None leaves a place empty.
+        name: base name of its file.
+        rows: boxes from top to bottom; None is an empty column.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Diagram:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the diagrams of a model follow from; `tokenizer` is the kind of its tokeniser, "" if not known."""
+    """Configurations that the diagrams show; `tokenizer` is the kind of tokeniser, "" if unknown."""
 
     config: ModelConfig
     train: TrainConfig
@@ -86,15 +86,15 @@ class Plan:
 
 
 def training_of(train: Mapping[str, Any] | None) -> TrainConfig:
-    """Return the configuration of a model's training, or the default one of a network that was not trained here."""
+    """Return the training configuration of a model, or the default one if it has none."""
     return TrainConfig.from_dict(dict(train)) if train else TrainConfig(max_steps=STEPS)
 
 
 def plan_of_preset(name: str) -> Plan:
-    """Return what the diagrams of a preset follow from, with the training and sampling of its recipe.
+    """Return the configurations of a preset, with training and sampling of its recipe.
 
     Raises:
-        UserError: if there is no such preset.
+        UserError: the preset does not exist.
     """
     config, settings = network_shape(name), load_settings(settings={"model.preset": name})
     train = training_of(train_config(settings.train, config.to_dict(), "cpu", STEPS))
@@ -102,7 +102,7 @@ def plan_of_preset(name: str) -> Plan:
 
 
 def plan_of_folder(folder: Path) -> Plan:
-    """Return what the diagrams of a model in a folder follow from; its weights are not read."""
+    """Return the configurations of a model in a folder, without reading its weights."""
     found = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     kind = load_tokenizer(folder / TOKENIZER_FILE).kind
     train, sampling = training_of(found.get("train")), sampling_of(found)
@@ -110,15 +110,15 @@ def plan_of_folder(folder: Path) -> Plan:
 
 
 def sampling_of(bundle: Mapping[str, Any]) -> GenerateSettings:
-    """Return the sampling that a model's folder records."""
+    """Return the sampling settings recorded in a model's config.json."""
     return GenerateSettings(**bundle.get("sampling", {}))
 
 
 def write_diagrams(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Write each diagram as NAME.svg and all of them as diagrams.json; returns what the JSON holds.
+    """Write each diagram as NAME.svg and all as diagrams.json; returns the content of the JSON file.
 
     Raises:
-        UserError: if the folder cannot be written.
+        UserError: the folder cannot be written.
     """
     found = []
     try:
@@ -135,7 +135,7 @@ def write_diagrams(plan: Plan, folder: Path) -> list[dict[str, Any]]:
 
 
 def diagrams(plan: Plan) -> list[Diagram]:
-    """Return every diagram of a model."""
+    """Return all diagrams of a model."""
     return [
         _system(plan),
         _block(plan.config),
@@ -191,9 +191,7 @@ def _system(plan: Plan) -> Diagram:
         nodes.append(Node(f"block{number}", f"Block {number}", notes, "mix"))
     if config.final_norm:
         nodes.append(Node("norm", "Final norm", (f"norm · {_norm(config)}, eps {config.norm_eps:g}",), "norm"))
-    head = (
-        "the token table again (tied)" if config.tie_weights else f"untied_head · {d:,} × {config.padded_vocab_size:,}"
-    )
+    head = "token_embedding (tied)" if config.tie_weights else f"untied_head · {d:,} × {config.padded_vocab_size:,}"
     bias = (f"+ head_bias · {config.padded_vocab_size:,}",) if config.head_bias else ()
     nodes += [
         Node("head", "Output projection", (head, *bias)),
@@ -243,7 +241,7 @@ def _branches(config: ModelConfig) -> tuple[Node, Node]:
 
 
 def _block(config: ModelConfig) -> Diagram:
-    """One block: what is read from the stream, what is added to it, and the paths around."""
+    """One block: norms, branches and residual connections."""
     is_post = config.norm_order == "post"
     nodes, bypasses = [Node("h0", "state h₀", (f"T × {config.d_model}",), "io")], []
     for branch in _branches(config):
@@ -269,11 +267,11 @@ def _block_formula(config: ModelConfig) -> Diagram:
     drop = f", D dropout {config.drop_resid:g}" if config.drop_resid else ""
     names = f"A attention, F mlp, N {_norm(config)}{drop}"
     nodes = [Node("x", "x", (), "io"), Node("g", "Block G", (*formula, names), "mix")]
-    return _chain("block-formula", "The same block in one formula", [*nodes, Node("y", "G(x) = x + Δ(x)", (), "io")])
+    return _chain("block-formula", "One block in one formula", [*nodes, Node("y", "G(x) = x + Δ(x)", (), "io")])
 
 
 def _increments(config: ModelConfig) -> Diagram:
-    """The stream as a sum of increments, of which each reads the sum of those before it."""
+    """The residual stream as a sum of increments."""
     nodes, bypasses = [Node("h0", "h₀", (f"T × {config.d_model}",), "io")], []
     inner = ("h₀", "h₀ + Δ₁(h₀)", "h₀ + Δ₁(h₀) + Δ₂(h₀ + Δ₁(h₀))")
     for number in range(1, min(config.n_layer, 2) + 1):
@@ -308,10 +306,10 @@ def _attention(config: ModelConfig) -> Diagram:
     tail = [
         Node("scores", "Scores", (f"q · kᵀ / √{width}", f"{config.n_head} × T × T"), "mix"),
         Node("mask", "Mask", (f"causal{reach}; −∞ elsewhere",)),
-        Node("softmax", "Softmax", ("rows add to one",), "norm"),
+        Node("softmax", "Softmax", ("rows sum to 1",), "norm"),
         *([Node("drop", f"Dropout {config.drop_attn:g}", (), "drop")] if config.drop_attn else []),
-        Node("mixed", "Mix the values", ("weights × values, in every head",), "mix"),
-        Node("joined", "Join the heads", (f"{config.n_head} × {width} = {config.n_head * width} columns",)),
+        Node("mixed", "Weighted values", ("weights × values, in each head",), "mix"),
+        Node("joined", "Concatenate heads", (f"{config.n_head} × {width} = {config.n_head * width} columns",)),
         Node("proj", "Output projection", (f"{config.n_head * width} → {d}",), "mix"),
         Node("y", "attention output", (f"T × {d}",), "io"),
     ]
@@ -341,7 +339,7 @@ def _training(plan: Plan) -> Diagram:
         Node(
             "loss",
             "Loss",
-            ("error signal: cross-entropy per token", f"ln {config.vocab_size:,} = {chance:.3f} by chance"),
+            ("error signal: cross-entropy per token", f"uniform: ln {config.vocab_size:,} = {chance:.3f}"),
             "norm",
         ),
         Node("gradient", "Gradient", (f"backward pass: {total:,} values",)),
@@ -354,7 +352,7 @@ def _training(plan: Plan) -> Diagram:
 
 
 def _feedback(plan: Plan) -> Diagram:
-    """The loop reduced to a scalar transfer function, with the learning rate as the feedback's gain."""
+    """The training loop reduced to a scalar transfer function, with the learning rate as feedback gain."""
     rate, total = plan.train.lr, count_parameters(plan.config)["total"]
     closed = tuple(f"G = {gain:,}: C/R = {gain / (1 + gain * rate):.5g}" for gain in LOOP_GAINS)
     nodes = [
@@ -371,11 +369,11 @@ def _feedback(plan: Plan) -> Diagram:
 
 
 def _generation(plan: Plan) -> Diagram:
-    """Inference as a control loop: the chosen token is fed back into the state."""
+    """Generation as a control loop: the chosen token is fed back into the state."""
     config, sampling = plan.config, plan.sampling
     bound = f"{sampling.max_length} in all" if sampling.max_length else f"{sampling.max_new_tokens} new"
     nodes = [
-        Node("prompt", "prompt x₁ … x_t", (f"at most {config.max_seq_len:,} tokens are seen",), "io"),
+        Node("prompt", "prompt x₁ … x_t", (f"context of {config.max_seq_len:,} tokens",), "io"),
         Node(
             "state",
             "State h_t",
@@ -385,14 +383,14 @@ def _generation(plan: Plan) -> Diagram:
         Node("logits", "Output", (f"last row: {config.vocab_size:,} logits",)),
         Node("p", "p_t = softmax(logits / τ)", (f"τ = {sampling.temperature:g}",), "norm"),
         Node("choice", "Controller: choose x_t+1", _choice(sampling), "feed"),
-        Node("ended", "End of text, or the bound?", (f"{bound} tokens",)),
+        Node("ended", "End of text or limit?", (f"{bound} tokens",)),
         Node("text", "text", (), "io"),
     ]
-    return _chain("generation", "Inference as a control loop", nodes, Edge("ended", "state", "no: t ← t + 1"))
+    return _chain("generation", "Generation as a control loop", nodes, Edge("ended", "state", "no: t ← t + 1"))
 
 
 def _reductions(config: ModelConfig) -> list[Diagram]:
-    """The network's operators put together step by step, until one is left."""
+    """The operators of the network, composed step by step into one."""
     last = config.n_layer
     blocks = [Node("b1", "G block 1"), *([Node("more", "…", (), "drop")] if last > 2 else [])]
     blocks += [Node("bl", f"G block {last}")] if last > 1 else []
@@ -404,10 +402,10 @@ def _reductions(config: ModelConfig) -> list[Diagram]:
     layers = Node("layers", "G layers", (composed, "x + Δ₁(x) + Δ₂(x + Δ₁(x)) + …"), "mix")
     steps = {
         "All operators": [Node("e", "G embedding"), *position, *blocks, *norm, Node("out", "G out")],
-        "Input put together": [Node("in", "G in", (f"G in = {into}",)), *blocks, *norm, Node("out", "G out")],
-        "Blocks put together": [Node("in", "G in"), layers, *norm, Node("out", "G out")],
-        "Output put together": [Node("g", "G forward", (f"{out} ∘ G layers ∘ G in",), "mix")],
-        "One operator": [Node("g", "logits = G(ids)", ("a chain: nothing is fed back within one pass",), "mix")],
+        "Input composed": [Node("in", "G in", (f"G in = {into}",)), *blocks, *norm, Node("out", "G out")],
+        "Blocks composed": [Node("in", "G in"), layers, *norm, Node("out", "G out")],
+        "Output composed": [Node("g", "G forward", (f"{out} ∘ G layers ∘ G in",), "mix")],
+        "One operator": [Node("g", "logits = G(ids)", ("no feedback within a forward pass",), "mix")],
     }
     ends = Node("ids", "ids", (), "io"), Node("logits", "logits", (), "io")
     return [
@@ -427,11 +425,11 @@ STYLE = """.blocks{color:#2b2b28;font:13px system-ui,sans-serif}
 
 
 def to_svg(diagram: Diagram, style: str = "") -> Markup:
-    """Return a diagram as an SVG element of a page with the sheet `STYLE`, or with a style as a document of its own."""
+    """Return a diagram as an SVG element for a page with the CSS `STYLE`, or as a document if a style is given."""
     boxes, height = _placed(diagram)
     rows = {node.id: place for place, row in enumerate(diagram.rows) for node in row if node is not None}
     lines, sides = [], []
-    taken: list[tuple[bool, int, int]] = []  # rows beside which an arrow runs, on the right or on the left
+    taken: list[tuple[bool, int, int]] = []  # side arrows so far: right side, first and last row
     for edge in sorted(diagram.edges, key=lambda edge: abs(rows[edge.target] - rows[edge.source])):
         (x, top, width, tall), (to_x, to_top, to_width, to_tall) = boxes[edge.source], boxes[edge.target]
         first, last = rows[edge.source], rows[edge.target]
@@ -453,7 +451,7 @@ def to_svg(diagram: Diagram, style: str = "") -> Markup:
 
 
 def _placed(diagram: Diagram) -> tuple[dict[str, tuple[float, float, float, float]], float]:
-    """Return each box as (middle x, top, width, height), and the height of all."""
+    """Return each box as (centre x, top, width, height), and the total height."""
     boxes, top = {}, 8.0
     for row in diagram.rows:
         column = WIDTH / len(row)

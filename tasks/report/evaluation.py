@@ -1,4 +1,4 @@
-"""The page of an evaluation: how good a model is beside its baselines, on what kinds of text, and what it writes."""
+"""The page of an evaluation: metrics beside baselines and the champion, slices, documents and completions."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from tasks.report.queries import Row
 from tasks.report.wording import cut_middle
 
 LINKED = {"corpus.html", "dataset.html", "training.html", "generation.html"}
-MOST_DOCUMENTS = 8  # of the best, and of the worst
-MOST_COMPLETIONS = 8
-PROMPT_CHARS = 2_000  # that are shown of a prompt: its end, which is what is continued
-PATH = 80
-FEWEST_BYTES = 64  # of a document that is listed: figures of a few words say nothing
+MOST_DOCUMENTS = 8  # best documents shown, and worst ones
+MOST_COMPLETIONS = 8  # completions shown
+PROMPT_CHARS = 2_000  # last characters shown of a prompt
+PATH = 80  # characters shown of a path
+FEWEST_BYTES = 64  # of a listed document: metrics of shorter ones are noise
 _KEY = 8  # characters of an evaluation's key in the name of a page
-_SOURCES = 3  # that are named of one span
+_SOURCES = 3  # documents named per span
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model that was measured, with all that was measured beside it.
+    """An evaluated model, with the artefacts that the page shows.
 
     Attributes:
-        model: what it is called.
-        rival: what another champion is called, and its evaluation on the same documents.
+        model: name for people.
+        rival: name and evaluation on the same documents of another champion, if any.
         completions: an artefact of the stage `generate`.
-        memorised, contamination: artefacts of these stages, where training text was looked at.
-        texts: what the documents are called; empty for the frozen evaluation set.
-        read: whether the model was trained on some of them.
+        memorised, contamination: artefacts of these stages, if training text was searched.
+        texts: name of the documents; empty for the frozen evaluation set.
+        read: True if the model was trained on some of the documents.
     """
 
     model: str
@@ -64,10 +64,10 @@ class Measured:
 
 
 class Mark(NamedTuple):
-    """A span of a completion that stands in training text; places are in characters.
+    """A memorised span of a completion; `start` and `length` are in characters.
 
     Attributes:
-        sources: paths, or ids, of training documents that it stands in.
+        sources: paths, or ids, of the training documents that contain it.
     """
 
     start: int
@@ -84,8 +84,8 @@ class Completion(NamedTuple):
     """A completion with its memorised spans.
 
     Attributes:
-        marks: spans that stand in training text, the longest first; None where that was not measured.
-        error: why it could not continue the prompt; empty if it did.
+        marks: the spans, longest first; None if not measured.
+        error: reason why the prompt was not completed; empty if it was.
     """
 
     prompt: str
@@ -95,7 +95,7 @@ class Completion(NamedTuple):
 
     @property
     def pieces(self) -> list[tuple[str, str]]:
-        """The text in order, and what is said of each marked part; marks that overlap are one."""
+        """Consecutive parts of the text with their tooltips; overlapping spans are merged, unmarked parts have none."""
         spans: list[tuple[int, int, list[str]]] = []
         for mark in sorted(self.marks or (), key=lambda one: one.start):
             end = mark.start + mark.length
@@ -111,24 +111,24 @@ class Completion(NamedTuple):
         return [*found, (self.text[reached:], "")]
 
 
-# ---- reading
+# reading
 
 
 def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] = ()) -> Row:
-    """Read all that the page shows.
+    """Read everything that the page shows.
 
     Args:
-        pages: files of other reports that lie beside this one.
+        pages: file names of the other pages in the folder.
 
     Returns:
         `measured`; `evaluation`; `best` and `worst`, the documents with the fewest and the most bits per byte
-        (`doc_id`, `path`, `kind`, `sums`, `begins`, and `seen`, the share of its 13-grams that stand in training text);
-        `rival`, the champion that it met (`name`, `metrics`, `bits` per byte by dimension and value, and the
-        `difference` to it), or None; `exposures`, slices by how much of a document stands in training text;
-        `completions`; `memorised`, figures of that stage; `pages`. What was not measured is empty.
+        (`doc_id`, `path`, `kind`, `sums`, `begins`, and `seen`, the share of its 13-grams in training text); `rival`,
+        the other champion (`name`, `metrics`, `bits` per byte by dimension and value, and the `difference` to it), or
+        None; `exposures`, slices by the share of 13-grams in training text; `completions`; `memorised`, metrics of that
+        stage; `pages`. Parts that were not measured are empty.
 
     Raises:
-        StoreError: if something of it is gone.
+        StoreError: an artefact is missing.
     """
     documents = read_documents(store, measured.evaluation)
     seen = read_contamination(store.folder(measured.contamination)) if measured.contamination else None
@@ -147,7 +147,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
 
 
 def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapping[str, float]) -> list[list[Row]]:
-    """The documents with the fewest and with the most bits per byte, none of them in both."""
+    """Return the documents with the fewest and with the most bits per byte, without overlap."""
     sizes = documents.sums["bytes"]
     rows = np.flatnonzero((sizes >= FEWEST_BYTES) & (documents.sums["tokens"] > 0))
     order = rows[np.argsort(all_nats(documents)[rows] / sizes[rows], kind="stable")].tolist()
@@ -165,7 +165,7 @@ def _extremes(store: Store, measured: Measured, documents: Evaluated, seen: Mapp
 
 
 def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str]) -> dict[str, str]:
-    """Return the first characters of evaluation documents, by id."""
+    """Return the first 1,000 characters of evaluation documents, by id."""
     texts = rows_of(store.folder(evalset) / DOCUMENTS_FILE, doc_ids, ["doc_id", "text"])
     return {row["doc_id"]: row["text"][:1_000] for row in texts}
 
@@ -183,11 +183,11 @@ def _rival(store: Store, measured: Measured) -> Row | None:
 def first_completions(
     store: Store, made: ArtifactRef | None, marks: Mapping[tuple[str, int], list[Mark]] | None = None
 ) -> list[Completion]:
-    """Return the completions that a page shows.
+    """Return the first completions of an artefact.
 
     Args:
-        made: an artefact of the stage `generate`; None gives no completions.
-        marks: spans that stand in training text, by id and sample; None where that was not measured.
+        made: an artefact of the stage `generate`; None for none.
+        marks: memorised spans by prompt id and sample; None if not measured.
     """
     if made is None:
         return []
@@ -202,13 +202,13 @@ def first_completions(
 
 
 def _marks(store: Store, measured: Measured) -> dict[tuple[str, int], list[Mark]] | None:
-    """Spans of completions that stand in training text, the longest first; None where that was not measured."""
+    """Return memorised spans by prompt id and sample, longest first; None if not measured."""
     if measured.memorised is None:
         return None
     spans = read_rows(store.folder(measured.memorised) / SPANS_FILE)
     paths: dict[str, str] = {}
     doc_ids = {span["doc_id"] for span in spans}
-    for dataset in datasets_of(store, measured.checkpoint):  # those that a base was trained on among them
+    for dataset in datasets_of(store, measured.checkpoint):  # including those of base models
         paths |= first_paths(store, dataset, doc_ids - paths.keys())
     place = itemgetter("id", "sample", "start", "length", "words")
     found: dict[tuple[str, int], list[Mark]] = {}
@@ -218,11 +218,11 @@ def _marks(store: Store, measured: Measured) -> dict[tuple[str, int], list[Mark]
     return {name: sorted(marks, key=lambda mark: -mark.words) for name, marks in found.items()}
 
 
-# ---- the page and its summary
+# page and summary
 
 
 def write(outcome: Outcome) -> Page | None:
-    """Write the page of a model's evaluation; an evaluation on other documents has a page of its own."""
+    """Write the page of a model's evaluation; one on other documents than the evaluation set gets a name of its own."""
     run, measured = outcome.run, outcome.measured
     if measured is None:
         return None
@@ -236,14 +236,14 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def evaluation_page(found: Row, corpus: str) -> list[str]:
-    """Return the page of what `collect_evaluation` returns, and its summary in Markdown."""
-    title = f"Corpus {corpus}: the evaluation"
+    """Return the page and its Markdown summary from the result of `collect_evaluation`."""
+    title = f"Corpus {corpus}: evaluation"
     baselines = baselines_of(found.evaluation.metrics)
     return draw_page("evaluation.html", notices(found), title=title, baselines=baselines, **vars(found))
 
 
 def metrics_table(metrics: Mapping[str, float]) -> str:
-    """Return a model's figures beside those of its baselines as Markdown; empty without any."""
+    """Return a Markdown table of a model and its baselines; empty without metrics."""
     if not metrics:
         return ""
     share = 100 * metrics["val/below_unigram"]
@@ -255,5 +255,5 @@ def metrics_table(metrics: Mapping[str, float]) -> str:
 
 
 def notices(found: Row) -> list[Notice]:
-    """Return what to look at first, the gravest first."""
+    """Return the notices of the page, most severe first."""
     return notices_of("evaluation_notices.html", baselines=baselines_of(found.evaluation.metrics), **vars(found))

@@ -1,4 +1,4 @@
-"""A registered version: its model card, and the page of its gates, which says why it became champion or did not."""
+"""The model card of a registered version, and the page of its gates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SLICES = 60
 
 
 def write(outcome: Outcome) -> Page | None:
-    """Write the page of the gates' verdicts on a registered version."""
+    """Write the page of the gates of a registered version; returns None if none was promoted."""
     run, promoted = outcome.run, outcome.promoted
     if promoted is None:
         return None
@@ -39,17 +39,17 @@ def write(outcome: Outcome) -> Page | None:
 def collect_gates(
     store: Store, gates: ArtifactRef, version: str, versions: Sequence[ModelVersion], names: Mapping[str, str]
 ) -> Row:
-    """Read what the page shows.
+    """Read everything that the page shows.
 
     Args:
-        gates: the verdicts.
-        version: number of the version that they are about.
-        versions: all registered ones.
+        gates: artefact of the verdicts.
+        version: number of the judged version.
+        versions: all registered versions.
         names: version by alias.
 
     Returns:
-        The arguments, `verdicts` in the order of the gates, and the `comparison` with the champion that it met (None
-        where it met none, or its figures are gone).
+        The arguments, `verdicts` in the order of the gates, and the `comparison` with the champion (None if there was
+        none, or its evaluation is not in the store).
     """
     inputs = manifest_of(store, gates)
     comparison = None
@@ -62,19 +62,19 @@ def collect_gates(
 
 
 def gates_page(found: Row, corpus: str) -> list[str]:
-    """Return the page of what `collect_gates` returns, and its summary in Markdown."""
+    """Return the page and its Markdown summary from the result of `collect_gates`."""
     slices = found.comparison.slices if found.comparison else []
     largest_loss = sorted(slices, key=lambda item: (-clear_loss(item), -item.a.bytes))[:_SLICES]
     return draw_page(
         "gates.html",
-        title=f"Corpus {corpus}: may version {found.version} be champion?",
+        title=f"Corpus {corpus}: gates of version {found.version}",
         titles=TITLES,
         slices=largest_loss,
         **vars(found),
     )
 
 
-# the model card
+# model card
 
 
 def model_card(
@@ -85,11 +85,11 @@ def model_card(
     name: str,
     links: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the description of a version, in Markdown.
+    """Return the model card as Markdown.
 
     Args:
-        evaluation: the figures that it was registered with.
-        links: addresses by what they lead to.
+        evaluation: evaluation at registration.
+        links: addresses by title.
     """
     made, found = manifest_of(store, checkpoint), read_evaluation(store, evaluation)
     (evalset,) = manifest_of(store, evaluation).input_refs("evalset")
@@ -113,7 +113,7 @@ def model_card(
 
 
 def parameters_of(made: Manifest) -> int:
-    """Return the number of parameters of a training's network."""
+    """Return the number of parameters of a trained network."""
     from model import ModelConfig, count_parameters
 
     return count_parameters(ModelConfig.from_dict(made.settings["model"]))["total"]

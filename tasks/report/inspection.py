@@ -1,6 +1,6 @@
-"""Everything that a network does with one prompt: measured for the page, as JSON, and in a few lines.
+"""Inspection of a network on one prompt: values of the forward pass, gains and projections, as JSON and as text.
 
-The steps of the forward pass and the ten control elements are described for the network at hand.
+Descriptions of the steps and of the ten control elements are generated from the network's configuration.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tasks.report.worked_example import state_weights, words
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 
-COLUMNS = 4  # of each value that JSON and the page show unless more are asked for
-NEXT_TOKENS = 10  # likeliest next tokens at each position in JSON
+COLUMNS = 4  # columns of each value in JSON and on the page, by default
+NEXT_TOKENS = 10  # most likely next tokens at each position in JSON
 _USUAL = GenerateSettings()
-MAX_UNTRAINED = 2e9  # parameters; a larger network only fills the memory
+MAX_UNTRAINED = 2e9  # parameters of the largest network that is initialised only for inspection
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network with all that belongs to it.
+    """A network with its tokeniser and configuration.
 
     Attributes:
-        name: what to call it.
-        train: fields of `model.TrainConfig`, of a fresh network those of its recipe; None where they are not known.
-        sampling: how its texts are drawn unless asked otherwise.
-        fresh: whether it was never trained at all.
-        bos: whether prompts begin with the token that begins a text, as they did in training.
-        seed: of the initial weights.
+        name: name for people.
+        train: fields of `model.TrainConfig`, of an untrained network those of its recipe; None if unknown.
+        sampling: default sampling settings.
+        fresh: True if it was never trained.
+        bos: True if prompts begin with bos, as documents did in training.
+        seed: seed of the initial weights.
     """
 
     name: str
@@ -57,19 +57,19 @@ class Subject:
 
     @classmethod
     def of_bundle(cls, bundle: Bundle, name: str) -> Subject:
-        """Return a trained model."""
+        """Build the subject of a trained model."""
         train = bundle.config.get("train")
         seed = int((train or {}).get("seed", 0))
         return cls(name, bundle.model, bundle.tokenizer, train, sampling_of(bundle.config), bos=bundle.bos, seed=seed)
 
     @classmethod
     def untrained(cls, name: str, seed: int) -> Subject:
-        """Return an untrained network of a preset's shape over the 128 ASCII codes.
+        """Build an untrained network of a preset's shape over the 128 ASCII codes.
 
-        "llama_toy" has the words and the weights that its source states.
+        "llama_toy" has the vocabulary and the weights of the walk-through, see `worked_example`.
 
         Raises:
-            UserError: if there is no such preset, or its network is too large.
+            UserError: the preset does not exist, or its network is too large.
         """
         if name not in PRESETS:
             raise UserError(f"no preset {name!r}; choose one of {', '.join(PRESETS)}")
@@ -79,14 +79,15 @@ class Subject:
         size = count_parameters(config)["total"]
         if size > MAX_UNTRAINED:
             raise UserError(
-                f"{name} has {size:,} parameters; up to {MAX_UNTRAINED:,.0f} are made for a look: take a smaller one"
+                f"{name} has {size:,} parameters, expected at most {MAX_UNTRAINED:,.0f} for an untrained network: "
+                "choose a smaller preset"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = Transformer(config).eval()
         if is_stated:
             state_weights(network)
-        # the source documents begin with the first character, and there is no training to agree with
+        # without bos, as the walk-throughs have it
         plan, kind = plan_of_preset(name), "weights of its source" if is_stated else "fresh"
         train, title = plan.train.to_dict(), f"{name} ({kind})"
         return cls(title, network, tokenizer, train, plan.sampling, fresh=True, bos=False, seed=seed)
@@ -98,29 +99,28 @@ class Subject:
 
     @property
     def config(self) -> ModelConfig:
-        """Shape of the network."""
+        """Configuration of the network."""
         return self.model.config
 
     @property
     def training(self) -> TrainConfig:
-        """Configuration of the training, or the default one."""
+        """Configuration of the training, or the default one if unknown."""
         return training_of(self.train)
 
 
 class InspectError(UserError):
-    """A prompt that cannot be looked at."""
+    """A prompt that cannot be inspected."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """All that a prompt leads to.
+    """The values of a prompt of T tokens.
 
     Attributes:
-        prompt: the text.
-        spelling: readable text of each id.
-        planes: projections of the tokens' vectors by name.
-        distances: (T, T) between the token vectors.
-        columns: of each value that JSON and the page show.
+        spelling: readable spelling of each id.
+        planes: projections of token vectors by name, see `project`.
+        distances: (T, T) Euclidean distances between token vectors.
+        columns: number of columns shown of each value.
     """
 
     subject: Subject
@@ -134,28 +134,28 @@ class Inspection:
 
     @property
     def labels(self) -> list[str]:
-        """Readable texts of the T tokens."""
+        """Readable spellings of the T tokens."""
         return [self.spelling.text_of(index) for index in self.trace.ids.tolist()]
 
     @property
     def n_tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return len(self.trace.ids)
 
 
 def inspect_prompt(subject: Subject, prompt: str, seed: int = 0, columns: str = str(COLUMNS)) -> Inspection:
-    """Run a prompt through a network and measure everything that the report shows.
+    """Run a prompt through a network and return everything that the page shows.
 
     Args:
-        prompt: any text; up to 256 tokens, and no more than the network's context.
-        seed: of the random directions of the local gains.
-        columns: of each value that JSON and the page show, a number or "all".
+        prompt: text of at most 256 tokens, and at most the network's context.
+        seed: seed of the random directions of the local gains.
+        columns: number of columns shown of each value, or "all".
 
     Raises:
-        InspectError: the prompt is empty, too long, or no valid text, or columns is something else.
+        InspectError: the prompt is empty, too long or not valid text, or `columns` is invalid.
     """
     if columns != "all" and not (columns.isdecimal() and int(columns)):
-        raise InspectError(f"--columns {columns!r}: expected a number from 1 on, or all")
+        raise InspectError(f"--columns {columns!r}: expected a number of at least 1, or all")
     ids = _encode(subject, prompt)
     found = trace(subject.model, ids)
     planes = {"token vectors": project(found["embedding"]), "token and position": project(found["sum"])}
@@ -174,32 +174,34 @@ def inspect_prompt(subject: Subject, prompt: str, seed: int = 0, columns: str = 
 
 def _encode(subject: Subject, prompt: str) -> list[int]:
     if not prompt:
-        raise InspectError('the prompt is empty; give a text to look at, such as --prompt "Hello World"')
+        raise InspectError('the prompt is empty; give a text, such as --prompt "Hello World"')
     if any("\ud800" <= char <= "\udfff" for char in prompt):
-        raise InspectError("the prompt holds a lone surrogate (U+D800 to U+DFFF), which is no character; take it out")
+        raise InspectError(
+            "the prompt contains a lone surrogate (U+D800 to U+DFFF), which is not a character; remove it"
+        )
     ids: list[int] = subject.tokenizer.encode([prompt])[0].tolist()
     start = subject.tokenizer.start_id
     if subject.bos and start is not None:
         ids = [start, *ids]
     limit = min(MAX_TRACED_TOKENS, subject.config.max_seq_len)
     if len(ids) > limit:
-        why = "more cannot be shown" if limit == MAX_TRACED_TOKENS else "that is the model's context"
-        raise InspectError(f"the prompt has {len(ids)} tokens; at most {limit} are expected ({why}): shorten it")
+        why = "the most that can be shown" if limit == MAX_TRACED_TOKENS else "the model's context"
+        raise InspectError(f"the prompt has {len(ids)} tokens; expected at most {limit}, {why}; shorten it")
     return ids
 
 
 def project(vectors: Tensor) -> Row:
-    """Principal components of vectors (T, D), equal ones counted once: a frequent token does not pull the plane.
+    """Project vectors (T, D) on their first two principal components, computed over distinct vectors.
 
     Returns:
-        `points` (T, 2) along the two directions in which they differ most, and `shares` of the variance along each.
+        `points` (T, 2), and the `shares` of the variance explained by each component.
     """
     wide = vectors.double()
     distinct = torch.unique(wide, dim=0)
     centre = distinct.mean(0)
     _, sizes, axes = torch.linalg.svd(distinct - centre, full_matrices=False)
     axes = torch.nn.functional.pad(axes[:2], (0, 0, 0, max(0, 2 - len(axes))))
-    # an axis has no sign of its own; the first large coordinate settles it, so that reports can be compared
+    # the sign of an axis is arbitrary: make its largest coordinate positive, so that pages are comparable
     largest = axes.abs().argmax(dim=1, keepdim=True)
     axes = axes * torch.where(axes.gather(1, largest) < 0, -1.0, 1.0)
     total = float(sizes.square().sum())
@@ -208,7 +210,7 @@ def project(vectors: Tensor) -> Row:
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """A tensor or nested list as lists of rounded numbers; what JSON has no number for becomes None."""
+    """Return a tensor or nested list as lists of rounded numbers; non-finite ones become None."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -219,7 +221,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
-    """The inspection for machines."""
+    """Return the inspection as a JSON document."""
     found, subject, columns = inspection.trace, inspection.subject, inspection.columns
     return {
         "model": {
@@ -267,7 +269,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
 
 
 def next_tokens(inspection: Inspection, position: int, n: int) -> list[dict[str, Any]]:
-    """The likeliest next tokens at a position, best first."""
+    """Return the `n` most likely next tokens at a position, most likely first."""
     logits = inspection.trace["logits"][position]
     ids, log_probs = inspection.trace.top(position, n)
     return [
@@ -282,17 +284,19 @@ def next_tokens(inspection: Inspection, position: int, n: int) -> list[dict[str,
 
 
 def inspection_text(found: Inspection) -> str:
-    """Tokens, lengths of states, likelihood and likeliest next tokens of an inspected prompt, for a terminal."""
+    """Return tokens, norms of the states, likelihood and most likely next tokens, for a terminal."""
     score, states = found.trace.score, found.trace.hidden.norm(dim=-1).mean(dim=1).tolist()
     lines = ["tokens:   " + " ".join(found.labels[:40]) + (" …" if found.n_tokens > 40 else "")]
-    lines.append("states:   " + " → ".join(f"{length:.3g}" for length in states) + "  (mean length, h0 to the last)")
+    lines.append(
+        "states:   " + " → ".join(f"{length:.3g}" for length in states) + "  (mean norm, h0 to the last block)"
+    )
     if score.tokens:
         lines.append(f"prompt:   {score.loss:.3f} nats per token, perplexity {score.perplexity:.4g}")
     likely = next_tokens(found, found.n_tokens - 1, n=5)
     return "\n".join([*lines, "next:", *(f"  {item['probability']:6.1%}  {item['text']}" for item in likely)])
 
 
-# the network described
+# descriptions
 
 
 _ACTIVATIONS = {
@@ -305,78 +309,78 @@ _ACTIVATIONS = {
 
 
 def described(step: Step, config: ModelConfig) -> tuple[str, str]:
-    """Return a short name of a step of the forward pass, and the step in one sentence."""
+    """Return a title and a one-sentence description of a step of the forward pass."""
     width, norm = config.d_model, "LayerNorm" if config.norm == "layernorm" else "RMSNorm"
     is_post = config.norm_order == "post"
     shared = config.n_head // config.n_kv_head
     of_heads = f"{config.n_kv_head} heads" + (f", each shared by {shared} query heads" if shared > 1 else "")
-    prepared = [*(["normalised"] if config.qk_norm else []), *(["rotated"] if config.pos == "rope" else [])]
+    prepared = [*(["normalised"] if config.qk_norm else []), *(["rotated (RoPE)"] if config.pos == "rope" else [])]
     ready = f", {' and '.join(prepared)}" if prepared else ""
-    reach = f", and not more than {config.window - 1} tokens back" if config.window else ""
+    reach = f" and tokens more than {config.window - 1} back" if config.window else ""
     regulated = "to mean 0 and variance 1" if config.norm == "layernorm" else "to root mean square 1"
-    position = "Each place picks its row from the learned position table."
+    position = "The row of each position in the learned position table."
     if config.pos == "sinusoidal":
-        position = f"Sines and cosines of each place, with wavelengths from 2π to nearly {config.pos_base:g}·2π tokens."
+        position = f"Sines and cosines of the position; wavelengths from 2π to nearly {config.pos_base:g}·2π tokens."
     entering = "token vector plus position vector" if config.pos in ("learned", "sinusoidal") else "the token vector"
     leaving = f", after the second {norm}" if is_post else ": the sum plus the feed-forward output"
-    moments = ("Mean and variance", f"Of what the {norm} reads: one of each for every token.")
-    head = "the token table itself" if config.tie_weights else "a matrix of its own"
+    moments = ("Mean and variance", f"Moments of the input of the {norm}, for each token.")
+    head = "tied to the token embedding" if config.tie_weights else "untied"
     said = {
-        "ids": ("Token ids", "The tokeniser turns the text into one number per token."),
-        "embedding": ("Embedding", f"Each id picks its row of {width} numbers from the token table."),
+        "ids": ("Token ids", "The ids of the prompt's tokens."),
+        "embedding": ("Embedding", f"The row of {width} values of each id in the embedding table."),
         "position": ("Position", position),
         "rotation": (
             "Rotations",
-            "Cosine and sine of each pair's angle at each place; queries and keys are turned by them.",
+            "Cosine and sine of the rotation angle of each pair of columns at each position (RoPE).",
         ),
-        "sum": ("State h₀", f"The state that enters the first block: {entering}."),
+        "sum": ("State h₀", f"The input of the first block: {entering}."),
         "norm_attention_moments": moments,
         "norm_ffn_moments": moments,
         "norm_moments": moments,
         "norm_attention": (
             "Norm after attention" if is_post else "Norm before attention",
-            f"{norm} brings each token's state {regulated}, then applies its learned gain.",
+            f"{norm} scales each token's state {regulated}, then applies its learned gain.",
         ),
-        "q_unrotated": ("Queries before rotation", "What each token asks for, wherever it stands."),
-        "k_unrotated": ("Keys before rotation", "What each token offers to be found by, wherever it stands."),
-        "q": ("Queries", f"What each token asks for, in {config.n_head} heads of {config.head_dim} columns{ready}."),
-        "k": ("Keys", f"What each token offers to be found by, in {of_heads}{ready}."),
-        "v": ("Values", f"What each token hands over when it is looked at, in {of_heads}."),
-        "products": ("Products", "Each query times each key, column by column, added up."),
-        "scores": ("Scores", f"The products divided by √{config.head_dim}; later tokens are not masked yet."),
-        "masked_scores": ("Masked scores", f"The mask sets what comes later{reach} to −∞."),
-        "exponentials": ("Exponentials", "e to the power of each score, less the largest of its row."),
-        "sums": ("Sums of exponentials", "One number for each head and token: what its exponentials add up to."),
+        "q_unrotated": ("Queries before rotation", "Query projection of each token, without its position."),
+        "k_unrotated": ("Keys before rotation", "Key projection of each token, without its position."),
+        "q": ("Queries", f"Query projection of each token, {config.n_head} heads of {config.head_dim} columns{ready}."),
+        "k": ("Keys", f"Key projection of each token, {of_heads}{ready}."),
+        "v": ("Values", f"Value projection of each token, {of_heads}."),
+        "products": ("Products", "Dot product of each query with each key."),
+        "scores": ("Scores", f"The products divided by √{config.head_dim}, before masking."),
+        "masked_scores": ("Masked scores", f"The mask sets later tokens{reach} to −∞."),
+        "exponentials": ("Exponentials", "exp(score − largest score of the row)."),
+        "sums": ("Sums of exponentials", "Sum of the exponentials of each row, for each head and token."),
         "weights": (
             "Attention weights",
-            "Each exponential divided by the sum of its row, so that a row adds to one (softmax).",
+            "Each exponential divided by the sum of its row (softmax); rows sum to 1.",
         ),
-        "mixed": ("Mixed values", "Each token's average of the values, by its weights."),
+        "mixed": ("Weighted values", "Sum of the values, weighted by the attention weights."),
         "attention": (
             "Attention output",
-            f"The heads side by side, brought back to {width} columns by the output projection.",
+            f"The concatenated heads, projected to {width} columns.",
         ),
-        "sum_attention": ("Sum after attention", "Attention's output is added to the state that came in."),
+        "sum_attention": ("Sum after attention", "Block input plus attention output (residual connection)."),
         "norm_ffn": (
             "Norm after feed-forward" if is_post else "Norm before feed-forward",
-            f"{norm} again, {'of the sum' if is_post else 'before the feed-forward layer'}.",
+            f"{norm} {'of the sum' if is_post else 'before the feed-forward layer'}.",
         ),
-        "up": ("Feed-forward, up", f"Up to {config.d_ff} columns, before the activation."),
-        "gate": ("Feed-forward, gate", f"Another {config.d_ff} columns, which say how much of each is let through."),
-        "silu_gate": ("SiLU of the gate", "Each number of the gate times its own sigmoid."),
-        "hidden": ("Feed-forward, wide", f"Up to {config.d_ff} columns and through {_ACTIVATIONS[config.act]}."),
-        "ffn": ("Feed-forward output", f"Back down to {width} columns."),
-        "sum_ffn": ("Sum after feed-forward", "The feed-forward output is added to its own input."),
-        "output": (f"Block output h{step.block}", f"The state that leaves the block{leaving}."),
-        "norm": ("Final norm", f"{norm} once more, before the head reads the state."),
-        "logits": ("Logits", f"One number per token of the vocabulary, from the head ({head})."),
-        "probabilities": ("Probabilities", "Softmax of the logits: how likely each token is to come next."),
+        "up": ("Feed-forward, up", f"Projection to {config.d_ff} columns, before the activation."),
+        "gate": ("Feed-forward, gate", f"Second projection to {config.d_ff} columns, which gates the first."),
+        "silu_gate": ("SiLU of the gate", "Each value of the gate times its sigmoid."),
+        "hidden": ("Feed-forward, hidden", f"{config.d_ff} columns after {_ACTIVATIONS[config.act]}."),
+        "ffn": ("Feed-forward output", f"Projection to {width} columns."),
+        "sum_ffn": ("Sum after feed-forward", "Input plus feed-forward output (residual connection)."),
+        "output": (f"Block output h{step.block}", f"State after the block{leaving}."),
+        "norm": ("Final norm", f"{norm} before the output projection."),
+        "logits": ("Logits", f"One value per token of the vocabulary, from the output projection ({head})."),
+        "probabilities": ("Probabilities", "Softmax of the logits: probability of each next token."),
     }
     return said[step.kind]
 
 
 def named(model: nn.Module, wanted: nn.Module) -> str:
-    """The name under which a module hangs in the network."""
+    """Return the name of a module within a network."""
     return next(name for name, module in model.named_modules() if module is wanted)
 
 
@@ -384,8 +388,7 @@ def control_elements(subject: Subject) -> list[Row]:
     """Return the ten control elements of a network.
 
     Returns:
-        Rows of `name`; `role`, what it controls; `module`, modules of the network, or the function that does it; and
-        `detail`, its settings in this model.
+        Rows of `name`; `role`; `module`, modules of the network or a function; and `detail`, its configuration here.
     """
     model, config, train = subject.model, subject.config, subject.training
     block = model.blocks[0]
@@ -409,7 +412,7 @@ def control_elements(subject: Subject) -> list[Row]:
         ("Tokeniser", "encodes the input", type(tokenizer).__name__, f"{tokenizer.vocab_size} ids"),
         ("Seed", "fixes the initial state", "model.randomness", f"seed {subject.seed}"),
         ("Embedding", "projects ids to states", "token_embedding", _shape(embedding)),
-        ("Position", "brings in time", *_position_module(subject)),
+        ("Position", "encodes the position", *_position_module(subject)),
         ("Attention", "routes information", each(block.attention), ", ".join(heads)),
         ("Feed-forward", "transforms nonlinearly", each(block.mlp), feed),
         ("Normalisation", "regulates the state", norms, norm),
@@ -421,7 +424,7 @@ def control_elements(subject: Subject) -> list[Row]:
 
 
 def optimizer_name(subject: Subject) -> str:
-    """The optimiser that these training settings build."""
+    """Return the class name of the optimiser of these training settings."""
     return type(build_optimizer(nn.Linear(1, 1), subject.training)).__name__
 
 
@@ -430,7 +433,7 @@ def _schedule(train: TrainConfig) -> str:
     if train.warmup:
         parts.append(f"warm-up {train.warmup} of {train.max_steps} steps")
     if train.min_lr_ratio is not None:
-        parts.append(f"floor {train.min_lr_ratio:g} of the rate")
+        parts.append(f"floor {train.min_lr_ratio:g} of the peak rate")
     return ", ".join(parts)
 
 
@@ -440,7 +443,7 @@ def _position_module(subject: Subject) -> tuple[str, str]:
         return "position_table", f"{config.pos}, {_shape(model.position_table)}"
     if model.rotation_table is not None:
         return "rotation_table", f"rotary, {config.rope_layout} pairs, base {config.pos_base:g}"
-    return "none", "the mask alone tells tokens apart in time"
+    return "none", "none; only the causal mask depends on position"
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The page of an inspection: everything that happens between a prompt and the next token."""
+"""The page of an inspection: every step from a prompt to the next token."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tasks.report.inspection import (
 from tasks.report.page import macro, render
 from tasks.report.wording import cut, visible
 
-DIMENSIONS = 32  # of a state that the map shows unless more columns are asked for
-CANDIDATES = 12
-BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the value classes of an attention map
-SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # ink of the value classes
-_LETTER = 7.3  # width of a letter of a token's label, in pixels
-_ROWS = 12  # of a step's table; of longer prompts the first and the last are shown
+DIMENSIONS = 32  # fewest columns of a state in the heat map
+CANDIDATES = 12  # next tokens shown
+BINS = (0.15, 0.25, 0.35, 0.48, 0.50)  # upper ends of the bins of an attention map
+SHADES = (0.05, 0.22, 0.4, 0.6, 0.8, 1.0)  # opacity of the bins
+_LETTER = 7.3  # width of a letter of a label, in pixels
+_ROWS = 12  # most rows of a step's table
 
 Rectangle = tuple[float, float, float, float]
 
@@ -53,11 +53,11 @@ def write_page(inspection: Inspection, path: Path) -> Path:
 
 
 def to_html(inspection: Inspection) -> str:
-    """Return the page."""
+    """Render the page."""
     found, labels, subject = inspection.trace, inspection.labels, inspection.subject
     config, states = subject.config, found.hidden[:, -1, : _dimensions(inspection)]
     norms, increments = found.hidden.norm(dim=-1), found.increments.norm(dim=-1)
-    # "<" cannot end the script element or begin a comment in it when it is written as an escape
+    # an escaped "<" can neither end the script element nor open a comment
     data = json.dumps(page_data(inspection), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return render(
         "inspect.html",
@@ -79,7 +79,7 @@ def to_html(inspection: Inspection) -> str:
         bins=BINS,
         shades=SHADES,
         planes={
-            name: _scatter(f"plane-{place}", f"Plane of the {name}", labels, plane.points.tolist(), plane.shares)
+            name: _scatter(f"plane-{place}", f"Projection: {name}", labels, plane.points.tolist(), plane.shares)
             for place, (name, plane) in enumerate(inspection.planes.items())
         },
         chosen=[place for place, text in enumerate(labels) if text not in labels[:place]][:12],
@@ -109,10 +109,10 @@ def _diagrams(subject: Subject) -> list[Diagram]:
 
 
 def page_data(inspection: Inspection) -> dict[str, Any]:
-    """Return what the script needs in order to show another head or token."""
+    """Return the data that the script needs to show another head or token."""
     found = inspection.trace
     mask = found.mask
-    # only what the mask allows, 16 bits a weight: a page of a deep network stays small enough to send
+    # unmasked weights only, 16 bits each, to keep the page of a deep network small
     weights = (found.weights[:, :, mask] * 65535).round().clamp(0, 65535).cpu().numpy().astype("<u2")
     states = found.hidden[..., : _dimensions(inspection)].transpose(0, 1)
     return {
@@ -130,24 +130,24 @@ def page_data(inspection: Inspection) -> dict[str, Any]:
 
 
 def _lengths(norms: Tensor) -> Markup:
-    """The lengths of all tokens' states (L + 1, T) through the layers."""
+    """Return a chart of the norms of all hidden states, (L + 1, T), by layer."""
     layers = range(len(norms))
-    ends = {"longest": norms.amax(1), "mean": norms.mean(1), "shortest": norms.amin(1)}
+    ends = {"largest": norms.amax(1), "mean": norms.mean(1), "smallest": norms.amin(1)}
     series = [Series(name, layers, values.tolist()) for name, values in ends.items()]
-    note = "of all tokens; h0, the embedding’s, stands at 0"
-    return line_figure("norms", "Length through the layers", note, series, over="blocks passed", size="tall")
+    note = "Euclidean norm over all tokens; 0 is h0, the input of block 1"
+    return line_figure("norms", "Norm of the hidden states", note, series, over="block", size="tall")
 
 
 def figure(value: float) -> str:
-    """A number in few digits."""
+    """Return a number in a few digits."""
     if value != value:
         return "–"
     text = f"{value:.3f}" if 0.0005 <= abs(value) < 10000 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
-    return text.replace("-", "−")
+    return text.replace("-", "−").replace("inf", "∞")
 
 
 def _groups(inspection: Inspection) -> list[tuple[str, list[Step], bool]]:
-    """Steps under their headings, and whether they are unfolded."""
+    """Return headings, steps, and True for groups that are expanded."""
     steps = inspection.trace.steps
     last = [step for step in steps if step.kind in ("norm_moments", "norm", "logits", "probabilities")]
     first = [step for step in steps if step.block is None and step not in last]
@@ -155,16 +155,16 @@ def _groups(inspection: Inspection) -> list[tuple[str, list[Step], bool]]:
     of_blocks = [
         (f"Block {number}", [step for step in steps if step.block == number], number == 1) for number in blocks
     ]
-    return [("Into the network", first, True), *of_blocks, ("Out of the network", last, True)]
+    return [("Input", first, True), *of_blocks, ("Output", last, True)]
 
 
 def _shown_rows(n: int) -> list[int | None]:
-    """Rows of a step's table: all of a short prompt, the first and the last of a long one, None for the gap."""
+    """Return the rows of a step's table: first and last ones of a long prompt, with None for the gap."""
     return list(range(n)) if n <= _ROWS else [*range(_ROWS - 4), None, *range(n - 3, n)]
 
 
 def _values(step: Step, columns: int) -> list[list[str]]:
-    """The first columns of a step's value for each token; of values with several heads, of the first head."""
+    """Return the first columns of a step's value for each token, of the first head."""
     values = step.tensor[0] if step.tensor.dim() == 3 else step.tensor
     if values.dim() == 1:
         return [[str(int(value))] for value in values.tolist()]
@@ -172,7 +172,7 @@ def _values(step: Step, columns: int) -> list[list[str]]:
 
 
 def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
-    """Next tokens of every position, with the range of all logits."""
+    """Return the next tokens at each position, with the range of the logits."""
     logits = inspection.trace["logits"][:, : inspection.subject.config.vocab_size]
     ranges = {"low": rounded(logits.amin(1)), "high": rounded(logits.amax(1)), "mean": rounded(logits.mean(1))}
     found: list[dict[str, Any]] = []
@@ -183,14 +183,14 @@ def _candidates(inspection: Inspection) -> list[dict[str, Any]]:
 
 
 def _conditionals(inspection: Inspection) -> list[tuple[str, float, float, float]]:
-    """Token, probability, logarithm and running sum."""
+    """Return token, probability, log-probability and running sum."""
     values: Sequence[float] = inspection.trace.conditionals.tolist()
     names = [f"{place} {cut(label, 14)}" for place, label in enumerate(inspection.labels)][1:]
     return list(zip(names, map(math.exp, values), values, accumulate(values), strict=True))
 
 
 def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
-    """Gains by part and direction."""
+    """Return gains by part and direction."""
     parts: dict[str, dict[str, Gain]] = {}
     for gain in inspection.gains:
         block, _, branch = gain.component.partition(".")
@@ -201,7 +201,7 @@ def _gains(inspection: Inspection) -> dict[str, dict[str, Gain]]:
 
 
 def _scatter(name: str, title: str, labels: Sequence[str], points: Sequence[Point], shares: Sequence[float]) -> Markup:
-    """Return projected vectors, joined in token order; tokens at one place share a dot."""
+    """Return a scatter plot of projected vectors, joined in token order; equal vectors share a dot."""
     width, height, pad = 450.0, 360.0, 44.0
     low = [min(point[axis] for point in points) for axis in (0, 1)]
     span = [max(point[axis] for point in points) - low[axis] for axis in (0, 1)]
@@ -220,7 +220,7 @@ def _scatter(name: str, title: str, labels: Sequence[str], points: Sequence[Poin
             words.append((found[0] + 2, found[3] - 4, text))
     steps = [(one, other) for one, other in pairwise(at) if math.dist(one, other) >= 12]
     dots = [(x, y, len(indices)) for (x, y), indices in spots.items()]
-    said = f"{len(spots)} places in the plane of the two main directions, joined in token order: {', '.join(names)}."
+    said = f"{len(spots)} points on the first two principal components, in token order: {', '.join(names)}."
     return macro("charts.html", "scatter", name, title, said, steps, dots, words, shares)
 
 
@@ -231,7 +231,7 @@ def _spot_name(labels: Sequence[str], indices: Sequence[int]) -> str:
 
 
 def _free_spot(x: float, y: float, width: float, taken: Sequence[Rectangle], room: Point) -> Rectangle | None:
-    """A place for a label beside a dot that covers nothing; None if there is none near."""
+    """Return a rectangle for a label beside a dot that covers nothing; None if there is none."""
     for distance in (8, 16, 26):
         for dx, dy in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)):
             left = x + dx * distance - (width if dx < 0 else width / 2 if dx == 0 else 0)

@@ -1,12 +1,8 @@
-"""Report pages and cards: templates of `templates/`, rendered to Markdown or to one HTML file that needs no other file.
+"""Report pages and cards: Jinja2 templates rendered to Markdown or to a self-contained HTML file.
 
-Whatever a template prints is escaped for its language, and characters that hide or reorder others are replaced by
-signs, unless it is markup already. The head forbids the browser to fetch or run anything; only the page of `inspect`
-has a script.
-
-A page of a run is drawn only if what it shows has changed: its summary in Markdown lies beside it and ends in a mark of
-everything that the page was drawn from. The module of a page has a function `write(outcome)` that returns it, or None
-where the run made nothing to show.
+Every value is escaped for HTML or Markdown, and invisible or reordering characters are replaced by visible signs. A
+Content-Security-Policy forbids pages to fetch or run anything; only the page of `inspect` has a script. A page is
+rendered again only if its inputs changed: their digest ends the Markdown summary beside the page.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
-VERSION = 2  # raised when pages show the same figures in another way, so that they are drawn anew
+VERSION = 3  # raise it when templates change, so that existing pages are rendered again
 
 TEMPLATES = Path(__file__).with_name("templates")
 FILTERS = (
@@ -53,15 +49,15 @@ FILTERS = (
 
 
 class Notice(NamedTuple):
-    """One thing to look at first.
+    """One finding at the top of a page.
 
     Attributes:
-        level: `lost`: text is missing that can be had; `check`: something looks wrong; `note`: good to know.
-        section: id of the section with more.
-        title: what it is, with its number.
-        advice: what to do.
-        weight: orders notices of one level; roughly the number of files.
-        path: an example; empty where there is none.
+        level: `lost`: text is missing that could be recovered; `check`: probably wrong; `note`: for information.
+        section: id of the section with details.
+        title: the finding, with its number.
+        advice: what to do about it.
+        weight: rank within a level; roughly the number of files concerned.
+        path: path of an example; may be empty.
     """
 
     level: Literal["lost", "check", "note"]
@@ -72,39 +68,38 @@ class Notice(NamedTuple):
     path: str = ""
 
 
-def gravest_first(notices: Iterable[Notice]) -> list[Notice]:
-    """Return notices in the order in which they should be read."""
+def by_severity(notices: Iterable[Notice]) -> list[Notice]:
+    """Return notices sorted by level, weight and title."""
     return sorted(notices, key=lambda item: (("lost", "check", "note").index(item.level), -item.weight, item.title))
 
 
 def notices_of(template: str, **values: object) -> list[Notice]:
-    """Return what a person should look at, the gravest first; empty if there is nothing.
+    """Return the notices of a page, most severe first.
 
     Args:
-        template: file name of the conditions, which call `notice` with the fields of a `Notice` that holds.
+        template: file name of a template of conditions, which calls `notice` with the fields of a `Notice`.
     """
     found: list[Notice] = []
     render(template, notice=lambda *fields: found.append(Notice(*fields)), **values)
-    return gravest_first(found)
+    return by_severity(found)
 
 
 def render(template: str, **values: object) -> str:
     """Return a page or a card as text.
 
     Args:
-        template: file name in `templates/`; a page extends `base.html`, which says what every page has to be given; a
-            card ends in `.md`.
-        values: names that the template uses; one that is missing is an error.
+        template: file name in `templates/`; pages extend `base.html`, cards end in `.md`.
+        values: variables of the template; a missing one raises `jinja2.UndefinedError`.
     """
     return _environment(template.endswith(".md")).get_template(template).render(values)
 
 
 def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -> list[str]:
-    """Return a page, and its summary in Markdown: its lead, its facts and the first of its notices.
+    """Return a page and its Markdown summary: lead, facts and the first six notices.
 
     Args:
         template: file name of a page, which sets `lead` and `facts`.
-        notices: the gravest first.
+        notices: most severe first.
     """
     page = _environment(False).get_template(template).make_module({"notices": notices, **values})
     lead, facts = (vars(page)[name] for name in ("lead", "facts"))
@@ -112,7 +107,7 @@ def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -
 
 
 def macro(template: str, name: str, *values: object, **named: object) -> Markup:
-    """Return what a macro of a template makes of some values."""
+    """Return the output of a template's macro."""
     return Markup(getattr(_environment(False).get_template(template).module, name)(*values, **named))
 
 
@@ -135,16 +130,15 @@ def _environment(is_markdown: bool) -> Environment:
 
 
 def _markdown(value: object, length: int = wording.MAX_WORDS) -> Markup:
-    """A value as Markdown shows it; nothing for None."""
     return value if isinstance(value, Markup) else Markup(wording.plain("" if value is None else str(value), length))
 
 
 def _source(name: str) -> Markup:
-    """A style sheet or script of `templates/`, to stand in the page."""
+    """Return a style sheet or script of `templates/`, to be inlined."""
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
-# the pages of a run
+# pages of a run
 
 
 @dataclass(frozen=True)
@@ -153,9 +147,9 @@ class Page:
 
     Attributes:
         topic: short name, such as `training`.
-        title: description in words.
-        summary: Markdown without words of documents.
-        files: the HTML page, then further files.
+        title: title for people.
+        summary: Markdown without text of documents.
+        files: the HTML page, then other files.
     """
 
     topic: str
@@ -177,12 +171,12 @@ def _unescaped(line: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a run that have pages.
+    """Results of a run to report.
 
     Attributes:
-        metrics: figures of the evaluation; empty where there was none.
-        measured: the model whose evaluation has a page.
-        promoted: the model whose gates have a page.
+        metrics: metrics of the evaluation; empty if nothing was evaluated.
+        measured: the evaluated model, if any.
+        promoted: the result of the promotion, if any.
     """
 
     run: Run
@@ -196,19 +190,19 @@ class Outcome:
         return self.run.home.reports_of(self.run.corpus)
 
     def made(self, stage: str) -> ArtifactRef | None:
-        """Return the first artefact that the run remembers of a stage."""
+        """Return the first artefact of a stage in this run; None if the stage did not run."""
         return next(iter(self.run.produced.get(stage, ())), None)
 
     def draw_once(
         self, name: str, title: str, drawn_from: Any, draw: Callable[[], Sequence[str]], *beside: str
     ) -> Page:
-        """Return a page, drawn if a file is missing or it was drawn from something else.
+        """Return a page; render it if a file is missing or its inputs changed.
 
         Args:
-            name: of the page and its summary, `name`.html and `name`.md.
-            drawn_from: everything that decides what the page shows, as JSON.
-            draw: returns the texts of page and summary, then those of further files.
-            beside: names of these files.
+            name: base name of the files `name`.html and `name`.md (the summary).
+            drawn_from: all inputs of the page, as JSON.
+            draw: returns the texts of page and summary, then those of `beside`.
+            beside: names of other files.
         """
         kept, files = self.folder / f"{name}.md", tuple(self.folder / item for item in (f"{name}.html", *beside))
         mark = f"\n<!-- {sha256_json([VERSION, drawn_from])} -->\n"
@@ -219,14 +213,14 @@ class Outcome:
             for file, text in zip(files, (html, *texts), strict=True):
                 write_file(file, text.encode())
             summary = f"{summary.rstrip()}\n{mark}"
-            write_file(kept, summary.encode())  # last: its mark says that all files are there
+            write_file(kept, summary.encode())  # last: its digest marks all files as complete
         return Page(name.partition("-")[0], title, summary.removesuffix(mark), files)
 
     def draw_in_subprocess(self, function: Callable[..., list[str]]) -> list[str]:
-        """Call a function over the whole corpus; of a large one in a subprocess, as its catalogue takes hundreds of MB.
+        """Call a function that reads the whole corpus; a large corpus in a subprocess, to return its memory.
 
         Args:
-            function: of a module; takes `store`, `cache` and `corpus`, which lead to the catalogue, and `progress`.
+            function: module-level function of `store`, `cache`, `corpus` (arguments of the catalogue) and `progress`.
         """
         home, corpus = self.run.home, self.run.corpus
         listed = read_state(self.run.store, corpus).get("snapshot")

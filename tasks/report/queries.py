@@ -1,4 +1,4 @@
-"""Queries that report pages share: rows, the table of live documents, histograms."""
+"""Queries shared by report pages: rows, the table of live documents, histograms."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tasks.report.charts import Layer
 if TYPE_CHECKING:
     from storage.catalog import Catalog
 
-Row = SimpleNamespace  # of a query's result, with its columns as attributes
-BINS = 20  # of a histogram that ends at a given value
-PER_DECADE = 4  # bins of one that has no end, from a power of ten to the next
+Row = SimpleNamespace  # row of a query's result, with its columns as attributes
+BINS = 20  # bins of a histogram with a given upper end
+PER_DECADE = 4  # bins per power of ten of a histogram without one
 
 
 def rows(catalog: Catalog, sql: str) -> list[Row]:
@@ -22,19 +22,20 @@ def rows(catalog: Catalog, sql: str) -> list[Row]:
 
 
 def live_table(catalog: Catalog, stage: str) -> str:
-    """Return the name of a stage's table, to be joined with live documents.
+    """Return the name of a stage's table or view of live documents.
 
-    To find in which of several segments a document is live is most of the work of its view; mostly none lies in two.
+    The view finds the live segment of each document, which is most of its cost; the plain table is enough while no
+    document lies in two segments.
     """
     (found,) = rows(catalog, f"select count(*) = count(distinct doc_id) as once from all_{stage}")
     return f"all_{stage}" if found.once else f"live_{stage}"
 
 
 def join_documents(catalog: Catalog, measures: Collection[str]) -> None:
-    """Make the table `report_documents` of what pages show of each live document, unless it is there.
+    """Create the temporary table `report_documents` unless it exists: one row per live document.
 
-    It has no texts and no token ids: a few hundred bytes a document. A document with several paths counts under the
-    first; the others are its duplicates. Tables are joined one at a time: one query would hold all of them in memory.
+    It has no texts and no token ids: a few hundred bytes per document. A document with several paths counts under the
+    first. Tables are joined one at a time, because one query would hold all of them in memory.
     """
     if catalog.query("from duckdb_tables() where table_name = 'report_documents'"):
         return
@@ -45,7 +46,7 @@ def join_documents(catalog: Catalog, measures: Collection[str]) -> None:
         f"{', '.join(f'm.{measure}' for measure in measures)}, list_sort([p.kind for p in m.pii]) as private "
         f"from {live['measure']} m join (select doc_id, path, source from files where status = 'ok') f using (doc_id)"
     )
-    # a folder's licence goes before what a text declares
+    # the licence of a folder overrides the one that the text declares
     selected = "d.* replace (coalesce(s.licence, d.licence) as licence, coalesce(d.n_bytes, s.n_bytes) as n_bytes)"
     for table, columns in (
         (f"{live['normalise']} n", "d.*, n.programming_language"),
@@ -73,15 +74,15 @@ def histogram(
     """Count values in bins, in two layers.
 
     Args:
-        value: SQL of the value; rows where it is null are left out.
-        upper: SQL condition on the rows of the upper layer.
-        tones: tone of each layer by its name; with one, the lower layer is all.
+        value: SQL expression; rows where it is null are left out.
+        upper: SQL condition of the upper layer.
+        tones: tone of each layer by its name; a single one is the lower layer alone.
         shown: `name`, `title` and `note` of the chart.
-        top: end of the last bin, which takes all above; 0 for bins that grow by a factor.
+        top: upper end of the last bin, which includes all larger values; 0 for bins that grow by a factor.
         where: SQL condition on all rows.
 
     Returns:
-        What `charts.bar_figure` takes; nothing where there is no value.
+        A row with the arguments of `charts.bar_figure`; an empty list without values.
     """
     place = f"floor(log10(greatest(v, 1)) * {PER_DECADE})"
     if top:
@@ -113,7 +114,7 @@ def histogram(
 
 
 def folded(items: Sequence[Row], shown: int) -> list[Row]:
-    """Return at most so many rows and one named "N others" that sums up the numbers of all others."""
+    """Return the first `shown` rows, and a row named "N others" with the sums of the rest."""
     if len(items) <= shown + 1:
         return list(items)
     rest = [vars(row) for row in items[shown:]]

@@ -1,4 +1,4 @@
-"""The page of a training: how the loss went, at what speed, what was written on the way, what it was made from."""
+"""The page of a training: loss, learning rate, gradient, speed, memory, samples, events and settings."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tasks.training.telemetry import TELEMETRY_FILE, Sample, read_notes
 from tasks.training.throughput import duration, flops_per_token
 from tasks.training.train import HISTORY_FILE
 
-EVENTS = {  # what kinds of events are called; another kind is shown as it is
+EVENTS = {  # titles of kinds of events; other kinds are shown by their names
     "spike": "loss spike",
-    "execution": "computed otherwise",
+    "execution": "changed execution",
 }
-_SMOOTHED_FROM = 40  # values from which on a mean is drawn over them
-_SAMPLES = 6  # of a prompt: the first and last, and others evenly between
+_SMOOTHED_FROM = 40  # fewest values of a curve with a mean
+_SAMPLES = 6  # most samples per prompt
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of one metric, in the order of their steps."""
+    """Values of one metric, ascending by step."""
 
     steps: Sequence[int] = ()
     values: Sequence[float] = ()
@@ -45,7 +45,7 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The last value; NaN where there is none."""
+        """The last value; NaN if empty."""
         return self.values[-1] if self.values else math.nan
 
     @property
@@ -55,29 +55,29 @@ class Curve:
 
     @property
     def lowest(self) -> tuple[int, float]:
-        """Step and value of the lowest finite value; the first of several; step 0 and NaN where there is none."""
+        """Step and value of the lowest finite value, the first of several; step 0 and NaN if there is none."""
         finite = [(value, step) for step, value in zip(self.steps, self.values, strict=True) if math.isfinite(value)]
         value, step = min(finite, default=(math.nan, 0))
         return step, value
 
 
-# ---- reading
+# reading
 
 
 def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[str, float] | None = None) -> Row:
-    """Read the figures of a training from its artefact and those it was made from.
+    """Read the figures of a training from its artefact and its inputs.
 
     Args:
-        evaluation: figures on the whole evaluation set, where they are known.
+        evaluation: metrics on the whole evaluation set, if known.
 
     Returns:
-        `key` of the artefact; `model` and `train`, complete configurations; `curves` by metric, telemetry
-        among them; `parameters`; `flops_per_token` of training, by the rule 6 N + 12 L n_head head_dim T; `notes`
-        (starts, events, samples); `epoch`, the `sequences` that one reads, `tokens` (labels) in them, and training
-        `documents`; `tools` (versions and device); `modes` (of random numbers and kernels); `evaluation`.
+        `key` of the artefact; `model` and `train`, complete configurations; `curves` by metric, including telemetry;
+        `parameters`; `flops_per_token` of training, 6 N + 12 L n_head head_dim T; `notes` (starts, events, samples);
+        `epoch`, with the `sequences` read, their `tokens` (labels), and training `documents`; `tools` (versions and
+        device); `modes` (of random numbers and kernels); `evaluation`.
 
     Raises:
-        StoreError: if the training, or what it was made from, is gone.
+        StoreError: the training or one of its inputs is missing.
     """
     from model.accounting import count_parameters
     from model.architecture import ModelConfig
@@ -103,14 +103,13 @@ def collect_training(store: Store, training: ArtifactRef, evaluation: Mapping[st
 
 
 def derived(found: Row) -> Row:
-    """Return what follows from the figures of a training.
+    """Compute further figures from those of a training.
 
     Returns:
-        `loss` and `validation` (curves); `steps` that were done, and `planned` (fewer are done where the validation
-        loss falls no further); `tokens`, labels trained on; `sequences_per_step`; `epochs`, passes over the training
-        split; `step_seconds`, without evaluations, checkpoints and what was computed again; `tokens_per_second` of the
-        steps whose time is known; `start`, the last one; `mfu`, the share of the machine's limit. None, or NaN in place
-        of a number, stands for what is not known.
+        `loss` and `validation` (curves); `steps` done, and `planned` (more after early stopping); `tokens`, labels
+        trained on; `sequences_per_step`; `epochs`, passes over the training split; `step_seconds`, without
+        evaluations, checkpoints and repeated steps; `tokens_per_second` of the steps with a known time; `start`, the
+        last one; `mfu`, 0 to 1. Unknown values are None, or NaN for floats.
     """
     loss, seconds, done = (found.curves.get(name, Curve()) for name in ("train/loss", "time/step_seconds", "tokens"))
     steps = loss.steps[-1] if loss else 0
@@ -137,7 +136,7 @@ def derived(found: Row) -> Row:
 
 
 def _curves(path: Path) -> dict[str, Curve]:
-    """The curves of a table of (step, metric, value)."""
+    """Read the curves of a table of (step, metric, value)."""
     lists = "list(step order by step, value), list(value order by step, value)"
     query = f"select metric, {lists} from read_parquet(?) group by 1"
     with duckdb.connect() as connection:
@@ -154,11 +153,11 @@ def _epoch(store: Store, manifest: Manifest) -> Row:
     return Row(sequences=sum(group["reads"] for group in groups), tokens=tokens, documents=documents)
 
 
-# ---- the page and its summary
+# page and summary
 
 
 def write(outcome: Outcome) -> Page | None:
-    """Write the page of a run's training."""
+    """Write the page of a run's training; returns None without one."""
     run, training = outcome.run, outcome.made("train")
     if training is None:
         return None
@@ -171,12 +170,12 @@ def write(outcome: Outcome) -> Page | None:
 
 
 def training_pictures(found: Row) -> dict[str, Markup]:
-    """Return loss, learning rate and gradient norm of what `collect_training` returns as SVG documents by name."""
+    """Return charts of loss, learning rate and gradient norm as SVG documents by name."""
     return {
-        "loss": line_picture("Loss", "nats a token", _losses(found)),
-        "learning-rate": line_picture("Learning rate", "as the schedule sets it", [_series(found, "rate", "lr")]),
+        "loss": line_picture("Loss", "nats per token", _losses(found)),
+        "learning-rate": line_picture("Learning rate", "set by the schedule", [_series(found, "rate", "lr")]),
         "gradient": line_picture(
-            "Gradient norm", "before clipping; and its mean", _smoothed(_series(found, "norm", "grad_norm"))
+            "Gradient norm", "before clipping, with its moving average", _smoothed(_series(found, "norm", "grad_norm"))
         ),
     }
 
@@ -194,7 +193,7 @@ def _losses(found: Row) -> list[Series]:
 
 
 def training_page(found: Row, corpus: str) -> list[str]:
-    """Return the page of what `collect_training` returns, and its summary in Markdown."""
+    """Return the page and its Markdown summary from the result of `collect_training`."""
     marks = [
         Mark(event.step, cut(f"{event_name(event.kind)}: {event.message}", 120))
         for event in found.notes.events
@@ -202,7 +201,7 @@ def training_page(found: Row, corpus: str) -> list[str]:
     ]
     figures = derived(found)
     losses = _losses(found)
-    memory = {"resident": "memory/resident_mb", "GPU, highest so far": "memory/cuda_peak_mb"}
+    memory = {"resident": "memory/resident_mb", "GPU, peak": "memory/cuda_peak_mb"}
     used = [_series(found, name, metric) for name, metric in memory.items() if metric in found.curves]
     rate = [_series(found, "learning rate", "lr")]
     norm = _smoothed(_series(found, "norm", "grad_norm"))
@@ -213,14 +212,14 @@ def training_page(found: Row, corpus: str) -> list[str]:
     return draw_page(
         "training.html",
         notices(found),
-        title=f"Corpus {corpus}: the training",
+        title=f"Corpus {corpus}: training",
         duration=duration,
         charts=[
-            line_figure("curve-loss", "Loss", "nats a token", losses, marks, size="wide"),
-            line_figure("curve-lr", "Learning rate", "as the schedule sets it", rate, marks),
+            line_figure("curve-loss", "Training and validation loss", "nats per token", losses, marks, size="wide"),
+            line_figure("curve-lr", "Learning rate", "set by the schedule", rate, marks),
             line_figure("curve-gradient", "Gradient norm", "before clipping", norm, marks),
-            line_figure("curve-speed", "Tokens per second", "labels by the time of a step", speed, marks),
-            line_figure("curve-memory", "Memory", "MB of the process that trains", used, marks),
+            line_figure("curve-speed", "Tokens per second", "labels per second of step time", speed, marks),
+            line_figure("curve-memory", "Memory", "MB, of the training process", used, marks),
         ],
         samples={prompt: _spread(drawn) for prompt, drawn in samples.items()},
         event_name=event_name,
@@ -232,7 +231,7 @@ def training_page(found: Row, corpus: str) -> list[str]:
 
 
 def _smoothed(raw: Series) -> list[Series]:
-    """A curve, and where it is long its unbiased exponential moving average before it, which passes over gaps."""
+    """Return a curve, and if it is long its bias-corrected exponential moving average, which skips gaps."""
     if len(raw.steps) < _SMOOTHED_FROM:
         return [raw]
     keep = 1 - 2 / (max(5, len(raw.steps) // 100) + 1)
@@ -242,25 +241,25 @@ def _smoothed(raw: Series) -> list[Series]:
             mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
         values.append(mean / weight if weight else math.nan)
     each_step = replace(raw, name=f"{raw.name}, each step", pale=True)
-    return [each_step, Series(f"{raw.name}, mean", raw.steps, values)]
+    return [each_step, Series(f"{raw.name}, moving average", raw.steps, values)]
 
 
 def _spread(samples: list[Sample]) -> list[Sample]:
-    """At most so many as are shown, evenly spread, the first and the last among them."""
+    """Choose at most `_SAMPLES` samples at even distances, including the first and the last."""
     if len(samples) <= _SAMPLES:
         return samples
     last = len(samples) - 1
     return [samples[place] for place in sorted({round(n * last / (_SAMPLES - 1)) for n in range(_SAMPLES)})]
 
 
-# ---- words
+# names and notices
 
 
 def event_name(kind: str) -> str:
-    """A kind of event, for people."""
+    """Return the title of a kind of event."""
     return EVENTS.get(kind, legible(kind).replace("_", " "))
 
 
 def notices(found: Row) -> list[Notice]:
-    """Return what to look at first, the gravest first."""
+    """Return the notices of the page, most severe first."""
     return notices_of("training_notices.html", event_name=event_name, **vars(found), **vars(derived(found)))

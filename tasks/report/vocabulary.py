@@ -1,7 +1,7 @@
-"""Entries of a vocabulary as a person can see them, and how often they are used.
+"""Readable spelling of the tokens of a vocabulary, and their use in training text.
 
-An id stands for bytes: an entry of a byte-level vocabulary may be a part of a character. Bytes that are no text by
-themselves are shown as \\xNN, spaces and line ends by signs.
+A token of a byte-level vocabulary may be part of a character. Bytes that are not valid UTF-8 are shown as \\xNN, spaces
+and line feeds by signs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tasks.report.wording import cut, visible
 from tasks.tokens.hf_spec import byte_spellings, spelled_bytes
 from tasks.tokens.tokenizer_kinds import N_SPECIAL, Tokenizer
 
-FREQUENT, UNUSED = 40, 80  # entries that are listed
-RARE = 10  # occurrences below which a network sees an entry too seldom to learn it
-SHOWN = 48  # characters of an entry
-MOST_BYTES = 4096  # of an entry that are looked at
-_RUN = re.compile(r"([^0-9A-Fa-fx\\<>+U])\1{11,}")  # of one sign; not of what numbers of bytes are written with
+FREQUENT, UNUSED = 40, 80  # most tokens listed
+RARE = 10  # tokens that occur less often are reported as rare
+SHOWN = 48  # most characters of a token
+MOST_BYTES = 4096  # most bytes decoded of a token
+_RUN = re.compile(r"([^0-9A-Fa-fx\\<>+U])\1{11,}")  # repeated character, but none of \xNN, <0xNN> and <U+NNNN>
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -51,26 +51,26 @@ class Spelling:
         return self._size
 
     def bytes_of(self, index: int) -> bytes:
-        """Return the bytes of one id; none for special ids."""
+        """Return the bytes of an id; empty for special ids."""
         return b"" if index in self._special else self._entries.get(index, b"")
 
     def text_of(self, index: int) -> str:
-        """Return one id as a person can see it."""
+        """Return the readable spelling of an id."""
         if index in self._special:
             role = self._special[index]
             return f"<{role}>" if role not in ("special", "reserved") else f"<special {index}>"
-        # an entry of thousands of bytes is cut before it is made visible
+        # cut before, as making thousands of bytes visible is slow
         seen = visible(self.bytes_of(index)[:MOST_BYTES].decode("utf-8", "backslashreplace"))
         return cut(_RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", seen), SHOWN)
 
     def token(self, index: int, count: int = 0) -> SimpleNamespace:
-        """Return one id with its `text`, the hexadecimal `code` of its first bytes, `count`, `special`."""
+        """Return `index`, `text`, the first bytes as hexadecimal `code`, `count` and `special` of an id."""
         code, special = self.bytes_of(index)[:SHOWN].hex(" "), index in self._special
         return SimpleNamespace(index=index, text=self.text_of(index), code=code, count=count, special=special)
 
 
 def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:
-    """The entries of a vocabulary in the layout of `tokenizers`, as they are before a decoder joins them."""
+    """Return the bytes of each id of a tokeniser in the JSON of `tokenizers`, before its decoder."""
     written = spec["model"].get("vocab", {})
     named = list(written.items()) if isinstance(written, dict) else [(item[0], n) for n, item in enumerate(written)]
     layout = json.dumps([spec.get("pre_tokenizer"), spec.get("decoder")])
@@ -89,15 +89,15 @@ def _engine_entries(spec: dict[str, Any]) -> dict[int, bytes]:
 
 
 def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
-    """Return how the training split uses a vocabulary.
+    """Return statistics of the tokens in the training split.
 
     Args:
         counts: (vocab_size,) occurrences of each id as a label.
 
     Returns:
-        `size`; `spelled`, ids that stand for text; `predicted` and `unknown`, occurrences of all ids and of the unknown
-        one; the tokens `frequent` and `unused`; `n_unused`; `unused_merges`, share of the ids of more than a
-        byte that never occur; `rare`.
+        `size`; `spelled`, number of text tokens; `predicted` and `unknown`, occurrences of all ids and of the unknown
+        one; the tokens `frequent` and `unused`; `n_unused`; `unused_merges`, share of the tokens of several bytes that
+        do not occur; `rare`, number of tokens with fewer than `RARE` occurrences.
     """
     spelling = Spelling(tokenizer)
     lengths = np.array([len(spelling.bytes_of(index)) for index in range(len(spelling))])
@@ -105,7 +105,7 @@ def usage(tokenizer: Tokenizer, counts: np.ndarray) -> SimpleNamespace:
     unused = spelled[counts[spelled] == 0]
     merged = spelled[lengths[spelled] > 1]
     by_count = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    # those that were merged for nothing come first; single bytes only make sure that no text is lost
+    # unused merges first: single bytes are kept for lossless encoding anyway
     by_merge = unused[np.argsort(lengths[unused] == 1, kind="stable")]
 
     def listed(ids: np.ndarray) -> list[SimpleNamespace]:

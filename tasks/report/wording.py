@@ -1,4 +1,4 @@
-"""Numbers, names and texts as reports write them."""
+"""Formats of numbers, names and texts in reports."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 _SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
-MAX_WORDS = 160  # characters of a text that comes from elsewhere
+MAX_WORDS = 160  # longest text from documents or files, in characters
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def share(part: float, whole: float) -> str:
-    """A part in per cent; what is not nothing is not written as nothing, what is not all not as all."""
+    """Return a share in per cent; never rounds a small share to 0 % or a large one to 100 %."""
     if not whole:
         return "0 %"
     value = 100 * part / whole
@@ -25,23 +25,23 @@ def share(part: float, whole: float) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things."""
+    """Return a number with its noun, such as "3 files"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def amount(value: float, places: int = 3) -> str:
-    """A number in so many digits, with a letter for thousands and more."""
+    """Return a number in `places` significant digits, with the suffix k, M, G or T."""
     step, letter = next(((step, letter) for step, letter in _STEPS if abs(value) >= step * 0.9995), (1.0, ""))
     return f"{_short(value / step, places)}{letter}"
 
 
 def cut(text: str, length: int) -> str:
-    """A text that is no longer than that; its end goes."""
+    """Shorten a text to `length` characters at its end."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def cut_middle(text: str, length: int) -> str:
-    """A path that is no longer than that; folders in the middle go, because the name stands at the end."""
+    """Shorten a path to `length` characters in the middle, which keeps the file name."""
     if len(text) <= length:
         return text
     tail = (length - 1) * 2 // 3
@@ -49,12 +49,12 @@ def cut_middle(text: str, length: int) -> str:
 
 
 def integer(value: float) -> str:
-    """A whole number with commas."""
+    """Return a whole number with thousands separators."""
     return f"{value:,.0f}".replace("-", "−")
 
 
 def number(value: float) -> str:
-    """A value in at most four digits."""
+    """Return a value in at most four significant digits."""
     return _short(value, 4)
 
 
@@ -64,19 +64,19 @@ def _short(value: float, places: int) -> str:
 
 
 def decimals(value: float | None, places: int = 4, sign: bool = False) -> str:
-    """A value with so many decimal places; a dash for NaN and None."""
+    """Return a value with `places` decimal places; a dash for NaN and None."""
     if value is None or value != value:
         return "–"
     return f"{value:{'+' if sign else ''},.{places}f}".replace("-", "−")
 
 
 def visible(text: str) -> str:
-    """The text with a sign for every character that cannot be seen or that rearranges its neighbours."""
+    """Replace every invisible or reordering character by a visible sign, spaces included."""
     return "".join(map(_sign, text))
 
 
 def legible(text: str) -> str:
-    """Text of a document or the name of a file, to be read: a sign only for what would hide or rearrange its line."""
+    """Replace invisible and reordering characters by signs, but keep spaces and combining marks."""
     composed = unicodedata.normalize("NFC", text)
     return (
         composed if composed.isprintable() else "".join(char if char == " " else _sign(char, "") for char in composed)
@@ -84,12 +84,12 @@ def legible(text: str) -> str:
 
 
 def lines(text: str) -> Markup:
-    """Legible text that keeps its line feeds."""
+    """Return `legible` text with its line feeds."""
     return Markup("\n").join(map(shown, text.split("\n")))
 
 
 def shown(value: object) -> Markup:
-    """A value as pages show it: legible and escaped; markup as it is, nothing for None."""
+    """Return a value as escaped `legible` text; markup is kept, None becomes empty."""
     if isinstance(value, Markup):
         return value
     return escape("" if value is None else legible(str(value)))
@@ -99,23 +99,23 @@ def _sign(char: str, mark: str = "◌") -> str:
     if char in _SIGNS:
         return _SIGNS[char]
     if char < " " or "\x7f" <= char <= "\x9f":
-        return f"\\x{ord(char):02x}"  # few fonts have Unicode's pictures of them
+        return f"\\x{ord(char):02x}"  # few fonts have Unicode's control pictures
     kind = unicodedata.category(char)
     if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"):
         return f"<U+{ord(char):04X}>"
-    return f"{mark}{char}" if kind.startswith("M") else char  # a combining mark would sit on whatever stands before it
+    return f"{mark}{char}" if kind.startswith("M") else char  # a base character for a combining mark
 
 
-# Markdown in which no word of a document or a file takes effect
+# text of documents in Markdown
 
 
 def plain(text: str, length: int = MAX_WORDS) -> str:
-    """Words that may come from documents, as Markdown shows them: no markup of theirs takes effect."""
+    """Escape text for Markdown."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#!&~" else char for char in cut(legible(text), length))
 
 
 def cell(text: str, length: int = MAX_WORDS) -> str:
-    """Words that may come from documents, as a cell of a table in a terminal: on one line, and without a bar."""
+    """Return text for a cell of a Markdown table in a terminal: one line, vertical bars escaped."""
     return legible(cut(" ".join(text.split()), length)).replace("|", "\\|")
 
 

@@ -1,8 +1,8 @@
-"""The network of the LLaMA walk-through: its words, and the weights that it states.
+"""Vocabulary and weights of the network in the LLaMA walk-through (preset "llama_toy").
 
-It states all but the feed-forward layer: of the gate four columns of 24 are given, of the up and down matrices none, so
-those keep the initial weights of a seed. A figure of the walk-through that follows from stated weights alone, which is
-every one up to those four columns of the gate, is what the network computes.
+The walk-through gives all weights but those of the feed-forward layer: four of 24 columns of the gate, and nothing of
+the up and down matrices, which keep their random initial weights. So values up to these columns of the gate are
+reproduced.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _GATE = [
     [0.6, 0.7, 0.8, 0.9],
     [0.3, 0.4, 0.5, 0.6],
 ]
-_HEAD = [0.03, 0.02, 0.05, -0.01, -0.04, 0.01]  # of id 0; each further id adds a hundredth of _HEAD_SIGNS
+_HEAD = [0.03, 0.02, 0.05, -0.01, -0.04, 0.01]  # row of id 0; each next row adds 0.01 * _HEAD_SIGNS
 _HEAD_SIGNS = [1.0, 1.0, -1.0, -1.0, 1.0, 1.0]
 
 
 def words() -> WordTokenizer:
-    """The table of the three words."""
+    """Return the tokeniser of the three words."""
     return WordTokenizer(WORDS)
 
 
 @torch.no_grad()
 def state_weights(network: Transformer) -> None:
-    """Put the stated weights into a fresh network of the preset "llama_toy"."""
+    """Write the given weights into a network of the preset "llama_toy"."""
     (block,) = network.blocks
     assert isinstance(block, Block) and network.untied_head is not None
     row, column = torch.arange(6.0)[:, None], torch.arange(6.0)
     ids, signs = torch.arange(10.0)[:, None], torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
     network.token_embedding.weight.copy_((ids + 1 + column % 3) / 10 * signs)
-    # it multiplies row vectors from the left; the matrices of attention are symmetric, so that nothing is transposed
+    # the walk-through multiplies row vectors from the left; attention matrices are symmetric, so none is transposed
     block.attention.q.weight.copy_((row + column + 1) / 10)
     block.attention.k.weight.copy_((row + column + 1.5) / 10)
     block.attention.v.weight.copy_((row + column + 0.5) / 10)

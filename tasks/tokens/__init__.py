@@ -1,1 +1,1 @@
-"""From documents to training sequences: tokenisers, token shards, spans."""
+"""Tokenisers, token shards and training sequences."""

@@ -1,8 +1,10 @@
-"""The dataset: an index of pieces over token shards, made anew in a moment when documents come or go.
+"""The stage `dataset`: an index of training sequences as spans of token shards.
 
-From the kept documents as they lie in the shards, and with a mix the group of each, follow the pieces of every sequence
-(`sequences.parquet`), how often each id is predicted in training (`token_counts.parquet`), and an account of what
-became of every id (`dataset.json`). Nothing large is read or written: what one more document costs is the index.
+    sequences.parquet     the pieces (spans) of every sequence
+    token_counts.parquet  occurrences of each id as a training label
+    dataset.json          counts of kept, repeated, padded and cut ids, and the groups of the mix
+
+Token ids are neither copied nor moved, so a new document costs only a new index.
 """
 
 from __future__ import annotations
@@ -51,19 +53,19 @@ from tasks.tokens.packing import (
 )
 from tasks.tokens.settings import DatasetSettings, MixSettings
 
-EVERYTHING = "all"  # the one group there is without a mix
+EVERYTHING = "all"  # the single group without a mix
 ROWS_AT_ONCE = 2**16
 IDS_AT_ONCE = 2**21
-ZSTD_LEVEL = 1  # it halves names, as higher levels do: they are random, and take twice the time there
-BALANCE = ("kept", "repeated", "padded", "cut")  # of an account, what the manifest counts
+ZSTD_LEVEL = 1  # higher levels compress the random ids no better and take twice the time
+BALANCE = ("kept", "repeated", "padded", "cut")  # fields of `Account` in the manifest's counts
 
 
 @dataclass(frozen=True)
 class DatasetIndexSettings:
-    """Settings by which documents become sequences of `seq_len` input places, see `DatasetSettings`.
+    """Settings of the sequences of `seq_len` positions, see `DatasetSettings`.
 
     Attributes:
-        mix: how often each group is read; None where there are no groups.
+        mix: sampling weights of the groups; None without groups.
     """
 
     seq_len: int
@@ -75,18 +77,18 @@ class DatasetIndexSettings:
     def __post_init__(self) -> None:
         if self.seq_len < 1 or not 0 <= self.stride <= self.seq_len:
             raise ValueError(
-                f"chunks of length {self.seq_len} with stride {self.stride}: the length must be 1 or more, the stride "
-                "from 1 to the length (0 means the length), or ids would be skipped"
+                f"chunks have length {self.seq_len} and stride {self.stride}; expected a length of at least 1 and a "
+                "stride of 1 to the length (0 means the length), so that no id is skipped"
             )
 
     @classmethod
     def of(cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None) -> DatasetIndexSettings:
-        """Return them from the sections of a run's settings; a mix that names no groups is none."""
+        """Build the settings from the sections of a run's settings; a mix without `by` becomes None."""
         wanted = mix if mix is not None and mix.by else None
         return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
 
     def pieces(self, lengths: np.ndarray, training: bool) -> Pieces:
-        """Cut documents of these lengths; of held-out ones nothing is ever left out."""
+        """Cut documents of these lengths; `drop_last` applies to training documents only."""
         return pieces_of(lengths, self.seq_len, self.packing, self.stride, self.drop_last and training)
 
 
@@ -95,10 +97,10 @@ class TokenDocuments:
     """Kept documents in the order of their ids.
 
     Attributes:
-        ids, digests: (n,) Arrow strings, the digests of the documents' ids.
-        train: (n,) bool, True if it is trained on; else it is held out.
-        shard, offset: (n,) int64, number of the token artefact that it is read from, and its first id there.
-        length, n_bytes: (n,) int64, of its ids and of its text.
+        ids, digests: (n,) Arrow strings, document ids and digests of their token ids.
+        train: (n,) bool, True for training documents, False for held-out ones.
+        shard, offset: (n,) int64, number of the token artefact, and position of the first token id there.
+        length, n_bytes: (n,) int64, number of token ids and of UTF-8 bytes.
     """
 
     ids: pa.Array
@@ -111,10 +113,10 @@ class TokenDocuments:
 
 
 def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocuments:
-    """Find the kept documents in the token shards, each in its live one of those that hold it.
+    """Locate the kept documents in the token shards; of several shards with a document, in the live one.
 
     Raises:
-        StoreError: if a document lies in none of them, or in several none of which is the noted one.
+        StoreError: a document is in no shard, or in several none of which is recorded as live.
     """
     with Corpus() as corpus:
         corpus.want_kept(store.folder(curated))
@@ -128,18 +130,18 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
         *(column.combine_chunks() for column in names), *(column.to_numpy() for column in numbers)
     )
     del columns, names, numbers
-    pa.default_memory_pool().release_unused()  # else what was read stands beside the index, and is as large
+    pa.default_memory_pool().release_unused()  # the tables that were read are as large as the index
     return documents
 
 
 @dataclass(frozen=True)
 class Group:
-    """Training documents that are read equally often.
+    """Training documents with the same number of reads per epoch.
 
     Attributes:
-        rows: the documents, by their numbers among all kept ones.
-        pieces: of these documents, numbered from 0, in sequences that are numbered from 0.
-        reads: number of sequences of them that an epoch reads.
+        rows: numbers of the documents among all kept ones.
+        pieces: pieces of these documents; documents and sequences are numbered from 0 within the group.
+        reads: sequences of the group that an epoch reads.
     """
 
     name: str
@@ -150,7 +152,7 @@ class Group:
 
     @property
     def balance(self) -> Account:
-        """The account; all ids are cut where the mix leaves the group out."""
+        """The account; all ids count as cut if the mix leaves the group out."""
         return self.account if self.reads else Account(cut=self.account.kept + self.account.cut)
 
 
@@ -164,9 +166,10 @@ def dataset(
     tokenizer: ArtifactRef,
     groups: RefSet,
 ) -> str:
-    """Cut the kept documents into sequences, group by group; count the ids that training predicts.
+    """Cut the kept documents into sequences, group by group, and count the training labels.
 
-    Groups say which documents are read how often; an empty set where there is no mix.
+    Args:
+        groups: group of each document; an empty set without a mix.
     """
     isolated = is_isolated(settings.packing)
     documents = kept_tokens(work.store, curated, tokens)
@@ -199,8 +202,8 @@ def dataset(
         train_reads=sum(group.reads for group in used),
         **{name: value for name, value in asdict(accounts["train"]).items() if name in BALANCE},
     )
-    # The training side alone makes a model; the validation side is a sample for its curve. So a new document that falls
-    # into validation gives the same digest, and trains nothing anew.
+    # The validation split is only a sample for the curve of a training, and is left out of the digest: a new validation
+    # document does not cause a new training.
     return sha256_json(
         {
             "pieces": _pieces_digest(documents, training),
@@ -219,12 +222,12 @@ def _group_names(work: Work, documents: TokenDocuments, groups: RefSet) -> pa.Ar
     names = pa.concat_arrays(known["group"].take(pc.index_in(trained, value_set=known["doc_id"])).chunks)
     if names.null_count:
         missing = trained.filter(names.is_null())[0].as_py()
-        raise StoreError(f"training document {missing} is in no group: compute them again with `--refresh groups`")
+        raise StoreError(f"training document {missing} is in no group: compute the groups again, `--refresh groups`")
     return names
 
 
 def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.Array | None) -> list[Group]:
-    """Return the groups by name, cut into sequences, with the number of sequences that an epoch reads."""
+    """Return the groups in order of their names, with their pieces and their reads per epoch."""
     trained = np.flatnonzero(documents.train)
     if names is None:
         members = {EVERYTHING: trained}
@@ -250,12 +253,12 @@ def _plan(settings: DatasetIndexSettings, documents: TokenDocuments, names: pa.A
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, Pieces]], first: int = 0) -> Pieces:
-    """Join the pieces of sets of documents, given with the documents' numbers; sequences are numbered from `first`."""
+    """Concatenate (document numbers, pieces) of several sets; sequences are numbered from `first`."""
     shifted = []
     for rows, pieces in parts:
         shifted.append(replace(pieces, document=rows[pieces.document], sequence=pieces.sequence + first))
         first += pieces.sequences
-    if len(shifted) == 1:  # an index of millions of pieces is not copied for nothing
+    if len(shifted) == 1:  # no copy of an index of millions of pieces
         return shifted[0]
     return Pieces(*map(np.concatenate, zip(*(vars(pieces).values() for pieces in shifted), strict=True)))
 
@@ -266,19 +269,19 @@ def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, t
     n_ids = int(documents.length[documents.train].sum())
     what = "add documents"
     if settings.drop_last and n_ids:
-        what += ", make sequences shorter (model.max_seq_len) or leave out dataset.drop_last"
+        what += ", lower model.max_seq_len or unset dataset.drop_last"
     if settings.mix is not None:
-        what += ", or see what the mix leaves out"
+        what += ", or check which groups the mix leaves out"
     raise UserError(
-        f"there is no sequence to train on: the {int(documents.train.sum())} training document(s) hold {n_ids} ids, "
-        f"and a sequence takes {settings.seq_len}: {what}"
+        f"there is no training sequence: the {int(documents.train.sum())} training document(s) have {n_ids} ids, "
+        f"and a sequence has {settings.seq_len}: {what}"
     )
 
 
 def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Count the occurrences of each id in spans (n,) of token shards that do not overlap, (vocab_size,) int64.
+    """Return the occurrences of each id in n spans of token shards that do not overlap, (vocab_size,) int64.
 
-    Of a shard that is nearly all in use, what is left out is counted, and taken from the shard's own counts.
+    If most of a shard is in use, the rest is counted and subtracted from the shard's own counts.
     """
     counts = np.zeros_like(np.load(folders[0] / SHARD_COUNTS_FILE, allow_pickle=False))
     rows = np.flatnonzero(begin < end)
@@ -299,7 +302,7 @@ def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, en
 
 
 def _add_spans(counts: np.ndarray, ids: np.ndarray, begin: np.ndarray, end: np.ndarray, sign: int) -> None:
-    """Add the occurrences of each id in spans of a shard, a few million ids at a time."""
+    """Add `sign` times the occurrences of each id in spans of a shard to `counts`, `IDS_AT_ONCE` at a time."""
     ends = np.cumsum(end - begin)
     for first in range(0, int(ends[-1]), IDS_AT_ONCE):
         last = min(first + IDS_AT_ONCE, int(ends[-1]))
@@ -310,9 +313,9 @@ def _add_spans(counts: np.ndarray, ids: np.ndarray, begin: np.ndarray, end: np.n
 
 
 def _write_pieces(path: Path, documents: TokenDocuments, sides: Mapping[str, Pieces], shards: Sequence[str]) -> None:
-    """Write the pieces of each side, as spans of the shards with these keys."""
+    """Write the pieces of each split as spans of the shards with these keys."""
     keys = pa.array(shards, pa.string())
-    # a dictionary of values that hardly repeat takes longer to build than it saves
+    # dictionary encoding pays only for columns with repeated values
     repeat = ["split", "chunk", "shard", "length", "ahead"]
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": repeat}
     with pq.ParquetWriter(path, SEQUENCES, **options) as writer:
@@ -334,7 +337,7 @@ def _write_pieces(path: Path, documents: TokenDocuments, sides: Mapping[str, Pie
 
 
 def _pieces_digest(documents: TokenDocuments, pieces: Pieces) -> str:
-    """Digest of what is trained on, wherever it lies: the documents' names and ids, and how they are cut."""
+    """Return a digest of document ids, token ids and pieces, independent of their positions in shards."""
     used, document = np.unique(pieces.document, return_inverse=True)
     made = hashlib.sha256()
     for strings in (documents.ids, documents.digests):
@@ -352,7 +355,7 @@ def _record(
     groups: Sequence[Group],
     accounts: Mapping[str, Account],
 ) -> dict[str, Any]:
-    """Return the content of `dataset.json`; it adds up, from documents to labels."""
+    """Return the content of `dataset.json`."""
 
     def sizes(rows: np.ndarray) -> dict[str, int]:
         return {
@@ -386,7 +389,7 @@ def _notes(
     groups: Sequence[Group],
     accounts: Mapping[str, Account],
 ) -> Iterator[str]:
-    """Yield remarks that a person should read before training on it."""
+    """Yield warnings about the dataset, for people."""
     empty = int((documents.length == 0).sum())
     if empty:
         yield f"{empty:,} document(s) hold no id, and are in no sequence"
@@ -405,7 +408,7 @@ def _notes(
 
 
 def settings_without(store: Store, data: Manifest, selection: ArtifactRef) -> DatasetIndexSettings:
-    """Return the settings of a dataset for another selection: a mix names no group of which nothing is left."""
+    """Return the settings of a dataset for another selection, without groups of the mix that have become empty."""
     settings = DatasetIndexSettings(**data.settings)
     if settings.mix is None:
         return settings

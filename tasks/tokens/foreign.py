@@ -1,6 +1,6 @@
-"""Tokenisers from elsewhere: a `tokenizer.json`, GPT-2's pair of files or a table of characters, and the files beside.
+"""Tokenisers from files: a `tokenizer.json`, GPT-2's pair of files or a character table.
 
-The files beside say which ids are special.
+The special ids come from config.json, tokenizer_config.json and special_tokens_map.json in the same folder.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 BESIDE = (CONFIG_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
 PAIRS = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}  # as `transformers` and as GPT-2's authors name them
 MEANINGS = ("pad", "unk", "bos", "eos")
-_END_OF_TEXT = "<|endoftext|>"  # of GPT-2, whose own files say nothing of special tokens
+_END_OF_TEXT = "<|endoftext|>"  # of GPT-2, whose files do not list special tokens
 
 
 class ForeignTokenizerError(UserError):
-    """A file with a tokeniser that is missing, or cannot be read."""
+    """A tokeniser's file that is missing or invalid."""
 
 
 def tokenizer_files(path: Path, setting: str = "") -> dict[str, Path]:
-    """Return the files that make a tokeniser, the first one first, by names under which they make it in any folder.
+    """Return the files of a tokeniser by the names that they need in another folder, main file first.
 
     Args:
         path: a file of any name, the first of a pair, or a folder with a tokenizer.json or a pair.
-        setting: the beginning of an error.
+        setting: prefix of error messages.
 
     Raises:
         ForeignTokenizerError: there is no such file.
@@ -54,8 +54,8 @@ def tokenizer_files(path: Path, setting: str = "") -> dict[str, Path]:
     if not first.is_file():
         raise ForeignTokenizerError(
             f"{setting}there is no file {first}: expected a tokenizer.json, GPT-2's vocab.json and merges.txt (or "
-            "encoder.json and vocab.bpe), or a table of characters; transformers.AutoTokenizer.from_pretrained(folder)"
-            ".save_pretrained(folder) makes the first of other files"
+            "encoder.json and vocab.bpe), or a character table; transformers.AutoTokenizer.from_pretrained(folder)"
+            ".save_pretrained(folder) converts other files to a tokenizer.json"
         )
     merges = PAIRS.get(first.name, "")
     beside = {name: first.with_name(name) for name in (merges, *BESIDE) if name and first.with_name(name).is_file()}
@@ -63,7 +63,7 @@ def tokenizer_files(path: Path, setting: str = "") -> dict[str, Path]:
 
 
 def digest_of_tokenizer_file(path: Path) -> str:
-    """Return the digest of all that `read_tokenizer_file` reads.
+    """Return the digest of all files that `read_tokenizer_file` reads.
 
     Raises:
         ForeignTokenizerError: there is no such file.
@@ -77,20 +77,19 @@ def digest_of_tokenizer_file(path: Path) -> str:
 def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
     """Read a tokeniser of this project or of Hugging Face's `tokenizers`, GPT-2's pair of files or a character table.
 
-    Of a tokeniser from elsewhere, which id stands for the unknown is what its model says. If it says nothing, and for
-    those that begin and end a text and fill, it is looked up in config.json (where ids that no token has are passed
-    over, and those of single characters), then in tokenizer_config.json, then in special_tokens_map.json beside it; it
-    may be nowhere, but for GPT-2's own end of a text. Where several ids end a text, the first counts.
+    The unk id of a foreign tokeniser is that of its model. If the model has none, and for pad, bos and eos, ids are
+    looked up in config.json (ignoring ids without a token or of single characters), tokenizer_config.json and
+    special_tokens_map.json, in this order; of several eos ids the first is used. GPT-2's pair defaults to its own eos.
 
     A character table is a JSON object of characters and ids, such as `{" ": 4, "!": 5}`; ids 0 to 3 are special, and
     may be named `<pad>`, `<unk>`, `<bos>` and `<eos>` in it.
 
     Args:
-        path: as `tokenizer_files` takes it.
-        reserved: ids to be kept free at the end of the vocabulary; a tokeniser of this project has its own.
+        path: see `tokenizer_files`.
+        reserved: ids kept free at the end of the vocabulary; a tokeniser of this project records its own.
 
     Raises:
-        ForeignTokenizerError: there is no such file, or no tokeniser in it.
+        ForeignTokenizerError: the file does not exist or is not a tokeniser.
     """
     files = tokenizer_files(path)
     first = next(iter(files.values()))
@@ -105,7 +104,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
         elif "kind" in record and "model" not in record:
             found = load_tokenizer(first)
             if reserved not in (0, found.reserved):
-                raise ValueError(f"it reserves {found.reserved} ids, so {reserved} cannot be asked for")
+                raise ValueError(f"it reserves {found.reserved} ids, but tokenizer.reserved is {reserved}")
             return found
         elif "model" not in record:
             return CharTableTokenizer(_character_table(spec), reserved)
@@ -117,14 +116,14 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
 
 
 def _read_merges(path: Path) -> list[list[str]]:
-    """Return the pairs of tokens in a merges.txt, which follow a line with its version."""
+    """Return the pairs of tokens in a merges.txt, without its version line."""
     pairs = []
     with _faults_of(path):
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
             if line and not (number == 1 and line.startswith("#version")):
                 pairs.append(line.split(" "))
                 if len(pairs[-1]) != 2 or not all(pairs[-1]):
-                    raise ValueError(f"line {number} is {line[:80]!r}, expected two tokens with a space between")
+                    raise ValueError(f"line {number} is {line[:80]!r}, expected two tokens separated by a space")
     return pairs
 
 
@@ -132,7 +131,7 @@ def _character_table(text: str) -> dict[str, int]:
     pairs = json.loads(text, object_pairs_hook=list)
     twice = [entry for entry, count in Counter(entry for entry, _ in pairs).items() if count > 1]
     if twice:
-        raise ValueError(f"{twice[0]!r} stands in the table twice, expected each character once")
+        raise ValueError(f"{twice[0]!r} is in the table twice, expected each character once")
     special = {f"<{meaning}>": index for index, meaning in enumerate(MEANINGS)}
     found = {entry: index for entry, index in pairs if entry not in special or index != special[entry]}
     if not found:
@@ -142,7 +141,7 @@ def _character_table(text: str) -> dict[str, int]:
 
 def _special_ids(vocabulary: dict[str, int], spec: dict[str, Any], folder: Path) -> dict[str, int | None]:
     config, *others = (_optional_json(folder / name) for name in BESIDE)
-    # no text could be written without its characters, and published files name Llama's 1 and 2 beside whatever is there
+    # published files name Llama's ids 1 and 2 beside any vocabulary: single characters are never special
     added = {token["id"] for token in spec.get("added_tokens") or []}
     known = {index for token, index in vocabulary.items() if len(token) > 1 or index in added}
     named: dict[str, int | None] = {}
@@ -170,13 +169,13 @@ def _first_id(config: dict[str, Any], name: str, path: Path) -> int | None:
 
 @contextmanager
 def _faults_of(path: Path) -> Iterator[None]:
-    """Raise every fault of a tokeniser with the file that it is in."""
+    """Convert exceptions to ForeignTokenizerError with the path of the file."""
     try:
         yield
     except ForeignTokenizerError:
         raise
     except TokenizerError as error:
-        raise ForeignTokenizerError(str(error)) from error  # which names the file
+        raise ForeignTokenizerError(str(error)) from error  # its message names the file
     except RecursionError as error:
         raise ForeignTokenizerError(f"{path}: its JSON is nested too deep; the file is broken") from error
     except OSError as error:

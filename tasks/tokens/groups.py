@@ -1,9 +1,8 @@
-"""Groups of training documents, by the property that `mix.by` names, and how often each is read in an epoch.
+"""Groups of training documents by the property in `mix.by`, and their reads per epoch.
 
-The settings say what share of the training tokens each group is to have. From the tokens and sequences of each group
-follow its reads: how many of its sequences an epoch holds, some of them twice or more. Shares count in tokens, because
-a group of short documents has emptier sequences. All arithmetic is exact (fractions), so that the plan is the same on
-every machine; only `mix.temperature` begins with a power, which is rounded.
+Settings give the share of each group in the training tokens; the result is the number of its sequences in an epoch,
+with repetitions. Shares are of tokens, because sequences of short documents have more padding. Arithmetic is exact
+(fractions) and so equal on every machine; only the power of `mix.temperature` is rounded.
 """
 
 from __future__ import annotations
@@ -32,19 +31,18 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 10_000
 _BELOW = "if(label = '', path, substr(path, length(label) + 2))"
-# the first folder of the path below the source; files beside the folders are in none
+# first folder of the path below the source; null for files in the source itself
 _FOLDER = f"case when contains({_BELOW}, '/') then split_part({_BELOW}, '/', 1) end"
 _OF_PATHS = ("source", "folder")
 
 
 @dataclass(frozen=True)
 class GroupsSettings:
-    """The property that groups have in common.
+    """The property that defines the groups.
 
     Attributes:
-        by: See `MixSettings.by`.
-        listing: Digest of all paths with their contents where groups follow from paths: paths are no content, so they
-            are in no digest of a snapshot.
+        by: see `MixSettings.by`.
+        listing: digest of all paths and contents if groups depend on paths, which are not in the snapshot's digest.
     """
 
     by: str
@@ -64,7 +62,7 @@ def groups(
     """Write the group of every training document."""
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
         corpus.want_kept(work.folder(curated), "train")
-        value, found = settings.by, "wanted"  # which has the licence
+        value, found = settings.by, "wanted"  # with the licence
         if settings.by in _OF_PATHS:
             value = _FOLDER if settings.by == "folder" else "source"
             files = parquet(work.folder(snapshot) / FILES_FILE)
@@ -82,8 +80,8 @@ def groups(
     if len(names) > MOST_GROUPS:
         examples = " and ".join(shown(name) for name in sorted(names)[:2])
         raise MixError(
-            f"mix.by is {settings.by}: the corpus has {len(names):,} of them, such as {examples}; expected at most "
-            f"{MOST_GROUPS:,} groups"
+            f"mix.by={settings.by} gives {len(names):,} groups, such as {examples}; expected at most "
+            f"{MOST_GROUPS:,}: group by another property"
         )
     pq.write_table(table, work.out / GROUPS_FILE, compression="zstd")
     work.counts.update(rows=table.num_rows, groups=len(names))
@@ -94,14 +92,14 @@ def _digest(table: pa.Table) -> str:
     digest = hashlib.sha256()
     for name in ("doc_id", "group"):
         values = table.column(name).to_pylist()
-        # lengths, so that no two columns join to the same text
+        # lengths make the concatenation unambiguous
         digest.update(",".join(str(len(value)) for value in values).encode() + b";")
         digest.update("".join(values).encode())
     return digest.hexdigest()
 
 
 def group_documents(run: Run, mix: MixSettings, **inputs: Any) -> RefSet:
-    """Return the groups that a mix asks for, made of the stage's inputs: empty without a mix, else one artefact."""
+    """Return the groups of a mix as one artefact; an empty set without a mix."""
     if not mix.by:
         return RefSet((), rows_digest(()))
     listing = ""
@@ -115,24 +113,24 @@ def group_documents(run: Run, mix: MixSettings, **inputs: Any) -> RefSet:
 def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, int]:
     """Return the number of sequences of each group that an epoch reads.
 
-    With weights or a temperature, tokens are read in the shares asked for; their total is what it takes to read every
-    group at least once, and less where a group would be read more than `max_epochs` times. Numbers of sequences are
-    rounded by largest remainders, so each is less than one sequence from what was asked for.
+    With weights or a temperature, an epoch has the given shares of tokens and reads each group at least once, unless
+    another would then be read more than `max_epochs` times. Numbers of sequences are rounded by the largest remainder
+    method.
 
     Args:
-        tokens: Training tokens of each group.
-        sequences: Training sequences of each group; one that has none is not read, and the others share its weight.
+        tokens: training tokens of each group.
+        sequences: training sequences of each group; the others share the weight of one without any.
 
     Returns:
-        The reads of every group, in the order of their names; 0 where a group is left out.
+        The reads by group, in order of names; 0 for a group that is left out.
 
     Raises:
-        MixError: The settings name a group that is not there, or miss one that is.
+        MixError: the settings name an unknown group, or omit one.
     """
     if not mix.by or not (mix.weights or mix.temperature):
         passes = _passes(tokens, mix)
         wanted = {name: passes[name] * sequences[name] for name in sorted(sequences)}
-        # the nearest whole number, but not 0 for what is asked for
+        # rounded to the nearest whole number, but at least 1 for a positive weight
         return {name: max(math.floor(n + Fraction(1, 2)), 1 if n else 0) for name, n in wanted.items()}
     asked = asked_shares(tokens, sequences, mix)
     limits = {name: Fraction(mix.max_epochs) * sequences[name] for name in asked}
@@ -147,11 +145,11 @@ def plan_reads(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: Mix
 
 
 def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> dict[str, int]:
-    """Return whole numbers next to the quotas: those of the largest remainders go up, until the sum is right."""
+    """Round quotas by the largest remainder method, within the limits."""
     counts = {name: math.floor(quota) for name, quota in quotas.items()}
     missing = math.floor(sum(quotas.values()) + Fraction(1, 2)) - sum(counts.values())
     for name in sorted(quotas, key=lambda item: (counts[item] - quotas[item], item)):
-        # what is asked for at all is read at all
+        # a positive quota gives at least 1
         if (missing > 0 or not counts[name]) and counts[name] < quotas[name] and counts[name] + 1 <= limits[name]:
             counts[name] += 1
             missing -= 1
@@ -159,7 +157,7 @@ def _rounded(quotas: Mapping[str, Fraction], limits: Mapping[str, Fraction]) -> 
 
 
 def asked_shares(tokens: Mapping[str, int], sequences: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]:
-    """Return the share of the training tokens that is asked for each group, over those that have sequences."""
+    """Return the share of training tokens that the settings give each group with sequences."""
     weights = _weights(tokens, mix)
     there = {name: weights[name] for name in sorted(weights) if sequences[name] and tokens[name]}
     total = sum(there.values())
@@ -175,7 +173,7 @@ def _weights(tokens: Mapping[str, int], mix: MixSettings) -> dict[str, Fraction]
         rest = {name: given[OTHERS] * tokens[name] / together if together else Fraction(0) for name in others}
         return {**rest, **{name: weight for name, weight in given.items() if name in tokens}}
     if mix.temperature:
-        # twelve digits: the last of a power differs from one machine to another
+        # 13 significant digits: the last ones of a power differ between machines
         return {name: Fraction(f"{n**mix.temperature:.12e}") if n else Fraction(0) for name, n in tokens.items()}
     passes = _passes(tokens, mix)
     return {name: passes[name] * n for name, n in tokens.items()}
@@ -193,13 +191,13 @@ def _check_names(setting: str, given: Iterable[str], groups: Iterable[str], *, c
     named, there = set(given) - {OTHERS}, set(groups)
     if named - there:
         raise MixError(
-            f"{setting} names {listed(named - there)}, but no training document is of such a group; groups of mix.by "
+            f"{setting} names {listed(named - there)}, but no training document is in such a group; groups of mix.by "
             f"are {listed(there)}"
         )
     if complete and there - named and OTHERS not in given:
         raise MixError(
-            f"{setting} says nothing of {listed(there - named)}; groups of mix.by are {listed(there)}: name each, or "
-            f"all others together as {OTHERS}=NUMBER"
+            f"{setting} has no value for {listed(there - named)}; groups of mix.by are {listed(there)}: name each, or "
+            f"set all others by {OTHERS}=NUMBER"
         )
 
 
@@ -208,11 +206,11 @@ class GroupMix:
     """One group in the mix, for reports.
 
     Attributes:
-        tokens, sequences: Training tokens and sequences of the group.
-        reads, tokens_read: Sequences of it in one epoch, and tokens as its sequences hold them on average.
-        passes: Reads of the whole group in one epoch.
-        share_asked: Its share of an epoch's tokens as the settings say it, over the groups that have sequences.
-        share_realised: Its share of an epoch's tokens as it came out.
+        tokens, sequences: training tokens and sequences of the group.
+        reads, tokens_read: sequences read per epoch, and expected tokens in them.
+        passes: reads per sequence and epoch.
+        share_asked: share of an epoch's tokens in the settings, over the groups with sequences.
+        share_realised: realised share of an epoch's tokens.
     """
 
     name: str
@@ -228,7 +226,7 @@ class GroupMix:
 def realised(
     tokens: Mapping[str, int], sequences: Mapping[str, int], reads: Mapping[str, int], mix: MixSettings
 ) -> list[GroupMix]:
-    """Return the realised mix, by the names of the groups, from the arguments and the result of `plan_reads`."""
+    """Return the realised mix in order of names, from the arguments and the result of `plan_reads`."""
     asked = asked_shares(tokens, sequences, mix)
     passes = {name: Fraction(reads[name], sequences[name]) if sequences[name] else Fraction(0) for name in sequences}
     read = {name: passes[name] * tokens[name] for name in sequences}

@@ -1,4 +1,4 @@
-"""The files of a dataset, and reading them: which pieces make each sequence, and how often each group is read."""
+"""Readers of a dataset's files: the sequences as spans of token shards, and the reads of each group."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Index:
-    """The sequences of one split, each of one piece or more: spans of token shards.
+    """The sequences of one split, each of one or more pieces (spans of token shards).
 
     Attributes:
-        shards: keys of the token artefacts that the pieces lie in.
+        shards: keys of the token artefacts of the pieces.
         shard: (p,) int64, number of each piece's artefact in `shards`.
         start: (p,) int64, first id in the shard.
-        length: (p,) int32, number of ids, the look-ahead among them.
+        length: (p,) int32, number of ids, including the look-ahead.
         ahead: (p,) int8, 1 if the last id is only a label.
-        offsets: (n + 1,) int64, first piece of each sequence, and the number of all pieces at the end.
-        isolated: True if the pieces of a sequence see and predict nothing of each other.
+        offsets: (n + 1,) int64, first piece of each sequence, then the number of pieces.
+        isolated: True if attention and labels stay within a piece.
     """
 
     shards: list[str]
@@ -49,7 +49,7 @@ class Index:
 
     @property
     def labels(self) -> np.ndarray:
-        """(n,) int64 ids to predict in each sequence."""
+        """(n,) int64, number of labels of each sequence."""
         ends = np.append(0, np.cumsum(self.length, dtype=np.int64))[self.offsets]
         return np.diff(ends) - (np.diff(self.offsets) if self.isolated else 1)
 
@@ -61,13 +61,13 @@ class Index:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a dataset's `dataset.json`: the account of every id, the groups, the notes."""
+    """Return the content of a dataset's `dataset.json`."""
     record: dict[str, Any] = json.loads((folder / DATASET_FILE).read_text(encoding="utf-8"))
     return record
 
 
 def groups_of(folder: Path) -> list[Group]:
-    """Return the groups of a dataset that are read, in the order of their sequences; one of all without a mix."""
+    """Return the groups with reads, in the order of their sequences; a single one without a mix."""
     from model.data import Group
 
     groups = read_record(folder)["groups"]
@@ -96,11 +96,11 @@ def load_index(folder: Path, split: str) -> Index:
 def open_sequences(
     dataset: Path, shard_folders: Mapping[str, Path], split: str, seq_len: int, limit: int | None = None
 ) -> SpanSource:
-    """Open the sequences of one split, mapped from their shards; a fixed sample where there are more than `limit`.
+    """Open the sequences of one split, memory-mapped; a fixed sample if there are more than `limit`.
 
     Args:
         dataset: folder of the dataset.
-        shard_folders: where each token shard lies, by key.
+        shard_folders: folder of each token shard, by key.
         split: `train` or `validation`.
         seq_len: context of the network.
     """
@@ -110,7 +110,7 @@ def open_sequences(
     if limit is not None and len(index) > limit:
         index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
     shards = [np.load(shard_folders[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
-    single = len(index) == len(index.shard)  # sequences of one piece, which sees nothing else and takes no mask
+    single = len(index) == len(index.shard)  # sequences of one piece need no mask
     return SpanSource(
         shards,
         index.shard,

@@ -1,16 +1,14 @@
-"""Pack documents into training sequences, for the stage `dataset`: pure functions of lengths; no id is read or moved.
+"""Packing of documents into training sequences: pure functions of document lengths, in token ids.
 
-Lengths of documents in ids become pieces: spans of documents, and which sequence each belongs to. A sequence has T
-input places; a piece may bring one id more, its look-ahead, which is only the label of the sequence's last place. Three
-ways:
+The result is a list of pieces: spans of documents, and the sequence of each. A sequence has T input positions; a piece
+may have one more id, its look-ahead, which is only the label of the last position.
 
-- `chunk_pieces`: every document by itself, T ids every S ids, the last chunk padded.
-- `concat_pieces`: the documents one after the other as one stream, cut every T ids.
-- `packed_pieces`: documents of more than T ids are cut every T ids, and what remains of them and all the short ones are
-  put together by best-fit decreasing, so that hardly a place is padded; attention stays within a piece.
+- `chunk_pieces`: each document is cut into chunks of T ids every S ids; the last chunk is padded.
+- `concat_pieces`: documents are concatenated to one stream, which is cut every T ids.
+- `packed_pieces`: documents are cut every T ids; the remainders and the short documents share sequences by best-fit
+  decreasing, with hardly any padding. Attention stays within a piece.
 
-`account` says what became of every id, from the pieces alone. All is vectorised: the work in Python grows with the
-number of different lengths, not with that of documents or ids.
+All is vectorised: the Python loops depend on the number of different lengths, not of documents or ids.
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ from itertools import pairwise
 import numpy as np
 
 PACKINGS = ("chunk", "concat", "pack")
-SMALLEST_SHARE = 64  # of a sequence, is what a document is cut for at least
+SMALLEST_SHARE = 64  # a remainder is cut only to fill at least 1/64 of a sequence
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Spans of documents, sequence after sequence, those of one sequence one after the other.
+    """Spans of documents, in order of their sequences.
 
     Attributes:
         document: (p,) int64, number of the document.
         start: (p,) int64, first id of the piece in its document.
-        length: (p,) int32, number of ids, the look-ahead among them.
+        length: (p,) int32, number of ids, including the look-ahead.
         ahead: (p,) int8, 1 if the last id is only a label.
-        sequence: (p,) int64, number of the sequence, from 0, without a gap.
+        sequence: (p,) int64, number of the sequence, from 0 without gaps.
     """
 
     document: np.ndarray
@@ -53,7 +51,7 @@ class Pieces:
 
     @property
     def inputs(self) -> np.ndarray:
-        """(p,) int64 ids of each piece that stand at input places."""
+        """(p,) int64, number of ids of each piece at input positions."""
         return self.length.astype(np.int64) - self.ahead
 
     def take(self, rows: np.ndarray | slice) -> Pieces:
@@ -63,16 +61,16 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Account:
-    """Account of the ids of some documents, in input places.
+    """Numbers of input positions and ids of a set of documents.
 
     `sequences` * T = `kept` + `repeated` + `padded`, and the ids of the documents are `kept` + `cut`.
 
     Attributes:
-        kept: different ids that are inputs.
-        repeated: further times that they are, where chunks overlap.
-        padded: places without an id.
-        cut: ids that are no input.
-        labels: places that have something to predict.
+        kept: ids at input positions, each counted once.
+        repeated: repetitions of ids in overlapping chunks.
+        padded: positions without an id.
+        cut: ids in no sequence.
+        labels: positions with a label.
     """
 
     sequences: int = 0
@@ -87,17 +85,17 @@ class Account:
 
 
 def is_isolated(packing: str) -> bool:
-    """Return True if attention stays within a piece, so that none predicts the first id of the next."""
+    """Return True if attention and labels stay within a piece."""
     return packing != "concat"
 
 
 def pieces_of(lengths: np.ndarray, seq_len: int, packing: str, stride: int = 0, drop_last: bool = False) -> Pieces:
-    """Cut documents in one of the ways of `PACKINGS`.
+    """Cut documents by one of `PACKINGS`.
 
     Args:
         lengths: (n,) ids of each document.
-        stride: of `chunk`; 0 means `seq_len`.
-        drop_last: of `concat`.
+        stride: for `chunk`; 0 means `seq_len`.
+        drop_last: for `concat`.
     """
     if packing == "chunk":
         return chunk_pieces(lengths, seq_len, stride)
@@ -109,7 +107,7 @@ def pieces_of(lengths: np.ndarray, seq_len: int, packing: str, stride: int = 0, 
 
 
 def chunk_pieces(lengths: np.ndarray, seq_len: int, stride: int = 0) -> Pieces:
-    """Cut chunks of M = `seq_len` ids every S = `stride` ids (M at most), each a sequence of its own."""
+    """Cut chunks of `seq_len` ids every `stride` ids (at most `seq_len`), each a sequence of its own."""
     lengths = np.asarray(lengths, dtype=np.int64)
     stride = stride or seq_len
     counts = np.where(lengths <= seq_len, np.minimum(lengths, 1), -((seq_len - lengths) // stride) + 1)
@@ -123,10 +121,10 @@ def chunk_pieces(lengths: np.ndarray, seq_len: int, stride: int = 0) -> Pieces:
 def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) -> Pieces:
     """Cut the documents as one stream every `seq_len` ids; the look-ahead of a sequence is the stream's next id.
 
-    Where that id belongs to another document than the last input, it is a piece of its own.
+    If that id belongs to the next document, it is a piece of its own.
 
     Args:
-        drop_last: leave out the last sequence if it is short.
+        drop_last: drop the last sequence if it is short.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     ends = np.cumsum(lengths)
@@ -134,13 +132,13 @@ def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) ->
     held = np.flatnonzero(lengths)  # documents with ids
     first_ids = (ends - lengths)[held]
     cuts = np.arange(0, total, seq_len)
-    begins = np.sort(np.concatenate([first_ids, cuts]), kind="stable")  # which merges what is sorted in linear time
+    begins = np.sort(np.concatenate([first_ids, cuts]), kind="stable")  # linear time: both parts are sorted
     begins = begins[np.diff(begins, prepend=-1) > 0]
     document = held[np.searchsorted(first_ids, begins, side="right") - 1]
     sequence = begins // seq_len
     length = np.diff(begins, append=total)
     ahead = np.zeros(len(begins), dtype=np.int8)
-    # every sequence but the last one looks ahead, to the id that opens the next: in the same document, or in another
+    # each sequence but the last has a look-ahead, the first id of the next: in the same document or in another
     opens = np.searchsorted(begins, cuts[1:])
     same = document[opens] == document[opens - 1]
     ahead[opens[same] - 1] = 1
@@ -157,11 +155,11 @@ def concat_pieces(lengths: np.ndarray, seq_len: int, drop_last: bool = False) ->
 
 
 def packed_pieces(lengths: np.ndarray, seq_len: int) -> Pieces:
-    """Put documents together in sequences by best-fit decreasing, none of them cut that fits one sequence.
+    """Pack documents into sequences by best-fit decreasing; documents that fit one sequence are not cut.
 
     Longer ones are cut every `seq_len` ids; each piece but the last is a sequence of its own, with its look-ahead. Some
-    of these last pieces are cut once more to fill what room is left elsewhere (see `_spread`), and look ahead
-    too. Of equal lengths, the earlier document comes first. Sequences are in the order of their first documents.
+    of the last pieces are cut again to fill other sequences (see `_spread`), also with a look-ahead. Of equal lengths,
+    the earlier document comes first. Sequences are in the order of their first documents.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     counts = -(-lengths // seq_len)
@@ -181,28 +179,27 @@ def packed_pieces(lengths: np.ndarray, seq_len: int) -> Pieces:
     rows = np.argsort((np.cumsum(lengths) - lengths)[document] + start, kind="stable")
     sequence = np.empty(len(rows), dtype=np.int64)
     sequence[rows] = _by_first_appearance(np.concatenate([full_bins, part_bin])[rows])
-    rows = rows[np.argsort(sequence[rows] * 2 + ahead[rows], kind="stable")]  # what looks ahead comes last
+    rows = rows[np.argsort(sequence[rows] * 2 + ahead[rows], kind="stable")]  # pieces with a look-ahead last
     return Pieces(document, start, (inputs + ahead).astype(np.int32), ahead, sequence).take(rows)
 
 
 def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the bin of each item of 1 to `capacity`, (n,) int64, by best-fit decreasing.
+    """Return the bin of each item of size 1 to `capacity`, (n,) int64, by best-fit decreasing.
 
-    That is the largest items first, each where the least room is left (D. S. Johnson, "Near-optimal bin packing
-    algorithms", 1973). Items of one size are placed together: the bin with the least room that takes one also takes the
-    next of the same size while it fits, since then no other bin has less room that would do. So one step fills all bins
-    of equal room alike, and there are at most a few steps for each different size, of which there are far fewer than
-    items.
+    Largest items go first, each into the bin with the least sufficient room (D. S. Johnson, "Near-optimal bin packing
+    algorithms", 1973). A bin chosen for one item also takes the following ones of equal size while they fit, as no
+    other bin has less sufficient room. So one step fills all bins of equal room, and the number of steps depends on the
+    number of different sizes, not of items.
     """
-    # NumPy sorts 16 bits in linear time
+    # NumPy sorts 16-bit integers in linear time
     key = (capacity - sizes).astype(np.uint16) if capacity <= np.iinfo(np.uint16).max else capacity - sizes
     by_size = np.argsort(key, kind="stable")
     falling = sizes[by_size]
     changes = np.flatnonzero(np.diff(falling, prepend=0)).tolist()
     bins = np.empty(len(sizes), dtype=np.int64)
     n_bins = 0
-    rooms: list[int] = []  # that some bin has, rising
-    bins_of: dict[int, np.ndarray] = {}  # by room; those that have had it longest come first
+    rooms: list[int] = []  # different rooms of bins, ascending
+    bins_of: dict[int, np.ndarray] = {}  # bins by room, in the order in which they reached it
 
     def keep(some: np.ndarray, room: int) -> None:
         if len(some) and room:
@@ -237,14 +234,13 @@ def _best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 def _spread(
     sizes: np.ndarray, bins: np.ndarray, divisible: np.ndarray, capacity: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Empty the bins that hold least by cutting what is in them to fill the room of others.
+    """Empty the least filled bins by cutting their items to fill the room of others.
 
-    Best fit leaves a little room in many bins, enough for the contents of some others, but in no bin enough for a whole
-    item. A cut falls only where a bin is full, so each part but an item's last is the last in its bin. Bins that hold
-    an item that is not divisible stay as they are.
+    Best fit leaves a little room in many bins, too little for a whole item. An item is cut only where a bin becomes
+    full, so each part but an item's last is the last in its bin. Bins with an indivisible item are not emptied.
 
     Returns:
-        Item, start in it, size and bin of each part, (p,) int64 each; parts of one item are in their order.
+        Item, start in the item, size and bin of each part, (p,) int64 each; parts of an item are in order.
     """
     used = np.bincount(bins, weights=sizes).astype(np.int64)
     room = capacity - used
@@ -272,7 +268,7 @@ def _spread(
 
 
 def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = True) -> Account:
-    """Return the account of the ids of documents of these lengths, counted from the pieces, however they were made."""
+    """Count positions and ids of documents of these lengths, from their pieces."""
     inputs = pieces.inputs
     begins = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
     filled = np.flatnonzero(inputs)
@@ -292,10 +288,10 @@ def account(pieces: Pieces, lengths: np.ndarray, seq_len: int, isolated: bool = 
 
 
 def predicted_spans(pieces: Pieces, n_documents: int, isolated: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Return the range of predicted ids of each document, from `begin` to before `end`; 0 and 0 where none is.
+    """Return `begin` and `end` of the ids of each document that are labels; 0 and 0 if there are none.
 
-    It is one span in every way of cutting: pieces follow one another without a gap, and what begins a sequence is what
-    the one before looks ahead to.
+    It is one span with every packing: pieces have no gaps, and the first id of a sequence is the look-ahead of the one
+    before.
     """
     opens = np.full(len(pieces), isolated)  # pieces whose first id is not predicted in their sequence
     opens[:1] = True
@@ -308,7 +304,7 @@ def predicted_spans(pieces: Pieces, n_documents: int, isolated: bool = True) -> 
 
 
 def piece_numbers(pieces: Pieces, lengths: np.ndarray) -> np.ndarray:
-    """Return the number of each piece in its document, (p,) int32, by where it starts."""
+    """Return the number of each piece in its document, (p,) int32, in order of starts."""
     place = (np.cumsum(lengths) - lengths)[pieces.document] + pieces.start
     rows = np.argsort(place, kind="stable")
     counts = np.bincount(pieces.document, minlength=len(lengths))
@@ -318,11 +314,11 @@ def piece_numbers(pieces: Pieces, lengths: np.ndarray) -> np.ndarray:
 
 
 def _within(counts: np.ndarray) -> np.ndarray:
-    """Return 0, 1, 2, ... anew for each of the counts."""
+    """Return the concatenation of arange(n) for each n in counts."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _by_first_appearance(labels: np.ndarray) -> np.ndarray:
-    """Rename labels to 0, 1, 2, ... as new ones come up."""
+    """Renumber labels to 0, 1, 2, ... in order of first appearance."""
     _, first, number = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[number])

@@ -1,16 +1,13 @@
-"""Token shards: the ids of every document of a segment as one flat array that training maps, and a table of them.
+"""The stage `tokenise`: the token shard of a segment, which training memory-maps.
 
-    tokens.npy       the ids of all documents, one document after the other, in the smallest type that holds them
-    tokens.parquet   where each document lies in it, what it lost, and a digest of its ids
-    counts.npy       how often each id occurs
+    tokens.npy       token ids of all documents, concatenated, in the smallest unsigned type
+    tokens.parquet   offset, length, lost bytes and digest of ids of each document
+    counts.npy       occurrences of each id
 
-Documents that curation dropped are in it, too (the stage `dataset` takes those that are kept): another selection
-encodes nothing again. Texts go through a row group at a time, so that a segment's size is no matter; a segment of
-some size is encoded in a process of its own.
-
-The tokeniser's own `encode` is the reference. gigatoken encodes byte-pair encoding some forty times as fast; it is
-taken where there is enough text, and while its ids are the reference's on samples of the very documents. Where it
-cannot run a tokeniser, fails or differs, the reference encodes, and the reason is recorded.
+Dropped documents are included, so that another selection needs no new tokenising. Texts are read one row group at a
+time. The tokeniser's own `encode` is the reference; gigatoken encodes BPE about forty times as fast and is used for
+larger segments, as long as its ids equal the reference's on samples of the documents. Otherwise the reference encodes,
+and the reason is recorded.
 """
 
 from __future__ import annotations
@@ -49,22 +46,22 @@ from tasks.tokens.tokenizer_kinds import (
     smallest_dtype,
 )
 
-BATCH_BYTES = 2**20  # of text that an engine is given at once
-COUNTED_AT_ONCE = 2**18  # ids
-ROW_GROUP_ROWS = 2**14  # of short values
-COMPARE_BYTES = 2**25  # so much text further on the engine is held against the reference again
+BATCH_BYTES = 2**20  # text per call of an engine
+COUNTED_AT_ONCE = 2**18  # ids counted per read of the shard
+ROW_GROUP_ROWS = 2**14  # rows are short, and read together
+COMPARE_BYTES = 2**25  # text between two comparisons of the engine with the reference
 
-# gigatoken remembers every word it met, for ever: a text of random words would fill the memory.
+# gigatoken caches every word without a limit: a text of random words would fill the memory
 CACHE_BYTES = 2**28
 CACHE_CHECK_BYTES = 2**23
-# What is done with an added token takes gigatoken the square of its length.
+# gigatoken's setup is quadratic in the length of added tokens
 ADDED_CHARS = 2**10
 ALL_ADDED_CHARS = 2**18
 
-# Less text is encoded by the reference before another engine is imported, set up and compared with it.
+# smaller segments are encoded faster than gigatoken is set up and checked
 WORTH_AN_ENGINE = 2**20
 SAMPLE_DOCUMENTS = 12
-SAMPLE_BYTES = 2**12  # of each document; the reference is slow
+SAMPLE_BYTES = 2**12  # per document
 PROBES = (
     "".join(SPECIAL_TOKENS) + " <|endoftext|> <s></s> [CLS] <|im_start|>",
     "it's we'll they've I'd I'M don't 'tis '' ''s 3.14 1,000,000 x2y",
@@ -81,7 +78,7 @@ PROBES = (
 
 @dataclass(frozen=True)
 class TokeniseSettings:
-    """Special ids before and behind a document's ids, as far as the tokeniser has them."""
+    """Special ids around a document: `bos` before and `eos` behind it, if the tokeniser has them."""
 
     bos: bool = True
     eos: bool = True
@@ -96,7 +93,7 @@ class TokeniseSettings:
 def encode_document(
     tokenizer: Tokenizer, text: str, ids: np.ndarray, settings: TokeniseSettings | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return a document's sequence (bos, ids, eos, as far as the tokeniser has them) and the bytes that became unk."""
+    """Return a document's ids between bos and eos, if the tokeniser has these, and its lost bytes."""
     before, behind = (settings or TokeniseSettings()).frame(tokenizer)
     return np.concatenate([before, ids, behind]).astype(np.int64), tokenizer.lost_bytes(text, ids)
 
@@ -135,11 +132,11 @@ def tokenise_segment(
     """Write the shard of a table with columns `doc_id` and `text`; returns counts, a digest, the engine and its reason.
 
     Args:
-        fingerprint: of the tokeniser that is expected in the file.
+        fingerprint: expected fingerprint of the tokeniser.
         engine: `auto` or `reference`.
 
     Raises:
-        UserError: if the tokeniser's file is broken, or another one, or it cannot encode the documents.
+        UserError: the tokeniser's file is invalid or has another fingerprint, or it cannot encode the documents.
     """
     known = _load_once(tokenizer, fingerprint)
     try:
@@ -151,7 +148,7 @@ def tokenise_segment(
     except EngineError as error:
         raise UserError(
             f"the tokeniser in {tokenizer} ({known.described}) cannot encode the documents: {error}; give "
-            "it an id for what it does not know, or take another one (tokenizer.kind, tokenizer.file)"
+            "it an unknown token, or choose another one (tokenizer.kind, tokenizer.file)"
         ) from error
     return {**made, "engine_reason": reason}
 
@@ -204,8 +201,8 @@ def _encode_segment(
         shard.flush()
         while len(some := np.fromfile(shard, dtype, COUNTED_AT_ONCE)):
             counts += np.bincount(some, minlength=len(counts))
-    # All of it is read when one document of the corpus comes or goes: large row groups are read sooner. Dictionaries
-    # would save nothing, as no name and no digest comes twice.
+    # The whole table is read whenever the corpus changes, and large row groups are read faster. Dictionaries
+    # would save nothing, as ids and digests are unique.
     options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "use_dictionary": False}
     pq.write_table(pa.Table.from_pylist(rows, schema=TOKENS), out / TOKENS_FILE, ROW_GROUP_ROWS, **options)
     np.save(out / SHARD_COUNTS_FILE, counts, allow_pickle=False)
@@ -220,13 +217,13 @@ def _encode_segment(
 
 
 def _write_head(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
-    """Write the head of a flat array, which is of one size whatever the length."""
+    """Write the header of a flat array; its size does not depend on the length."""
     head = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
     np.lib.format.write_array_header_1_0(file, head)
 
 
 def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, bytes, np.ndarray]]:
-    """Yield the pieces of texts, each with the number of its text and its ids."""
+    """Yield number of the text, bytes and ids of each piece of the texts."""
     pieces = ((number, piece) for number, text in enumerate(texts) for piece in engine.tokenizer.pieces(text))
     for batch in bundles(pieces, lambda item: len(item[1]), BATCH_BYTES):
         with engine_errors("it failed"):
@@ -238,7 +235,7 @@ def _encoded(engine: Engine, texts: Sequence[bytes]) -> Iterator[tuple[int, byte
 def _write_document(
     file: BinaryIO, tokenizer: Tokenizer, dtype: np.dtype[Any], pieces: Iterable[tuple[bytes, np.ndarray]]
 ) -> dict[str, Any]:
-    """Write the ids of a document as its pieces come, and return the rest of its row."""
+    """Write the ids of a document, piece by piece, and return its row but for `doc_id` and `offset`."""
     length = n_bytes = lost_bytes = 0
     digest = hashlib.sha256()
     for text, ids in pieces:
@@ -259,14 +256,14 @@ def _write_document(
 
 
 class EngineError(ValueError):
-    """An engine that cannot run a tokeniser, fails, or gives other ids than the reference."""
+    """Failure of an engine, or ids that differ from the reference."""
 
 
 class Engine:
-    """The tokeniser's own `encode`: the reference.
+    """The reference: the tokeniser's own `encode`.
 
     Attributes:
-        name: with the version, for manifests.
+        name: name and version, for manifests.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -274,15 +271,15 @@ class Engine:
         self.name = f"tokenizers {version('tokenizers')}" if isinstance(tokenizer, LibraryTokenizer) else "reference"
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the ids of each piece of UTF-8, as `Tokenizer.pieces` cuts long texts, without bos and eos."""
+        """Return the ids of each UTF-8 piece (see `Tokenizer.pieces`), without bos and eos."""
         return self.tokenizer.encode([piece.decode() for piece in pieces])
 
     def check(self, texts: Sequence[bytes]) -> None:
-        """Raise EngineError if it fails, or gives other ids than the reference; the reference is not run for it."""
+        """Raise EngineError if the ids of texts differ from the reference; the reference itself checks nothing."""
 
 
 class GigatokenEngine(Engine):
-    """gigatoken, without threads: it holds the interpreter's lock, and other segments are encoded beside this one."""
+    """gigatoken, single-threaded: it holds the GIL, and segments are encoded in parallel processes."""
 
     def __init__(self, tokenizer: LibraryTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -295,7 +292,7 @@ class GigatokenEngine(Engine):
         from gigatoken.gigatoken_rs import load_hf_json
 
         if self._backend is not None:
-            self._backend = None  # before there is another one, which would stand beside it
+            self._backend = None  # free it before making another
             _return_freed_memory()
         self._backend = load_hf_json(self._spec)
         self._resident = _resident_bytes()
@@ -318,14 +315,14 @@ class GigatokenEngine(Engine):
         self._since_check += len(data)
         if self._since_check >= CACHE_CHECK_BYTES:
             self._since_check = 0
-            if _resident_bytes() - self._resident > CACHE_BYTES:  # nothing tells how large the cache is
+            if _resident_bytes() - self._resident > CACHE_BYTES:  # the size of its cache is not available
                 self._renew()
         ids: np.ndarray = self._backend.encode(data)
         return ids
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory to the system where its C library can; else it would still count as resident."""
+    """Return freed memory to the operating system if the C library can (`malloc_trim`)."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -337,10 +334,10 @@ def _resident_bytes() -> int:
 
 
 def plain_spec(tokenizer: LibraryTokenizer) -> str:
-    """Return the JSON for `tokenizers` without anything that makes a special token of text or adds one to it.
+    """Return the JSON for `tokenizers` without special tokens in text and without post-processing.
 
     Raises:
-        EngineError: it has added tokens of such length that setting them up may take hours.
+        EngineError: the added tokens are so long that the setup may take hours.
     """
     spec = json.loads(tokenizer.encoding_spec)
     added = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
@@ -356,25 +353,25 @@ def plain_spec(tokenizer: LibraryTokenizer) -> str:
 
 @contextmanager
 def engine_errors(what: str) -> Iterator[None]:
-    """Raise every failure of an engine as EngineError: there is another engine."""
+    """Convert exceptions of an engine to EngineError, so that another one is used."""
     try:
         yield
     except (EngineError, MemoryError):
         raise
     except BaseException as error:
-        # a panic in Rust is no Exception; a Ctrl-C is none either, and is no fault of the engine
+        # a Rust panic is a BaseException like KeyboardInterrupt, which must pass
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise EngineError(f"{what} ({type(error).__name__}: {error})") from error
 
 
 def choose_engine(tokenizer: Tokenizer, texts: Sequence[bytes], size: int, wanted: str = "auto") -> tuple[Engine, str]:
-    """Return the engine to take, and the reason in one sentence.
+    """Return the engine to use, and the reason.
 
     Args:
-        texts: the first of all, on a sample of which the engine has to give the ids of the reference.
-        size: bytes of all text that is to be encoded.
-        wanted: `auto`, or `reference` for no other than that.
+        texts: first texts, a sample of which is compared with the reference.
+        size: bytes of all text.
+        wanted: `auto` or `reference`.
     """
     reference = Engine(tokenizer)
     if wanted == "reference":
@@ -393,14 +390,14 @@ def choose_engine(tokenizer: Tokenizer, texts: Sequence[bytes], size: int, wante
     return engine, "gives the reference's ids on a sample of these documents"
 
 
-@lru_cache(maxsize=1)  # a process that encodes many segments sets it up once
+@lru_cache(maxsize=1)  # one setup for all segments of a process
 def _gigatoken(tokenizer: LibraryTokenizer) -> GigatokenEngine:
     with engine_errors("it cannot be set up"):
         return GigatokenEngine(tokenizer)
 
 
 def sample_of(texts: Sequence[bytes]) -> list[bytes]:
-    """Return stretches of the first, the last, the longest and some texts between, from the beginning or the middle."""
+    """Return excerpts of evenly spaced texts and the longest one, alternately from the beginning and the middle."""
     if not texts:
         return []
     rows = np.linspace(0, len(texts) - 1, SAMPLE_DOCUMENTS).astype(np.int64).tolist()
@@ -408,6 +405,6 @@ def sample_of(texts: Sequence[bytes]) -> list[bytes]:
     stretches = []
     for number, row in enumerate(dict.fromkeys([*rows, longest])):
         first = len(texts[row]) // 2 if number % 2 and len(texts[row]) > SAMPLE_BYTES else 0
-        # without the characters that the ends cut
+        # without characters that the ends cut
         stretches.append(texts[row][first : first + SAMPLE_BYTES].decode(errors="ignore").encode())
     return stretches

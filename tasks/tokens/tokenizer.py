@@ -1,9 +1,8 @@
-"""Fitting the tokeniser: on training documents only, those of lowest hash first, so that the choice is nobody's.
+"""The stage `tokenizer`: fits a tokeniser on training documents, or takes one from a file.
 
-Which documents are read follows from the table of the selection alone; then only these are read, a row group at a
-time, so that neither the corpus's size nor how its rows lie in files matters. Byte-pair encoding is learned by
-`tokenizers`, or for much text by gigatoken, which is some twenty times as fast, if both learn the same from a part of
-the text.
+Documents are chosen by hash up to a number of bytes, which is deterministic and independent of the files of the corpus.
+Byte-pair encoding is learned by `tokenizers`, or for large texts by gigatoken, which is about twenty times as fast, if
+both learn the same merges from a sample.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ if TYPE_CHECKING:
 
 CHOICE_FILE = "choice.json"
 
-# Below this much text most merges would be seen a handful of times; single characters are learned better.
+# with less text most merges would occur only a few times, and single characters are learned better
 CHAR_BELOW_BYTES = 200_000
-BYTES_PER_ID = 3_000
-LARGEST_CHOSEN = 8192
+BYTES_PER_ID = 3_000  # bytes of training text per id of the vocabulary
+LARGEST_CHOSEN = 8192  # largest automatic vocabulary
 FITTED = ("auto", "char", "word", "bpe")
 
-WORTH_A_TRAINER = 2**22  # bytes of text; less is learned from by `tokenizers` in a moment
+WORTH_A_TRAINER = 2**22  # bytes of text from which gigatoken is tried
 SAMPLE_UNITS = 8
 SAMPLE_VOCAB = 1024
-UNIT_BYTES = 2**16  # one document of megabytes would be one unit of work to `tokenizers`
-_SEPARATOR = b"\xff"  # a byte that is not in UTF-8
+UNIT_BYTES = 2**16  # longer documents are cut, because `tokenizers` parallelises over texts
+_SEPARATOR = b"\xff"  # never occurs in UTF-8
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class FitSettings:
     """The part of `tasks.tokens.settings.TokenizerSettings` that shapes a tokeniser.
 
     Attributes:
-        fit_bytes: 0 where nothing is fitted.
-        file: digest of the tokeniser from elsewhere; where it lies is no content.
+        fit_bytes: bytes of training text to fit on; 0 for kinds that are not fitted.
+        file: digest of the tokeniser's file; its path is not part of the key.
     """
 
     kind: str = "auto"
@@ -78,13 +77,13 @@ class FitSettings:
 
     @classmethod
     def of(cls, settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> FitSettings:
-        """Return them from the section of a run's settings.
+        """Build the settings from the section of a run's settings.
 
         Args:
-            pinned: these settings of the tokeniser that the corpus has; it stands for a file that is there no more.
+            pinned: `FitSettings` of the corpus's tokeniser, which replace a file that no longer exists.
 
         Raises:
-            UserError: if the file with a tokeniser is not there.
+            UserError: the tokeniser's file does not exist.
         """
         file, path = "", Path(settings.file).expanduser()
         if settings.file and pinned is not None and pinned["kind"] == "file" and not path.exists():
@@ -96,13 +95,13 @@ class FitSettings:
 
 
 def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> None:
-    """Check that the tokeniser asked for can be had, before anything runs.
+    """Check the tokeniser of the settings before anything runs.
 
     Args:
-        pinned: the `FitSettings` of the tokeniser that the corpus has; where it is the one asked for, no file is read.
+        pinned: `FitSettings` of the corpus's tokeniser; if they are the same, no file is read.
 
     Raises:
-        UserError: if its file is not there, or holds none.
+        UserError: the tokeniser's file does not exist or is not valid.
     """
     asked = FitSettings.of(settings, pinned)
     if settings.file and asdict(asked) != pinned:
@@ -110,13 +109,13 @@ def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | Non
 
 
 def pinned_settings(run: Run) -> dict[str, Any] | None:
-    """Return the `FitSettings` of the tokeniser that the corpus has."""
+    """Return the `FitSettings` of the corpus's tokeniser; None if it has none."""
     known = tokenizer.pinned(run)
     return None if known is None else manifest_of(run.store, known).settings
 
 
 def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str, int, str]:
-    """Return kind, vocabulary size (0: all characters that the kind knows) and why, for so much training text."""
+    """Return kind, vocabulary size (0: all characters) and the reason, for `n_bytes` of training text."""
     kind = settings.kind
     why = "asked for"
     if kind == "auto":
@@ -135,10 +134,14 @@ def choose(settings: FitSettings | TokenizerSettings, n_bytes: int) -> tuple[str
 def fit_tokenizer(
     texts: Sequence[bytes], settings: FitSettings | TokenizerSettings, n_bytes: int | None = None
 ) -> tuple[Tokenizer, str, dict[str, str]]:
-    """Fit a tokeniser on UTF-8 texts, which are all training text or a part of its `n_bytes`.
+    """Fit a tokeniser.
+
+    Args:
+        texts: UTF-8 texts.
+        n_bytes: size of all training text, if `texts` is a part of it.
 
     Returns:
-        The tokeniser, one sentence on the choice of its kind, and the tools that fitted it.
+        The tokeniser, the reason for its kind, and the tools that fitted it.
     """
     kind, size, why = choose(settings, sum(map(len, texts)) if n_bytes is None else n_bytes)
     reserved = settings.reserved
@@ -160,10 +163,10 @@ def fit_tokenizer(
 
 
 def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple[BpeTokenizer, dict[str, str]]:
-    """Learn byte-level byte-pair encoding by the faster trainer that learns the merges of `tokenizers`.
+    """Learn byte-level BPE, by gigatoken if it learns the same merges as `tokenizers` on a sample.
 
     Returns:
-        The tokeniser of `vocab_size` ids, the reserved ones among them, and the trainer with the reason for it.
+        The tokeniser of `vocab_size` ids, including reserved ones, and the trainer with the reason for it.
     """
     n_bytes = sum(map(len, texts))
     units = [unit for text in texts for unit in cut_text(text, UNIT_BYTES)]
@@ -184,13 +187,13 @@ def fit_bpe(texts: Sequence[bytes], vocab_size: int, reserved: int = 0) -> tuple
 
 
 def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> BpeTokenizer:
-    """Learn byte-level byte-pair encoding by `tokenizers`.
+    """Learn byte-level BPE by `tokenizers`.
 
     Args:
-        vocab_size: ids in all, the reserved ones too; there are fewer when the text is too short for so many.
+        vocab_size: number of ids, including reserved ones; short texts give fewer.
 
     Raises:
-        ValueError: there is no room for all bytes.
+        ValueError: `vocab_size` is too small for all bytes.
     """
     from tokenizers import pre_tokenizers, trainers
 
@@ -211,11 +214,11 @@ def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> Bp
 
 
 def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
-    """Return the JSON of `tokenizers` with gigatoken's merges, or raise EngineError."""
+    """Return the JSON of `tokenizers` with gigatoken's merges; raises EngineError."""
     with engine_errors("it failed"), _silence():
         from gigatoken import train_bpe
 
-        # its special tokens are none of ours, but as many: they count as ids
+        # special tokens count as ids
         _, found = train_bpe(_SEPARATOR.join(units), vocab_size, list(SPECIAL_TOKENS), separator=_SEPARATOR)
     spelling = byte_spellings()
     merges = [tuple("".join(spelling[byte] for byte in token) for token in pair) for pair in found]
@@ -230,7 +233,7 @@ def _learn_fast(units: Sequence[bytes], vocab_size: int) -> str:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Drop standard output and error, where the library writes its progress unasked."""
+    """Discard standard output and error, to which gigatoken writes its progress."""
     kept = [(number, os.dup(number)) for number in (1, 2)]
     void = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -248,11 +251,11 @@ def _silence() -> Iterator[None]:
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
 ) -> str:
-    """Fit the tokeniser on training documents, or take an existing one."""
+    """Fit the tokeniser on training documents, or take it from a file."""
     if settings.kind == "file":
         path = None if file is None else work.folder(file)
         if path is None or digest_of_tokenizer_file(path) != settings.file:
-            raise UserError("the file of the tokeniser changed while this run began: run again")
+            raise UserError("the tokeniser's file changed since this run began: run again")
         found = read_tokenizer_file(path, settings.reserved)
         choice = _save(found, f"the file {next(iter(tokenizer_files(path)))}: asked for", work.out)
     else:
@@ -289,11 +292,10 @@ def _save(tokenizer: Tokenizer, why: str, out: Path) -> dict[str, Any]:
 def _choose_documents(
     work: Work, curated: ArtifactRef, documents: RefSet, limit: int
 ) -> tuple[dict[str, list[tuple[int, int, int]]], int]:
-    """Choose the training documents of lowest hash, at least one, up to `limit` bytes; of the last one its beginning.
+    """Choose training documents in order of their hashes up to `limit` bytes, at least one; the last one is cut.
 
     Returns:
-        For each folder that is read, the row of each document, its turn and how many bytes of it; and the bytes of all
-        training documents.
+        For each folder to read, (row, rank, bytes) of each document; and the bytes of all training documents.
     """
     with Corpus() as corpus:
         corpus.want_kept(work.folder(curated), "train")
@@ -305,8 +307,8 @@ def _choose_documents(
         if n_bytes is None:
             n_documents = pq.read_metadata(work.folder(curated) / SELECTION_FILE).num_rows
             raise UserError(
-                f"there is no document to fit a tokeniser on: of {n_documents} document(s) none is kept and trained "
-                "on; add documents"
+                f"there is no training document to fit a tokeniser on: none of {n_documents} document(s) is kept for "
+                "training; add documents"
             )
         limit = min(limit, n_bytes)  # which may be beyond 64 bits
         corpus.sql(f"delete from wanted where until - n_bytes >= {limit} and turn > 1")
@@ -330,13 +332,13 @@ def fit_documents(
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Fit a tokeniser on what `_choose_documents` returned, write it, and return what is noted of it."""
+    """Fit a tokeniser on the documents of `_choose_documents`, write it, and return its record."""
     texts: dict[int, bytes] = {}
     for folder, rows in chosen.items():
         found = read_places(Path(folder) / DOCUMENTS_FILE, "text", [row for row, *_ in rows])
         texts.update((turn, found.pop(row).encode()[:most]) for row, turn, most in rows)
         progress(len(texts), sum(map(len, chosen.values())))
-    # without a character that the limit cuts
+    # drop a character that the limit cuts
     ordered = [texts.pop(turn).decode(errors="ignore").encode() for turn in sorted(texts)]
     fitted, why, tools = fit_tokenizer(ordered, settings, n_bytes)
     choice = _save(fitted, why, out)
@@ -344,7 +346,7 @@ def fit_documents(
 
 
 def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:
-    """Return the corpus's tokeniser: the pinned one while its settings are asked for, else a new one."""
+    """Return the pinned tokeniser of the corpus if its settings are unchanged, else make a new one."""
     known, before = tokenizer.pinned(run), pinned_settings(run)
     asked = FitSettings.of(settings, before)
     if known is not None and before == asdict(asked):

@@ -1,9 +1,8 @@
-"""Tokenisers behind one interface: characters, ASCII codes, bytes, words, byte-level BPE, and files from elsewhere.
+"""Tokenisers with one interface: characters, ASCII codes, bytes, words, byte-level BPE, and foreign ones.
 
-This module and `hf_spec` travel inside served models under another package name, and import nothing of Sheepfold. Ids
-0 to 3 are pad, unk, bos and eos in every kind that is fitted here; a tokeniser from elsewhere says which are its own.
-Every kind may keep ids free at the end of its vocabulary for later use; they are special too. Text that looks like a
-special token is encoded as text: no document can forge a control token.
+This module and `hf_spec` are copied into served models under another package name, and import nothing of Sheepfold.
+Ids 0 to 3 are pad, unk, bos and eos in all kinds but `hf`, which has its own. Reserved ids at the end of a vocabulary
+are special too. Text that spells a special token is encoded as text, so that documents cannot inject control tokens.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ _WORD_OR_SPACES = re.compile(r"\S+|\s+")
 
 
 class TokenizerError(ValueError):
-    """A file that holds no tokeniser, or another one than expected."""
+    """A file that is not a tokeniser, or not the expected one."""
 
 
 class Tokenizer(ABC):
     """Text to ids and back.
 
     Attributes:
-        reserved: ids that are kept free at the end of the vocabulary.
-        used_ids: number of ids, special ones included, reserved ones not.
-        pad_id, unk_id, bos_id, eos_id: ids that fill up short sequences, stand for what has no id, begin and end a
-            document; None where there is none.
-        parts: names of what is saved, which are arguments of the class and attributes alike.
+        reserved: number of ids kept free at the end of the vocabulary.
+        used_ids: number of ids, including special and excluding reserved ones.
+        pad_id, unk_id, bos_id, eos_id: ids of padding, unknown text, and the begin and end of a document; None if
+            missing.
+        parts: names of the saved attributes, which are also arguments of the class.
     """
 
     kind: str
@@ -68,12 +67,12 @@ class Tokenizer(ABC):
 
     def __init__(self, reserved: int = 0) -> None:
         if not is_id(reserved):
-            raise ValueError(f"{reserved!r} ids are to be reserved, expected 0 or more, {LARGEST_VOCAB:,} at most")
+            raise ValueError(f"reserved is {reserved!r}, expected a number of ids from 0 to {LARGEST_VOCAB - 1:,}")
         self.reserved = reserved
 
     @property
     def vocab_size(self) -> int:
-        """Number of all ids."""
+        """Number of ids, including reserved ones."""
         return self.used_ids + self.reserved
 
     @abstractmethod
@@ -82,43 +81,43 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; special ids give nothing."""
+        """Return the text of ids, without special ids."""
 
     def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text that ids add to the text of the ids before them."""
+        """Return the text of ids that follow others."""
         return self.decode(ids)
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON to be saved, without reserved ids."""
+        """Return the JSON record to save, without the number of reserved ids."""
         return {"kind": self.kind, **{name: getattr(self, name) for name in self.parts}}
 
     @property
     def start_id(self) -> int | None:
-        """Id that begins a text: bos, or else eos, which stands between texts; None where there is neither."""
+        """Id that begins a text: bos, else eos, which separates texts; None if there is neither."""
         return self.eos_id if self.bos_id is None else self.bos_id
 
     def beginning(self, bos: bool = True) -> str:
-        """Return in words what prompts begin with; `bos` is False if no id stood before texts in training."""
+        """Return a description of the first id of prompts; `bos` is False if training documents had none."""
         if not bos or self.start_id is None:
             return "nothing"
         return f"bos (id {self.bos_id})" if self.bos_id is not None else f"eos (id {self.eos_id}), as there is no bos"
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """All ids that stand for no text, in ascending order: those in gaps of a table, too."""
+        """All ids without text, ascending, including unassigned ids of a table."""
         return (*range(N_SPECIAL), *range(self.used_ids, self.vocab_size))
 
     @property
     def may_lose(self) -> bool:
-        """True if parts of a text may become unk or be left out."""
+        """True if parts of a text may become unk or be dropped."""
         return False
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        """Return the UTF-8 bytes of `text` that its ids cannot give back: they became unk or were left out."""
+        """Return the number of UTF-8 bytes of `text` that became unk or were dropped."""
         return 0
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Cut a text as UTF-8 into pieces whose ids, one after the other, are its own."""
+        """Cut UTF-8 text into pieces whose concatenated ids are those of the text."""
         return cut_text(data, PIECE_BYTES)
 
     @property
@@ -128,7 +127,7 @@ class Tokenizer(ABC):
 
     @property
     def saved(self) -> str:
-        """The tokeniser as JSON, the same text for the same tokeniser."""
+        """The tokeniser as canonical JSON."""
         record = {**self.record(), **({"reserved": self.reserved} if self.reserved else {})}
         return json.dumps(record, ensure_ascii=False, sort_keys=True)
 
@@ -143,33 +142,33 @@ class Tokenizer(ABC):
 
 
 def is_id(value: Any) -> bool:
-    """Return True for a whole number that an id can be; JSON's `true` and `1.0` are none."""
+    """Return True for an int in the range of ids; False for JSON's `true` and `1.0`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_VOCAB
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest unsigned type that holds every id."""
+    """Return the smallest unsigned type for all ids."""
     return np.min_scalar_type(max(vocab_size - 1, 0))
 
 
 def most_frequent(counts: Mapping[str, int], room: int | None) -> list[str]:
-    """Return the most frequent items in their order, `room` at most; of equally frequent ones the lower come first."""
+    """Return at most `room` of the most frequent items, sorted; ties go to the lower ones."""
     return sorted(sorted(counts, key=lambda item: (-counts[item], item))[:room])
 
 
 def numbered(items: Iterable[str]) -> dict[str, int]:
-    """Return ids for items in their order, behind the special ones."""
+    """Return consecutive ids of items, after the special ones."""
     return {item: index for index, item in enumerate(items, N_SPECIAL)}
 
 
 class TableTokenizer(Tokenizer):
-    """A table of characters or words and their ids; all else becomes unk.
+    """A table of characters or words and their ids; other text becomes unk.
 
     Args:
-        vocabulary: the entries and their ids, 4 or more; ids without an entry stand for nothing.
+        vocabulary: entries and their ids, from 4 on; gaps are allowed.
 
     Raises:
-        ValueError: an entry is empty, or its id is none, special, or another entry's.
+        ValueError: an entry is empty, or its id is invalid, special or already used.
     """
 
     parts: tuple[str, ...] = ("vocabulary",)
@@ -181,7 +180,7 @@ class TableTokenizer(Tokenizer):
         self._entries: dict[int, str] = {}
         for entry, index in self.vocabulary.items():
             if not entry:
-                raise ValueError(f"id {index!r} stands for an entry without a character; take it out")
+                raise ValueError(f"the entry of id {index!r} is empty; remove it")
             if not is_id(index) or index < N_SPECIAL:
                 raise ValueError(
                     f"the id of {entry!r} is {index!r}, expected a whole number from {N_SPECIAL} (0 to "
@@ -189,9 +188,7 @@ class TableTokenizer(Tokenizer):
                 )
             other = self._entries.setdefault(index, entry)
             if other != entry:
-                raise ValueError(
-                    f"{other!r} and {entry!r} have the same id {index}, expected an id of its own for each"
-                )
+                raise ValueError(f"{other!r} and {entry!r} have the same id {index}, expected different ids")
         self.used_ids = max(self._entries, default=N_SPECIAL - 1) + 1
 
     @property
@@ -200,7 +197,7 @@ class TableTokenizer(Tokenizer):
 
 
 class CharTableTokenizer(TableTokenizer):
-    """One id per character, by a look-up table over all code points."""
+    """One id per character, by a lookup table over all code points."""
 
     kind = "table"
 
@@ -241,21 +238,21 @@ class CharTokenizer(CharTableTokenizer):
 
     def __init__(self, alphabet: str, reserved: int = 0) -> None:
         if len(set(alphabet)) != len(alphabet):
-            raise ValueError("the alphabet names a character twice")
+            raise ValueError("the alphabet has a character twice")
         self.alphabet = alphabet
         super().__init__(numbered(alphabet), reserved)
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int = 0, reserved: int = 0) -> CharTokenizer:
-        """Take the alphabet of texts: all characters, or the most frequent ones when `vocab_size` limits them."""
+        """Use all characters of texts, or the most frequent ones if `vocab_size` is not 0."""
         room = max(0, vocab_size - N_SPECIAL - reserved) if vocab_size else None
         return cls("".join(most_frequent(Counter(chain.from_iterable(texts)), room)), reserved)
 
 
 class AsciiTokenizer(CharTableTokenizer):
-    """The ASCII code of a character is its id; nothing is fitted, so ids are the same in every project.
+    """The id of a character is its ASCII code; nothing is fitted.
 
-    Characters beyond ASCII become unk, and so do the control characters 0 to 3, whose ids are the special tokens'.
+    Other characters become unk, and so do the control characters 0 to 3, whose ids are special.
     """
 
     kind = "ascii"
@@ -266,7 +263,7 @@ class AsciiTokenizer(CharTableTokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """A byte of UTF-8 and four is its id: nothing is fitted and nothing is ever lost."""
+    """The id of a byte of UTF-8 is its value plus 4; nothing is fitted and no text is lost."""
 
     kind = "bytes"
     used_ids = 256 + N_SPECIAL
@@ -275,23 +272,23 @@ class ByteTokenizer(Tokenizer):
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) + N_SPECIAL for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; bytes that are no UTF-8 give U+FFFD."""
+        """Return the text of ids; bytes that are not valid UTF-8 give U+FFFD."""
         data = bytes(index - N_SPECIAL for index in map(int, ids) if N_SPECIAL <= index < self.used_ids)
         return data.decode(errors="replace")
 
 
 class WordTokenizer(TableTokenizer):
-    """One id per word, for toys: a word is what stands between white space.
+    """One id per word between white space, for worked examples.
 
-    One space between two words needs no id, so "Hi Thomas" is two ids. All other white space is a word, too, and a text
-    of known words comes back as it was.
+    A single space between words has no id, so "Hi Thomas" has two ids. Other white space is a word too, so that text of
+    known words is reproduced exactly.
     """
 
     kind = "word"
 
     @classmethod
     def fit(cls, texts: Iterable[str], vocab_size: int, reserved: int = 0) -> WordTokenizer:
-        """Take the most frequent words, in their order."""
+        """Use the most frequent words, sorted."""
         counts = Counter(chain.from_iterable(map(_words, texts)))
         return cls(numbered(most_frequent(counts, max(0, vocab_size - N_SPECIAL - reserved))), reserved)
 
@@ -318,14 +315,14 @@ class WordTokenizer(TableTokenizer):
 
 
 def _words(text: str) -> Iterator[str]:
-    """Yield the words of a text, and the white space between them but for single spaces."""
+    """Yield the words of a text, and white space other than single spaces between words."""
     for match in _WORD_OR_SPACES.finditer(text):
         if match[0] != " " or match.start() == 0 or match.end() == len(text):
             yield match[0]
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokeniser that Hugging Face's `tokenizers` runs.
+    """A tokeniser run by Hugging Face's `tokenizers`.
 
     Args:
         spec: the library's own JSON.
@@ -344,7 +341,7 @@ class LibraryTokenizer(Tokenizer):
 
     @property
     def encoding_spec(self) -> str:
-        """The JSON of the tokeniser that encodes."""
+        """JSON of the tokeniser that encodes, which may differ from `spec`."""
         return self.spec
 
     @cached_property
@@ -353,7 +350,7 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def cuts_before_spaces(self) -> bool:
-        """True if no token spans the place before a space."""
+        """True if words always end before a space."""
         return cuts_before_spaces(json.loads(self.spec))
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
@@ -382,19 +379,19 @@ class LibraryTokenizer(Tokenizer):
 
 
 class BpeTokenizer(LibraryTokenizer):
-    """Byte-level byte-pair encoding; no text is ever lost."""
+    """Byte-level byte-pair encoding; no text is lost."""
 
     kind = "bpe"
 
 
 class HfTokenizer(LibraryTokenizer):
-    """A tokeniser from elsewhere; its special ids are its own, and may be absent.
+    """A foreign tokeniser with its own special ids, any of which may be missing.
 
-    What encodes is not its spec to the letter, see `without_control_tokens`.
+    It encodes by a changed spec, see `without_control_tokens`.
 
     Args:
         spec: the library's own JSON.
-        pad_id, unk_id, bos_id, eos_id: the ids with these meanings; None where there is none.
+        pad_id, unk_id, bos_id, eos_id: special ids; None if missing.
 
     Raises:
         ValueError: the library cannot read the spec, or a special id is outside the vocabulary.
@@ -416,7 +413,7 @@ class HfTokenizer(LibraryTokenizer):
         super().__init__(spec, reserved)
         largest = max(self.vocabulary().values(), default=-1)
         if largest < 0:
-            raise ValueError("its vocabulary is empty, so it can encode nothing; choose another tokeniser")
+            raise ValueError("its vocabulary is empty; choose another tokeniser")
         if largest >= LARGEST_VOCAB:
             raise ValueError(f"its largest id is {largest:,}, expected less than {LARGEST_VOCAB:,}")
         self.used_ids = largest + 1
@@ -432,7 +429,7 @@ class HfTokenizer(LibraryTokenizer):
             self._special.add(value)
 
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of every token as the library spells it."""
+        """Return the ids of all tokens in the library's spelling."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     @cached_property
@@ -449,7 +446,7 @@ class HfTokenizer(LibraryTokenizer):
         return tuple(sorted(self._special | without_token))
 
     def decode_continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        # many decoders drop the space before the first word of a text, which is not the first word here
+        # many decoders drop the space before the first word of a text
         start, whole = self.decode(before), self.decode([*before, *ids])
         return whole[len(start) :] if whole.startswith(start) else self.decode(ids)
 
@@ -459,12 +456,12 @@ class HfTokenizer(LibraryTokenizer):
 
     @cached_property
     def _left_out(self) -> Any:
-        """One that has a token where the tokeniser leaves something out; None if it leaves nothing out."""
+        """A tokeniser that marks dropped text (see `with_left_out`); None if no text is dropped."""
         spec = json.loads(self.encoding_spec)
         return library_tokenizer(with_left_out(spec)) if drops_text(spec) else None
 
     def lost_bytes(self, text: str, ids: np.ndarray) -> int:
-        """Return the bytes that became unk or were left out; what a normaliser changes (case, accents) is kept."""
+        """Return the bytes that became unk or were dropped; changes by a normaliser (case, accents) do not count."""
         if self._left_out is not None:
             encoding = self._left_out.encode(text, add_special_tokens=False)
             unknown = [token == LEFT_OUT for token in encoding.tokens]
@@ -473,7 +470,7 @@ class HfTokenizer(LibraryTokenizer):
         else:
             encoding = self._encoder.encode(text, add_special_tokens=False)
             unknown = [index == self.unk_id for index in encoding.ids]
-        lost = bytearray(len(text))  # by character: several bytes of one may be unknown
+        lost = bytearray(len(text))  # by character, as several of its bytes may be unknown
         for first, last in compress(encoding.offsets, unknown):
             lost[first:last] = b"\1" * (last - first)
         return len("".join(compress(text, lost)).encode())
@@ -494,17 +491,17 @@ def load_tokenizer(path: Path, fingerprint: str = "") -> Tokenizer:
     """Read what `Tokenizer.save` wrote.
 
     Args:
-        fingerprint: of the tokeniser that is expected there; empty takes any.
+        fingerprint: expected fingerprint; empty accepts any.
 
     Raises:
-        TokenizerError: for a broken file, one of another kind, and another tokeniser than expected.
+        TokenizerError: the file is invalid, or has another fingerprint.
     """
     data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if fingerprint and found != fingerprint:
         raise TokenizerError(
             f"{path}: the tokeniser's fingerprint is {found[:12]}, expected {fingerprint[:12]}: the file was changed "
-            "after it was written; put the right one back, or fit a new one"
+            "after it was written; restore it, or fit a new one"
         )
     try:
         record = json.loads(data)

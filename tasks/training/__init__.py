@@ -1,1 +1,1 @@
-"""Training: shape and settings, the training itself with its telemetry, and the folder that is a trained model."""
+"""Training with its telemetry, distributed launch, and the folder of a trained model."""

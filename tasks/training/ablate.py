@@ -1,9 +1,8 @@
-"""The stage `ablate`: the training data of a model without one of its sources, at the cost of a selection.
+"""The stage `ablate`: a selection without the training documents of one source.
 
-The documents of the source lose their place in training, and nothing else changes: texts, token shards, tokeniser,
-groups and the held-out side are those of the model that is compared with. What had been dropped or cut because a
-document of the source has it too stays away: bringing it back would change two things at once. How much that is, is
-counted.
+Nothing else changes: texts, token shards, tokeniser, groups and held-out documents are those of the compared model.
+Duplicates that were dropped in favour of an ablated document stay dropped, to change one thing at a time; they are
+counted as `copies`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REASON_CODE, REASON = "ablated", "left out of this training to see what it is wo
 
 @dataclass(frozen=True)
 class AblateSettings:
-    """Documents that are left out, by the digest of their ids."""
+    """The documents to leave out, by the digest of their ids."""
 
     documents: str
 
@@ -40,7 +39,7 @@ class AblateSettings:
     unkeyed=("without",),
 )
 def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, without: Collection[str]) -> str:
-    """Leave documents out of the training side of a selection."""
+    """Remove documents from the training split of a selection."""
     folder = work.folder(curated)
     selection, dropped = parquet(folder / SELECTION_FILE), parquet(folder / DROPPED_FILE)
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
@@ -58,7 +57,7 @@ def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, withou
             "select count(*) filter (split = 'train' and not removed), count(*) filter (split = 'validation'), "
             "coalesce(list(doc_id order by doc_id) filter (removed), []) from chosen where kept"
         )
-        # dropped in favour of a document that is left out: nothing of their cluster is kept any more
+        # duplicates of ablated documents: no document of their cluster is kept any more
         ((copies,),) = corpus.rows(
             f"select count(*) from chosen semi join {dropped} as gone on gone.doc_id = chosen.doc_id "
             "and gone.reason_code in ('duplicate_text', 'near_duplicate') where not removed and cluster in "
@@ -71,24 +70,25 @@ def ablate(work: Work, settings: AblateSettings, *, curated: ArtifactRef, withou
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The documents of a source, and a description of them for people."""
+    """Documents of a source, with a description for people."""
 
     words: str
     doc_ids: frozenset[str]
 
 
 def documents_of(catalog: Catalog, source: str) -> LeftOut:
-    """Return the documents that a person names.
+    """Return the documents of a source.
 
-    A kind of document (`pdf`), else a file, a folder or a pattern of paths, else an SQL condition over the view
-    `documents`. A document that also lies elsewhere is in no folder: without the folder it would still be there.
+    Args:
+        source: a kind of document (`pdf`), else a file, folder or pattern of paths, else an SQL condition on the view
+            `documents`. A document with another path outside a folder does not belong to the folder.
 
     Raises:
-        UserError: if the name is none of these, or no document matches.
+        UserError: the source is none of these, or no document matches.
     """
     asked = source.strip()
     if not asked:
-        raise UserError("--without names nothing: give a kind, a folder, a pattern of paths or a condition")
+        raise UserError("--without is empty: give a kind, a folder, a pattern of paths or a condition")
     kinds = {row["kind"] for row in catalog.query("select distinct kind from documents")}
     if asked in kinds:
         return _of_condition(catalog, f"kind = {quoted(asked)}", f"of kind {asked}")
@@ -102,8 +102,8 @@ def documents_of(catalog: Catalog, source: str) -> LeftOut:
         return _of_condition(catalog, asked, f"where {asked}")
     except QueryError as error:
         raise UserError(
-            f"{source!r} is no kind of document (there are: {', '.join(sorted(kinds)) or 'none'}), no path of the "
-            'corpus (see `sheepfold sql "select path, source from files"`), and no condition over its documents: '
+            f"{source!r} is not a kind of document ({', '.join(sorted(kinds)) or 'there are none'}), not a path of the "
+            'corpus (see `sheepfold sql "select path, source from files"`), and not a condition on its documents: '
             f"{str(error).splitlines()[0]}"
         ) from error
 

@@ -1,12 +1,12 @@
-"""A bundle: the folder that is a trained model, weights and tokeniser together, and what can be asked of it.
+"""A bundle: the folder of a trained model, and its encoding and generation.
 
-    model.safetensors   the weights
-    config.json         shape of the network, settings of the training, what stood around its documents
-    tokenizer.json      the tokeniser
-    token_counts.parquet  how often each id occurred in training (for baselines)
+    model.safetensors     weights
+    config.json           configuration of network and training; bos and eos around documents
+    tokenizer.json        tokeniser
+    token_counts.parquet  occurrences of each id in training, for baselines
 
-This module travels inside served models under another package name. So it imports its neighbours relatively, and is
-handed the network's package instead of importing it by name.
+This module is copied into served models under another package name, so it uses relative imports, and takes the
+network's package as an argument.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ..tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
-_CONTEXT = 8  # tokens before a piece of text: some tokenisers write a token otherwise at the start of a text
+_CONTEXT = 8  # preceding tokens for decoding: some tokenisers spell a token differently at the start of a text
 
 
 @dataclass(frozen=True)
 class TextCompletion:
-    """A continuation as text.
+    """A completion as text.
 
     Attributes:
-        text: without the string that ended it.
-        finish_reason: `stop` at the end of a document or at a stop string, `length` at the limit, `context` where the
-            context was full, `exhausted` where every token was forbidden.
-        n_tokens: how many were drawn, those of a stop string among them.
-        logprobs: natural log-probability of each chosen id.
-        sample: which continuation of its prompt it is, from 0.
-        ids: the chosen ids.
-        top_logprobs: for each of them the likeliest ids and their log-probabilities, if they were asked for.
+        text: the completion, without a stop string.
+        finish_reason: `stop` (end of text or stop string), `length` (token limit), `context` (context full) or
+            `exhausted` (every token suppressed).
+        n_tokens: number of sampled tokens, including those of a stop string.
+        logprobs: natural log-probability of each sampled id.
+        sample: number of the completion of its prompt, from 0.
+        ids: sampled ids.
+        top_logprobs: most likely ids at each position with log-probabilities, if requested.
     """
 
     text: str
@@ -51,7 +51,7 @@ class TextCompletion:
 
 
 def read_sampling(folder: Path) -> dict[str, Any]:
-    """Return the fields of `model.config.Sampling` that were recorded with a model as its defaults; often none."""
+    """Return the default sampling settings recorded with a model; often empty."""
     found: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("sampling", {})
     return found
 
@@ -60,17 +60,17 @@ class Bundle:
     """A trained model, loaded for generation.
 
     Args:
-        folder: the bundle.
+        folder: folder of the bundle.
         device: device of the network.
-        network: the package with the network; `model` when None.
-        stretch: another context for the same weights, fields as for `model.ModelConfig.stretched`.
+        network: package of the network; None for `model`.
+        stretch: context extension, arguments of `model.ModelConfig.stretched`.
 
     Raises:
-        ValueError: the model cannot have that context.
+        ValueError: the model does not support that context.
 
     Attributes:
-        bos, eos: True if documents had the ids that begin and end a text around them in training, as far as the
-            tokeniser has such ids; True if config.json does not say.
+        bos, eos: True if training documents had bos and eos, provided that the tokeniser has these ids; True if
+            config.json does not record it.
     """
 
     def __init__(self, folder: Path, device: str = "cpu", network: Any = None, **stretch: Any) -> None:
@@ -84,12 +84,12 @@ class Bundle:
 
     @property
     def start_id(self) -> int | None:
-        """Id that a prompt begins with: bos, or else eos, which stands between texts; None if training had neither."""
+        """Id that begins prompts: bos, else eos, which separates texts; None if training had neither."""
         return self.tokenizer.start_id if self.bos else None
 
     @property
     def end_id(self) -> int | None:
-        """Id that ends a text: eos, if it stood behind texts in training or, for want of bos, before them."""
+        """Id that ends a text: eos, if training documents ended with it, or began with it for lack of bos."""
         eos = self.tokenizer.eos_id
         return eos if self.eos or self.start_id == eos else None
 
@@ -102,19 +102,19 @@ class Bundle:
         on_step: Callable[[int, int], None] | None = None,
         **sampling: Any,
     ) -> list[TextCompletion]:
-        """Continue each prompt.
+        """Complete each prompt.
 
         Args:
-            keys: names each prompt's noise; its place in the list when None.
-            batch_size: continuations that grow at once.
-            on_step: told continuations finished and continuations in all.
+            keys: seed of each prompt's random numbers; None for its index.
+            batch_size: completions per batch.
+            on_step: called with the numbers of finished and of all completions.
             sampling: see `sampling_config`.
 
         Returns:
-            The continuations of each prompt, without the prompt: all samples of the first, then of the next.
+            The completions without their prompts: all samples of the first prompt, then of the next.
 
         Raises:
-            ValueError: a prompt cannot be continued (see `prompt_faults`), or a setting has no such value.
+            ValueError: a prompt cannot be completed (see `prompt_faults`), or a setting is invalid.
         """
         config = self.sampling_config(**sampling)
         if not prompts:
@@ -132,19 +132,19 @@ class Bundle:
         return [self._text_of(encoded[item.prompt], item) for item in found]
 
     def stream(self, prompt: str, *, key: int = 0, **sampling: Any) -> Iterator[str | TextCompletion]:
-        """Continue one prompt, piece by piece.
+        """Complete one prompt, piece by piece.
 
-        A piece is held back while it may be the beginning of a stop string, or a character of which bytes are missing.
+        A piece is delayed while it may begin a stop string, or ends in an incomplete character.
 
         Args:
-            key: names its noise, as in `complete`.
+            key: seed of its random numbers, as in `complete`.
             sampling: see `sampling_config`; one sample is drawn.
 
         Yields:
-            The text as it grows, and at last the whole continuation.
+            Pieces of text, then the whole completion.
 
         Raises:
-            ValueError: as `complete` does.
+            ValueError: see `complete`.
         """
         config = self.sampling_config(**{**sampling, "n_samples": 1})
         if config.is_search:
@@ -167,22 +167,22 @@ class Bundle:
         yield whole
 
     def sampling_config(self, **sampling: Any) -> Any:
-        """Return the `model.GenerationConfig` of settings in the form that people give.
+        """Return the `model.GenerationConfig` of sampling settings.
 
         Args:
-            sampling: fields of that configuration, but `eos_id`, which is the model's; `suppress` is added to the ids
-                that stand for no text; with `ignore_eos` the id that ends a text is never drawn. What is left out is as
-                recorded with the model, or else a temperature of 0.8 and at least one token.
+            sampling: fields of `model.GenerationConfig` but `eos_id`, and `ignore_eos`, which suppresses the id that
+                ends a text. `suppress` is added to the ids without text. Defaults are those recorded with the model,
+                else a temperature of 0.8 and at least one token.
 
         Raises:
-            ValueError: for a name that is none of these, or a value that is not to be had.
+            ValueError: a name is unknown, or a value is invalid.
         """
         given = {"temperature": 0.8, "min_new_tokens": 1, **self.config.get("sampling", {}), **sampling}
         ignore_eos = given.pop("ignore_eos", False)
         known = {item.name for item in fields(self.network.GenerationConfig)} - {"eos_id"}
         unknown = sorted(given.keys() - known)
         if unknown:
-            raise ValueError(f"there is no setting {unknown[0]}; expected some of {', '.join(sorted(known))}")
+            raise ValueError(f"unknown setting {unknown[0]}; expected {', '.join(sorted(known))}")
         never = [*self.ids_without_text(), *given.get("suppress", ())]
         if ignore_eos and self.end_id is not None:
             never.append(self.end_id)
@@ -191,12 +191,12 @@ class Bundle:
         named = [*config.suppress, *config.stop_ids, *(token for token, _ in config.logit_bias)]
         if named and max(named) >= self.model_config.vocab_size:
             raise ValueError(
-                f"token {max(named)} is named, and the model's tokens are 0 to {self.model_config.vocab_size - 1}"
+                f"the settings name token {max(named)}; the model's tokens are 0 to {self.model_config.vocab_size - 1}"
             )
         return config
 
     def prompt_faults(self, prompts: Sequence[str], **sampling: Any) -> list[str]:
-        """Return why each prompt cannot be continued, as the end of a sentence about it; empty if it can."""
+        """Return for each prompt why it cannot be completed, as a predicate of "the prompt"; empty if it can."""
         config = self.sampling_config(**sampling)
         return [
             self.network.prompt_problem(ids, config, self.model_config) if ids else f"is empty, {self._no_begin}"
@@ -204,14 +204,14 @@ class Bundle:
         ]
 
     def _window(self, ids: list[int], config: Any) -> list[int]:
-        """Return the end of a prompt that the network can see; the rest of a long one would only fill memory."""
+        """Return the last ids of a prompt, as many as the context holds, to save memory."""
         counted = config.overflow == "refuse" or config.max_length
         return ids if counted else ids[-self.model_config.max_seq_len :]
 
     def _text_of(self, prompt: Sequence[int], item: Any) -> TextCompletion:
         text = self.tokenizer.decode_continuation(prompt, item.ids)
         if isinstance(item.stopped_by, str):
-            # the last token completed it, and may hold more of them: it is the first that ends behind the other tokens
+            # the last token may contain the stop string several times: find the first one that ends in that token
             older = self.tokenizer.decode_continuation(prompt, item.ids[:-1]).rstrip("\ufffd")
             place = text.find(item.stopped_by, max(0, len(older) - len(item.stopped_by) + 1))
             text = text if place < 0 else text[:place]
@@ -226,11 +226,11 @@ class Bundle:
         )
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each prompt as `encode` does.
+        """Return the ids of each prompt, see `encode`.
 
         Raises:
-            ValueError: a prompt is empty, and the model has no token to begin with. One that training never saw would
-                not do: what follows such a token is as random as its vector.
+            ValueError: a prompt is empty, and the model was not trained with an id that begins a text. The embedding of
+                an untrained one would be random.
         """
         encoded = self.encode(prompts)
         if not all(encoded):
@@ -238,7 +238,7 @@ class Bundle:
         return encoded
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text behind the token that begins a text, if training had one."""
+        """Return the ids of each text after `start_id`, if there is one."""
         begin = [] if self.start_id is None else [self.start_id]
         return [[*begin, *ids.tolist()] for ids in self.tokenizer.encode(list(texts))]
 
@@ -248,12 +248,12 @@ class Bundle:
         return f"and this model{why} no token to begin with; give a text"
 
     def ids_without_text(self) -> tuple[int, ...]:
-        """Return ids never drawn: special ones but the end of a text, and those unknown to the tokeniser."""
+        """Return the ids to suppress: special ones but `end_id`, and those unknown to the tokeniser."""
         tokenizer = self.tokenizer
         unknown = range(tokenizer.vocab_size, self.model_config.vocab_size)
         return tuple(index for index in (*tokenizer.special_ids, *unknown) if index != self.end_id)
 
 
 def _may_grow(piece: str, stops: Sequence[str]) -> bool:
-    """Return True if a text ends within a character, or with the beginning of a stop string."""
+    """Return True if a text ends in an incomplete character, or in the beginning of a stop string."""
     return piece.endswith("\ufffd") or any(piece.endswith(stop[:n]) for stop in stops for n in range(1, len(stop) + 1))

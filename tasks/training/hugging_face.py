@@ -1,8 +1,7 @@
 """Export of a bundle to a Hugging Face folder, and import of a Hugging Face folder as a bundle.
 
-`transformers` and `tokenizers` read an export without any code of ours; an import is a bundle like one that was trained
-here. The network's part is `model.hf`; this module adds the tokeniser, which gives the same ids on both sides. Every
-folder appears whole or not at all.
+`transformers` and `tokenizers` read an export without code of Sheepfold. `model.hf` converts the network; this module
+converts the tokeniser, which gives the same ids on both sides. Folders are written atomically.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tasks.tokens.tokenizer_kinds import (
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
 
 _BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
-_FRAMING = "sheepfold_framing"  # of tokenizer_config.json; `transformers` keeps the entry and does nothing with it
+_FRAMING = "sheepfold_framing"  # entry of tokenizer_config.json, which `transformers` ignores
 
 
 class ExchangeError(UserError):
@@ -50,7 +49,7 @@ class Exchanged:
 
     Attributes:
         layout: one of `model.hf_config.LAYOUTS`.
-        prompts_begin_with: what `generate` puts before every prompt.
+        prompts_begin_with: description of the id that `generate` puts before every prompt.
     """
 
     folder: str
@@ -64,19 +63,18 @@ class Exchanged:
 def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchanged:
     """Write a bundle as a folder for `AutoModelForCausalLM` and `AutoTokenizer` of `transformers`.
 
-    `tokenizer.json` adds no special tokens to a text, as `Tokenizer.encode` does not; what the network was trained on
-    begins with the `bos_token_id` of config.json, so a prompt has to begin with it; where training had no such id, or
-    none that ends a text, config.json names none. Text that spells a special token is encoded as text there, too.
-    generation_config.json forbids the ids that `Bundle.complete` never draws.
+    The exported tokeniser adds no special tokens: prompts must begin with the `bos_token_id` of config.json, as in
+    training. config.json has no bos or eos if training had none. Text that spells a special token is encoded as
+    text. generation_config.json suppresses the ids that `Bundle.complete` never samples.
 
     Args:
-        bundle_folder: the model.
-        target: where to; it must not exist, or be empty.
-        layout: one of `model.hf_config.LAYOUTS`; otherwise the first that fits. "llama-original" has the names of
+        bundle_folder: folder of the model.
+        target: output folder; must not exist, or be empty.
+        layout: one of `model.hf_config.LAYOUTS`; empty for the first that fits. "llama-original" has the names of
             LLaMA's own release, which `transformers` does not read.
 
     Raises:
-        ExchangeError: the folder holds no model, the model has no place in the layout, or in any, or `target` is taken.
+        ExchangeError: the folder is not a model, the layout cannot represent it, or `target` is not empty.
     """
     from model import count_parameters
     from model.hf import fresh_folder, write_hf
@@ -84,7 +82,7 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
 
     missing = [name for name in _BUNDLE_FILES if not (bundle_folder / name).is_file()]
     if missing:
-        raise ExchangeError(f"{bundle_folder} is no model folder: it lacks {', '.join(missing)}")
+        raise ExchangeError(f"{bundle_folder} is not a model folder: it lacks {', '.join(missing)}")
     bundle = Bundle(bundle_folder)
     tokenizer = bundle.tokenizer
     bos_id = tokenizer.bos_id if bundle.bos else None
@@ -104,20 +102,19 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
-    """Make a bundle of a folder of a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 model, or of LLaMA's own release.
+    """Write a bundle from a folder of a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 model, or of LLaMA's own release.
 
-    The tokeniser becomes one of kind `hf` with the special ids that config.json and tokenizer_config.json name. Prompts
-    will begin with bos, or for want of it with eos, whatever the folder says of adding special tokens. How often its
-    ids occurred in training is unknown, so all counts are zero, and the unigram baseline of an evaluation is the
-    uniform one.
+    The tokeniser becomes one of kind `hf` with the special ids of config.json and tokenizer_config.json. Prompts begin
+    with bos, or eos if there is no bos, whatever the folder says about adding special tokens. Training counts of its
+    ids are unknown and set to 0, so the unigram baseline of an evaluation equals the uniform one.
 
     Args:
         hf_folder: config.json (or LLaMA's params.json), safetensors and tokenizer.json, or GPT-2's vocab.json and
             merges.txt.
-        target: where to; it must not exist, or be empty.
+        target: output folder; must not exist, or be empty.
 
     Raises:
-        ExchangeError: something in the folder is missing, not supported, or contradicts the rest; or `target` is taken.
+        ExchangeError: a file is missing, unsupported or inconsistent with the others, or `target` is not empty.
     """
     from model import count_parameters
     from model.checkpoint import save_weights
@@ -125,7 +122,7 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     from model.hf_config import LayoutError
 
     if not hf_folder.is_dir():
-        raise ExchangeError(f"no folder {hf_folder}: give a folder with a model of Hugging Face")
+        raise ExchangeError(f"no folder {hf_folder}: give the folder of a Hugging Face model")
     try:
         tokenizer = read_hf_tokenizer(hf_folder)
         layout, _ = read_shape(hf_folder)
@@ -151,7 +148,7 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
 
 
 def _read_framing(hf_folder: Path) -> dict[str, bool]:
-    """Return the framing that an export records; a folder from elsewhere does not have it."""
+    """Return `bos` and `eos` as recorded by an export; empty for other folders."""
     path = hf_folder / TOKENIZER_CONFIG_FILE
     written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     framing = written.get(_FRAMING) if isinstance(written, dict) else None
@@ -164,12 +161,12 @@ def write_hf_tokenizer(
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
-    Special tokens are words of the vocabulary that no text can spell; tokenizer_config.json names them. They are not
-    listed as added tokens, or a bare `tokenizers.Tokenizer` would find them in texts.
+    Special tokens are tokens of the vocabulary named in tokenizer_config.json. They are not added tokens, because
+    `tokenizers.Tokenizer` alone would match those in text.
 
     Args:
         context: longest sequence of the network, in tokens.
-        framing: `bos` and `eos`, True if the network was trained with these around documents; for `import_folder`.
+        framing: `bos` and `eos`, True if training documents had them; read by `import_folder`.
     """
     from model.hf import write_json
 
@@ -193,7 +190,7 @@ def write_hf_tokenizer(
 
 
 def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the content of a tokenizer.json that gives the same ids and texts as the tokeniser."""
+    """Return the content of an equivalent tokenizer.json."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Engine
 
@@ -201,7 +198,7 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
         return {**tokenizer.record()["spec"], "truncation": None, "padding": None, "post_processor": None}
     if isinstance(tokenizer, BpeTokenizer):
         return {**tokenizer.record()["spec"], "added_tokens": [], "post_processor": None}
-    if isinstance(tokenizer, CharTableTokenizer):  # words of one character: a text is cut between all code points
+    if isinstance(tokenizer, CharTableTokenizer):  # words of one character: text is split at every code point
         words = {token: index for index, token in enumerate(SPECIAL_TOKENS)} | tokenizer.vocabulary
         engine = Engine(models.WordLevel(words, unk_token=SPECIAL_TOKENS[1]))
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -220,10 +217,10 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def read_hf_tokenizer(folder: Path) -> HfTokenizer:
-    """Return the tokeniser of a Hugging Face folder, with the special ids that the files beside it name.
+    """Return the tokeniser of a Hugging Face folder, with the special ids of its config files.
 
     Raises:
-        ExchangeError: there is no tokeniser, or `tokenizers` cannot read it.
+        ExchangeError: the tokeniser is missing, or `tokenizers` cannot read it.
     """
     try:
         found = read_tokenizer_file(folder)

@@ -1,11 +1,8 @@
-"""A training in several processes: torchrun starts them, this process passes on their reports and ends them.
+"""Distributed training: torchrun starts the ranks, and this process relays their reports and terminates them.
 
-The ranks know neither Prefect nor MLflow. They inherit torchrun's standard input and output: the first rank reports
-through them, and the end of standard input ends all ranks of this machine, whatever this process died of. A training in
-one process is the same `train_job`, called in place.
-
-Several machines that share the store's folder meet by SHEEPFOLD_NODES and SHEEPFOLD_MASTER, and the others join by this
-module's own command: see docs/guides/cluster.md.
+Ranks do not import Prefect or MLflow. They inherit torchrun's standard input and output: rank 0 reports through them,
+and all ranks of a machine exit when standard input is closed, so that none outlives this process. Training in one
+process calls the same `train_job` directly. For several machines see docs/guides/cluster.md.
 """
 
 from __future__ import annotations
@@ -37,50 +34,50 @@ logger = logging.getLogger("sheepfold")
 
 NODES, MASTER = "SHEEPFOLD_NODES", "SHEEPFOLD_MASTER"
 JOB_FILE, LOG_FILE, WEIGHTS_FILE = "job.json", "ranks.log", "model.safetensors"
-POLL_SECONDS = 0.2  # between two looks at whether to stop
-GRACE_SECONDS = 10.0  # for the ranks to end by themselves
-LOG_LINES = 15  # of the processes' output in an error that explains nothing itself
-_OURS = ("model", "storage", "tasks", "builtins")  # whose errors are raised here as what they are there
-# errors of gloo and NCCL in a rank after another one has ended
+POLL_SECONDS = 0.2  # interval of checks for a stop request
+GRACE_SECONDS = 10.0  # time for the ranks to exit before they are killed
+LOG_LINES = 15  # last lines of the log in an error without a recorded cause
+_OURS = ("model", "storage", "tasks", "builtins")  # packages whose exceptions keep their types here
+# messages of gloo and NCCL after another rank has exited
 _CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
 
 
 @dataclass(frozen=True)
 class Job:
-    """Parameters of a training, which its ranks read from a file; those from `dataset` on are only for training."""
+    """Parameters of a training, read by the ranks from a file; those from `dataset` on are not used for timing."""
 
     model: dict[str, Any]  # fields of `model.ModelConfig`
     train: dict[str, Any]  # fields of `model.TrainConfig`
     execution: dict[str, Any]  # fields of `model.config.Execution`
-    device: str = "cpu"  # kind of the ranks' devices, `cpu` or `cuda`
-    threads: int = 1  # of each rank
-    deterministic: bool = False  # ask torch for deterministic kernels
+    device: str = "cpu"  # type of the ranks' devices, `cpu` or `cuda`
+    threads: int = 1  # per rank
+    deterministic: bool = False  # use deterministic kernels
     measure: int = 0  # number of steps to time instead of training; 0 trains
-    dataset: str = ""  # its folder
+    dataset: str = ""  # folder
     shards: dict[str, str] = field(default_factory=dict)  # folders of its token shards, by key
-    validation_sample: int | None = None  # most validation sequences
+    validation_sample: int | None = None  # largest number of validation sequences; None for all
     checkpoints: str = ""  # folder of checkpoints
-    identity: dict[str, str] = field(default_factory=dict)  # as `model.Trainer` takes it
-    initial_weights: str = ""  # a safetensors file to start from
+    identity: dict[str, str] = field(default_factory=dict)  # see `model.Trainer`
+    initial_weights: str = ""  # safetensors file; empty for random weights
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The machines that train together."""
+    """The machines of a training."""
 
     count: int = 1
-    master: str = ""  # address and port of the first one; empty on one machine
+    master: str = ""  # ADDRESS:PORT of the first machine; empty for a single one
 
     @classmethod
     def from_environment(cls) -> Nodes:
-        """Return the machines of SHEEPFOLD_NODES and SHEEPFOLD_MASTER.
+        """Build it from SHEEPFOLD_NODES and SHEEPFOLD_MASTER.
 
         Raises:
-            UserError: they do not belong together.
+            UserError: one of the variables is invalid.
         """
         count, master = os.environ.get(NODES, "1"), os.environ.get(MASTER, "")
         if not count.isdecimal() or int(count) < 1:
-            raise UserError(f"{NODES} is {count!r}, expected a number of machines")
+            raise UserError(f"{NODES} is {count!r}, expected a number of machines of at least 1")
         if int(count) == 1:
             return cls()
         if not master.rpartition(":")[0] or not master.rpartition(":")[2].isdecimal():
@@ -93,17 +90,17 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Launched:
-    """Result of a finished training; history, steps and resumed_from are those of `model.trainer.TrainResult`."""
+    """Result of a training; for history, steps and resumed_from see `model.trainer.TrainResult`."""
 
-    weights: Path  # file in the folder that was given to `launch`
+    weights: Path  # file in the folder `place` of `launch`
     history: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     resumed_from: int = 0
-    step_seconds: float = 0.0  # if only the time of a step was asked for
+    step_seconds: float = 0.0  # if `Job.measure` is set
 
 
 class RankError(RuntimeError):
-    """A process of a training died, or failed with an error that is none of this project's."""
+    """A rank died, or failed with an exception of another package."""
 
 
 def launch(
@@ -117,18 +114,16 @@ def launch(
     """Train in several processes on each machine.
 
     Args:
-        processes: number of processes on each machine; with `cuda`, one GPU for each.
-        place: folder for the job, the processes' log and the result, emptied at the beginning. The ranks of other
-            machines read it too.
-        callbacks: receive the first rank's reports, which waits until `checkpoint` returns.
+        processes: number of processes per machine, each with a GPU of its own if the device is `cuda`.
+        place: folder of job, log and result, shared by all machines; emptied first.
+        callbacks: receive the reports of rank 0, which waits until `checkpoint` returns.
         stop: when set, the training saves a checkpoint and stops.
-        nodes: the machines that take part; those of the environment if it is None.
+        nodes: the machines; None for those of the environment.
 
     Raises:
-        UserError: so many processes cannot train that, or one raised it.
-        TrainingStopped: it was asked to stop.
-        RankError: a process failed; errors of this project are raised as what they are, for example
-            `model.NonFiniteLoss`.
+        UserError: the batch cannot be divided among the processes, or a rank raised it.
+        TrainingStopped: `stop` was set.
+        RankError: a rank failed; exceptions of this project keep their types, such as `model.NonFiniteLoss`.
     """
     from model.distributed import check_share
 
@@ -169,7 +164,7 @@ def launch(
 
 
 def _reports(ranks: ChildProcess, stop: threading.Event) -> Iterator[dict[str, Any]]:
-    """Yield the messages of the first rank until torchrun and all ranks have ended; pass on a request to stop."""
+    """Yield the messages of rank 0 until all ranks have exited; forward a stop request."""
     passed_on = False
     while True:
         if stop.is_set() and not passed_on:
@@ -201,7 +196,7 @@ def torchrun(job_file: Path, node: int) -> list[str]:
 
 
 def environment(job: Job, nodes: Nodes) -> dict[str, str]:
-    """Return the variables that the ranks need beside those of this process."""
+    """Return the environment variables to add for the ranks."""
     found = {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": str(job.threads)}
     if nodes.count == 1:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -211,18 +206,19 @@ def environment(job: Job, nodes: Nodes) -> dict[str, str]:
 
 
 def error_file(place: Path, rank: int) -> Path:
-    """Return the file in which a rank records the error that ended it."""
+    """Return the file in which a rank records its error."""
     return place / f"error-{rank}.json"
 
 
 def _cause(place: Path, status: int | None) -> Exception:
-    """Return the error that came first, if possible one that is no consequence of another rank's end."""
+    """Return the earliest error, preferably one that is not a consequence of another rank's exit."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(place.glob("error-*.json"))]
     if not records:
         lines = (place / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
         return RankError(
-            f"the processes of the training ended without a result (torchrun's exit status is {status}); was memory "
-            f"short, or did something end them? The last lines of {place / LOG_FILE}:\n" + "\n".join(lines[-LOG_LINES:])
+            f"the processes of the training ended without a result (torchrun's exit status is {status}). Check whether "
+            f"memory was exhausted or they were killed; the last lines of {place / LOG_FILE}:\n"
+            + "\n".join(lines[-LOG_LINES:])
         )
     first = min(records, key=lambda record: (record["is_consequence"], record["time"]))
     error = _rebuilt(first)
@@ -231,7 +227,7 @@ def _cause(place: Path, status: int | None) -> Exception:
 
 
 def _rebuilt(record: dict[str, Any]) -> Exception:
-    """Return an error of this project as it was raised in its process, any other as a `RankError`."""
+    """Restore an exception of this project with its type, any other as a `RankError`."""
     home, _, name = record["kind"].rpartition(".")
     if home.partition(".")[0] in _OURS:
         kind = getattr(importlib.import_module(home), name, None)
@@ -244,11 +240,11 @@ def _rebuilt(record: dict[str, Any]) -> Exception:
 
 
 def join(job_file: Path, node: int) -> None:
-    """Take part in a training as another machine; this process becomes torchrun.
+    """Join a training from another machine by replacing this process with torchrun.
 
     Args:
-        job_file: of the launching machine, in a folder that both see; waited for if it is not there yet.
-        node: number of this machine, from 1.
+        job_file: file of the launching machine in a shared folder; waits until it exists.
+        node: rank of this machine, from 1.
     """
     while not job_file.exists():
         time.sleep(POLL_SECONDS)
@@ -257,15 +253,15 @@ def join(job_file: Path, node: int) -> None:
     os.execve(sys.executable, torchrun(job_file, node), {**os.environ, **python_path(), **added})
 
 
-# ---- in the ranks
+# in the ranks
 
 
 class Channel(Callbacks):
-    """Reports of the first rank to the launching process, whose requests it takes.
+    """Callbacks of rank 0, sent to the launching process; also receives its requests.
 
     Args:
-        stop: set when the launching process asks to stop.
-        device: whose memory the reports hold.
+        stop: set when the launching process requests a stop.
+        device: device whose memory is reported.
     """
 
     def __init__(self, stop: threading.Event, device: str) -> None:
@@ -276,17 +272,17 @@ class Channel(Callbacks):
         threading.Thread(target=self._listen, args=(requests,), daemon=True).start()
 
     def send(self, name: str, *arguments: Any) -> None:
-        """Report something: a callback by its name, `warning` or `done`."""
+        """Send a message: the name of a callback, `warning` or `done`."""
         self._send({name: arguments})
 
     def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
-        """Report a step, with this process's memory."""
+        """Report a step, with the memory of this process."""
         from tasks.training.throughput import memory
 
         self.send("step", step, max_steps, {**metrics, **memory(self._device)})
 
     def checkpoint(self, step: int) -> None:
-        """Return when the reports up to this step are durable."""
+        """Report a checkpoint, and wait until the reports up to this step are durable."""
         self.send("checkpoint", step)
         while self._acknowledged.get() != step:
             pass
@@ -304,7 +300,7 @@ class Channel(Callbacks):
 
 
 def _end_with_launcher() -> None:
-    """End this process when standard input, which the first rank reads, is closed at its other end."""
+    """Exit when the writing end of standard input is closed; only rank 0 reads from it."""
     poll = select.poll()
     poll.register(0, select.POLLHUP)
     poll.poll()
@@ -312,7 +308,7 @@ def _end_with_launcher() -> None:
 
 
 def run_rank(job_file: Path) -> None:
-    """Compute one rank's part of a job; the exit status is 0 only if all of it is done or a stop was asked for."""
+    """Run one rank of a job; the exit status is 0 only after success or a requested stop."""
     rank = int(os.environ["RANK"])
     job, stop = Job(**json.loads(job_file.read_text(encoding="utf-8"))["job"]), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -321,8 +317,8 @@ def run_rank(job_file: Path) -> None:
         channel = Channel(stop, job.device)
         warnings.showwarning = lambda message, *_, **__: channel.send("warning", str(message))
     else:
-        os.dup2(2, 1)  # standard output is the first rank's, for its messages
-        if os.environ["GROUP_RANK"] == "0":  # on other machines nobody holds the other end
+        os.dup2(2, 1)  # standard output carries the messages of rank 0
+        if os.environ["GROUP_RANK"] == "0":  # other machines have no launching process
             threading.Thread(target=_end_with_launcher, daemon=True).start()
     try:
         done = _run(job, job_file.parent, channel, stop)
@@ -332,8 +328,8 @@ def run_rank(job_file: Path) -> None:
         _write_error(error_file(job_file.parent, rank), rank, error)
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # an orderly exit would wait for the other ranks
-    # all is done and reported; where Python unloads its libraries, a thread of torch's sometimes aborts the process
+        os._exit(1)  # a normal exit would wait for the other ranks
+    # skip the interpreter's shutdown, in which a torch thread sometimes aborts the process
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -348,7 +344,7 @@ def _run(job: Job, place: Path, channel: Channel | None, stop: threading.Event) 
     torch.set_num_threads(job.threads)
     if job.device == "cuda" and (count := torch.cuda.device_count()) < (asked := int(os.environ["LOCAL_WORLD_SIZE"])):
         raise ValueError(
-            f"execution.processes is {asked}, but this machine has {count} GPUs; each process needs its own"
+            f"execution.processes is {asked}, but this machine has {count} GPUs; expected a GPU for each process"
         )
     with connect(job.device) as ranks:
         if job.measure:
@@ -362,7 +358,7 @@ def _run(job: Job, place: Path, channel: Channel | None, stop: threading.Event) 
 
 
 def time_step(job: Job, **more: Any) -> float:
-    """Return the seconds of an optimiser step; for `more` see `model.measure_step_seconds`."""
+    """Return the time of an optimiser step in seconds; for `more` see `model.measure_step_seconds`."""
     from model import ModelConfig, TrainConfig
     from model.config import Execution
     from model.distributed import rank_device
@@ -374,7 +370,7 @@ def time_step(job: Job, **more: Any) -> float:
 
 
 def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threading.Event, **more: Any) -> Launched:
-    """Train as a job says, alone or as one of several ranks; the first one writes the weights.
+    """Run a job, alone or as one of several ranks; rank 0 writes the weights.
 
     Args:
         place: folder for the weights.

@@ -1,7 +1,4 @@
-"""Parameters, arithmetic and memory of a network, worked out from its shape: the figures of `sheepfold count`.
-
-Nothing here needs torch, so the answer is there at once, for a model of any size.
-"""
+"""Parameters, FLOPs and memory of a network, computed from its configuration for `sheepfold count`, without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from model.presets import PRESETS
 from storage.errors import UserError
 from tasks.core.settings import parse_assignments
 
-# Published names count in their own ways: GPT-2's first report said 117M and 345M, which its authors corrected later.
+# published sizes; GPT-2's first report said 117M and 345M, which its authors corrected later
 PUBLISHED = {
     "gpt2": "GPT-2 124M",
     "gpt2-medium": "GPT-2 355M",
@@ -40,17 +37,17 @@ PUBLISHED = {
 def network_cost(
     preset: str, vocab_size: int, context: int, batch_size: int, target: float, assignments: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the figures of one network as raw numbers: counts in parameters, FLOPs and bytes, shares of 1.
+    """Return the figures of one network: counts in parameters, FLOPs and bytes, shares from 0 to 1.
 
     Args:
         preset: a key of PRESETS.
-        vocab_size, context: replace the preset's; 0 leaves them.
+        vocab_size, context: override those of the preset; 0 keeps them.
         batch_size: sequences per batch.
-        target: number of parameters for which the depth is chosen; 0 leaves it.
-        assignments: `model.name=value` items that replace fields of ModelConfig.
+        target: number of parameters to choose the depth for; 0 keeps the preset's depth.
+        assignments: `model.name=value` overrides of fields of ModelConfig.
 
     Raises:
-        UserError: an unknown preset or field, a shape that is not possible, or a target too small for any layer.
+        UserError: the preset or a field is unknown, the configuration is invalid, or the target is too small.
     """
     config = network_shape(preset, vocab_size, context, assignments)
     config, solved = _solve(config, target) if target else (config, {})
@@ -77,7 +74,7 @@ def network_cost(
 
 
 def published_sizes() -> list[dict[str, Any]]:
-    """Return name, shape, exact count, and 12 d^2 per layer plus embedding, of the published GPT-2 and LLaMA models."""
+    """Return name, shape, exact number of parameters and 12 L d^2 + V d of the published GPT-2 and LLaMA models."""
     rows = []
     for name, published in PUBLISHED.items():
         config = ModelConfig.from_dict(PRESETS[name])
@@ -88,7 +85,7 @@ def published_sizes() -> list[dict[str, Any]]:
 
 
 def cost_at_a_glance(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a network for a person: its parameters as one table."""
+    """Return the figures of `network_cost` for the terminal, with one table of parameters."""
     shares, layer = {**found["shares"], "total": 1}, {**found["layer"], "total": sum(found["layer"].values())}
     rows = {
         part: {"parameters": number, "share": f"{shares[part]:.1%}", "per layer": layer.get(part)}
@@ -101,10 +98,10 @@ def cost_at_a_glance(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wavelength_table(config: ModelConfig, bases: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the wavelength of each pair of columns, in tokens, under the network's base and others.
+    """Return the wavelength of each pair of columns, in tokens, for the network's base and others.
 
     Raises:
-        UserError: the positions have no wavelengths, or a base is not above 1.
+        UserError: the position encoding has no wavelengths, or a base is not above 1.
     """
     if wrong := [base for base in bases if not 1 < base < float("inf")]:
         raise UserError(f"--base {wrong[0]:g}; expected a number above 1")
@@ -117,7 +114,7 @@ def wavelength_table(config: ModelConfig, bases: Sequence[float]) -> list[dict[s
 
 
 def _total(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
-    """Return all parameters with and without a head of its own, as the sum of tables, layers and the rest."""
+    """Return the parameters with tied or untied output projection, as a sum of tables, layers and the rest."""
     config = dataclasses.replace(config, tie_weights=is_tied)
     total, n_layer = count_parameters(config)["total"], config.n_layer
     table, layer = config.padded_vocab_size * config.d_model, sum(layer_parameters(config).values())
@@ -136,7 +133,7 @@ def _total(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
 
 
 def network_shape(name: str, vocab_size: int = 0, context: int = 0, assignments: Sequence[str] = ()) -> ModelConfig:
-    """Return the shape of a preset; arguments and errors as for `network_cost`."""
+    """Return the configuration of a preset with overrides; arguments and errors as for `network_cost`."""
     if name not in PRESETS:
         raise UserError(f"no preset {name!r}; {_hint(name, list(PRESETS))}")
     chosen: dict[str, Any] = dict(PRESETS[name])
@@ -145,7 +142,7 @@ def network_shape(name: str, vocab_size: int = 0, context: int = 0, assignments:
         section, _, field = key.partition(".")
         if section != "model" or field not in known:
             hint = _hint(key, [f"model.{item}" for item in known])
-            raise UserError(f"--set {key}: a network has no such setting; {hint}")
+            raise UserError(f"--set {key}: unknown setting of a network; {hint}")
         chosen[field] = value
     if vocab_size:
         chosen["vocab_size"] = vocab_size
@@ -158,7 +155,7 @@ def network_shape(name: str, vocab_size: int = 0, context: int = 0, assignments:
 
 
 def _solve(config: ModelConfig, target: float) -> tuple[ModelConfig, dict[str, Any]]:
-    """Return the shape with the depth, at least 1, nearest to a number of parameters, and how it was found."""
+    """Return the configuration with the depth nearest to a number of parameters, and its derivation."""
     per_layer = sum(layer_parameters(config).values())
     outside = count_parameters(config)["total"] - config.n_layer * per_layer
     try:

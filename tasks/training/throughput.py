@@ -1,7 +1,7 @@
 """Throughput of a training: tokens per second, model FLOPs utilisation (MFU), time left, memory.
 
-The limit of the machine is that of matrix products, which is nearly all that a training computes: measured in a moment
-at the start, or published for a GPU. Nothing here draws random numbers or shapes a result.
+The peak of a device is that of matrix products: measured briefly at the start, or published for a GPU. Nothing here
+affects the result of a training.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WINDOW_SECONDS = 20.0  # over which tokens per second are averaged
-MEASURED_SECONDS = 0.1  # of matrix products of one size, by which a limit is measured
-# Sides of the matrices. Small ones are done before another process takes a core away, large ones come nearer the limit.
+WINDOW_SECONDS = 20.0  # averaging window of tokens per second
+MEASURED_SECONDS = 0.1  # time of matrix products of one size in a measurement
+# Sides of the matrices: small ones are less disturbed by other processes, large ones come closer to the peak.
 _CPU_SIDES, _GPU_SIDES = (512, 1024), (4096,)
 
-# Dense bfloat16 and float16 with sums in float32, in FLOP/s, as the makers publish them; the first name found counts.
+# Published dense bfloat16 and float16 peaks in FLOP/s, accumulated in float32; the first matching name is used.
 _PUBLISHED = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
@@ -40,21 +40,21 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class Limit:
-    """Peak throughput of a machine."""
+    """Peak throughput of a device."""
 
-    flops: float  # floating-point operations per second; a multiply-add is two
-    source: str  # origin of the number, in a few words
+    flops: float  # FLOP/s; a multiply-add counts as two
+    source: str  # origin of the number, for people
 
 
 class Speedometer:
-    """Pace of a training from the tokens of each step.
+    """Tokens per second, MFU and time left of a training.
 
-    The time left comes from all steps since the start, because evaluations and checkpoints take their share of it; the
-    first step is left out of it, because it is slower than all others.
+    The time left is estimated from all steps since the start, so that it includes evaluations and checkpoints, but for
+    the first step, which is the slowest.
 
     Args:
-        flops_per_token: FLOPs per token of training.
-        limit: FLOP/s of the machine.
+        flops_per_token: training FLOPs per token.
+        limit: peak FLOP/s of the device.
         clock: returns seconds.
     """
 
@@ -66,15 +66,15 @@ class Speedometer:
         self._recent: deque[tuple[float, float]] = deque()
 
     def pace(self, step: int, total: int, tokens: float) -> str:
-        """Return tokens per second of the last seconds, MFU and time left, in words; empty after the first step.
+        """Return tokens per second, MFU and time left as text; empty after the first step.
 
         Args:
-            step: the last step that is done.
-            total: number of steps of the training.
-            tokens: labels trained on since the beginning of the run.
+            step: last finished step.
+            total: steps of the training.
+            tokens: labels trained on so far.
         """
         now = self._clock()
-        if self._first is None or step < self._last:  # it begins, or went back
+        if self._first is None or step < self._last:  # started, or resumed from an earlier step
             self._first = (now, step)
             self._recent.clear()
         self._last = step
@@ -98,11 +98,11 @@ def flops_per_token(network: ModelConfig) -> int:
 
 
 def limit_of(device: str, precision: str = "fp32") -> Limit:
-    """Return the limit of matrix products on a device, measured once in a process.
+    """Return the peak throughput of matrix products on a device, measured once per process.
 
     Args:
         device: `cpu` or `cuda`.
-        precision: as in a TrainConfig; if float32 is faster than it, that is the limit.
+        precision: as in a TrainConfig; float32 if that is faster.
     """
     import torch
 
@@ -138,13 +138,13 @@ def _limit(device: str, precision: str, threads: int) -> Limit:
 
 
 def _measured(device: str, dtype: torch.dtype, name: str, threads: int) -> Limit:
-    """Measure products of square matrices of a few sizes and return the fastest."""
+    """Measure products of square matrices and return the highest throughput."""
     import torch
 
     on_gpu = device.startswith("cuda")
     sides = _GPU_SIDES if on_gpu else _CPU_SIDES
     flops, side = max((2 * side**3 / _product_seconds(device, dtype, side), side) for side in sides)
-    if on_gpu:  # this memory does not count as the training's
+    if on_gpu:  # leave these matrices out of the training's memory figures
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     where = "this GPU" if on_gpu else f"{threads} thread{'' if threads == 1 else 's'}"
@@ -152,7 +152,7 @@ def _measured(device: str, dtype: torch.dtype, name: str, threads: int) -> Limit
 
 
 def _product_seconds(device: str, dtype: torch.dtype, side: int) -> float:
-    """Return the shortest time of a product; the first one warms up."""
+    """Return the shortest time of a product, without the first."""
     import torch
 
     one, other = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
@@ -181,7 +181,7 @@ def memory(device: str) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words, in two units at most."""
+    """Return a time as text in at most two units."""
     if seconds < 1:
         return f"{seconds:.1f} s"
     whole = round(seconds)

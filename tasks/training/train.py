@@ -1,7 +1,7 @@
-"""The stage `train`: the network's trainer, fed from token shards, reporting to one MLflow run.
+"""The stage `train`: trains the network on a dataset and logs to one MLflow run.
 
-Checkpoints lie in the stage's scratch folder; a killed training goes on from the last of them, in the same run, without
-a doubled or a missing point.
+Checkpoints are in the stage's scratch folder. A killed training resumes from the last one in the same MLflow run,
+without duplicate or missing points.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 HISTORY_FILE = "history.parquet"
-ATTEMPT_FILE = "attempt"  # in the scratch folder, which a refreshed training does not share with the first one
-ATTEMPT_MODE = "attempt"  # in the manifest
-PRESET_BATCH = 8  # sequences; where the shape is chosen, the batch is, too
-COUNTED_AT_ONCE = 2**16  # positions of the order
-VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured once, at the end
+ATTEMPT_FILE = "attempt"  # in the scratch folder; a refreshed training has another one
+ATTEMPT_MODE = "attempt"  # entry of the manifest
+PRESET_BATCH = 8  # default batch size, in sequences
+COUNTED_AT_ONCE = 2**16  # sequences counted at once
+VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured by the stage `evaluate`
 
 
 @dataclass(frozen=True)
 class TrainStageSettings:
-    """All that shapes the weights: complete fields of `model.ModelConfig` and `model.TrainConfig`.
+    """Settings that determine the weights: complete fields of `model.ModelConfig` and `model.TrainConfig`.
 
-    `sampling` are fields of `model.config.Sampling` that a text of this model is generated with by default.
+    `sampling` are the default fields of `model.config.Sampling` for this model.
     """
 
     model: dict[str, Any]
@@ -91,13 +91,13 @@ def train_config(
 ) -> dict[str, Any]:
     """Return the complete training configuration of a network for a number of steps.
 
-    Unless asked otherwise: ten evaluations, small batches (with minutes to spend, more steps beat smoother ones), the
-    number format that suits the device, and a learning rate that falls with the width, from 0.004 for the smallest
-    networks to GPT-2's 0.0006; with "noam" it is the published peak.
+    Defaults: ten evaluations; small batches, because in a short training more steps help more than less noisy ones; the
+    precision of the device; and a learning rate that falls with the width, from 0.004 for the smallest networks to
+    GPT-2's 0.0006, or the published peak of the schedule "noam".
 
     Args:
         device: `cpu` or `cuda`.
-        suggested: fields of `model.TrainConfig` that take the place of these, and give way to the settings'.
+        suggested: fields of `model.TrainConfig` that override the defaults, and are overridden by the settings.
     """
     from model.config import TrainConfig
     from model.schedule import noam_peak
@@ -126,7 +126,7 @@ def _device_precision(device: str) -> str:
 
 
 def training_sentence(settings: TrainStageSettings, device: str) -> str:
-    """Return how a network will be trained: its size, device, number format, optimiser, rates and steps.
+    """Return a summary of a training: parameters, device, precision, optimiser, steps, batch and learning rate.
 
     Args:
         device: `cpu` or `cuda`.
@@ -136,11 +136,11 @@ def training_sentence(settings: TrainStageSettings, device: str) -> str:
     plan = TrainConfig.from_dict(settings.train)
     rise = f" after {plan.warmup:,} steps of warm-up" if plan.warmup_ratio or plan.warmup_steps else ""
     if plan.warmup >= plan.max_steps:
-        rise += ", which is longer than the training"
+        rise += " (longer than the training)"
     return (
         f"{count_parameters(ModelConfig.from_dict(settings.model))['total']:,} parameters on {device} in "
         f"{plan.precision} by {plan.optimizer}: {plan.max_steps:,} steps of {plan.batch_size * plan.grad_accum} "
-        f"sequences, {plan.schedule} with a highest rate of {plan.lr:.3g}{rise}"
+        f"sequences, schedule {plan.schedule} with a peak learning rate of {plan.lr:.3g}{rise}"
     )
 
 
@@ -151,23 +151,23 @@ def steps_of_tokens(
     groups: Sequence[Group],
     most: int,
 ) -> int:
-    """Return the fewest steps that train on so many tokens, read in the order in which the trainer reads them.
+    """Return the fewest steps that train on `max_tokens` tokens in the order of the trainer.
 
     Args:
         train: a complete training configuration.
-        labels: (n,) tokens to predict of each training sequence.
+        labels: (n,) number of labels of each training sequence.
         groups: reads per epoch of the sequences.
-        most: upper bound of the steps; nothing is counted beyond it.
+        most: upper bound of the steps.
 
     Raises:
-        UserError: if there are no tokens to predict.
+        UserError: the sequences have no labels.
     """
     from model.data import Order
 
     in_all = sum(group.reads // group.count * int(labels[group.first :][: group.count].sum()) for group in groups)
     if not labels.any():
         raise UserError(
-            f"train.max_tokens is {max_tokens}, but the training documents hold no token to predict: add documents"
+            f"train.max_tokens is {max_tokens}, but the training documents have no token to predict: add documents"
         )
     order = Order(groups, train["seed"])
     epochs, left = 0, max_tokens
@@ -184,20 +184,20 @@ def steps_of_tokens(
 
 
 def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) -> int:
-    """Return the most steps that read the training split no more often than `max_epochs`; at least one.
+    """Return the largest number of steps within `max_epochs` epochs; at least one.
 
     Args:
-        sequences: sequences that an epoch reads.
+        sequences: sequences per epoch.
     """
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
 
 
 def steps_of(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: ArtifactRef, fitting: int) -> int:
-    """Return the steps of a training: as given, or from tokens, or those that fit the minutes.
+    """Return the number of steps from `max_steps`, `max_tokens` or the minutes of the settings.
 
     Args:
-        train: Configuration of the training, but for its steps.
-        fitting: Steps that fit the minutes.
+        train: configuration of the training, without steps.
+        fitting: steps that fit the minutes.
     """
     if settings.max_steps:
         return settings.max_steps
@@ -217,7 +217,7 @@ def run_name(settings: TrainStageSettings, corpus: str) -> str:
     """Return the name of a training's MLflow run: corpus, preset or number of parameters, steps.
 
     Args:
-        corpus: empty if it is not known.
+        corpus: name of the corpus; empty if unknown.
     """
     from model import PRESETS, ModelConfig, count_parameters
     from model.presets import preset
@@ -245,9 +245,9 @@ def _ensure_run(
 
 
 def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[str, str]) -> str:
-    """Complete the MLflow run of a finished training from its artefact and mark it as finished; returns the run's id.
+    """Complete the MLflow run of a finished training from its artefact; returns the run's id.
 
-    Nothing is written where nothing is missing.
+    Only missing values are written.
     """
     settings, folder = TrainStageSettings(**manifest.settings), store.folder(manifest.ref)
     (dataset,) = manifest.input_refs("dataset")
@@ -259,7 +259,7 @@ def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[st
 
 
 def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network: Any) -> Sampler:
-    """Return a sampler that continues the beginnings of training documents."""
+    """Return a sampler that completes the beginnings of training documents."""
     index = load_index(work.folder(dataset), "train")
     folders = shard_folders(work, dataset)
     known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
@@ -267,7 +267,7 @@ def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network
 
 
 def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
-    """Return which special ids frame the documents of a dataset: `bos` and `eos`."""
+    """Return `bos` and `eos`: True if the documents of a dataset begin or end with these ids."""
     shards = manifest_of(store, dataset).input_refs("tokens")
     written = manifest_of(store, shards[0]).settings  # all shards of a dataset are made with the same settings
     return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
@@ -289,11 +289,11 @@ def train(
     execution: ExecutionSettings | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> str:
-    """Train the network, from the weights of a base if there is one; the artefact is a bundle.
+    """Train the network, from the weights of a base if given; the artefact is a bundle.
 
     Args:
-        execution: Processes, compilation and sharding.
-        tags: Tags of the MLflow run.
+        execution: processes, compilation and sharding.
+        tags: tags of the MLflow run.
     """
     import torch
 
@@ -305,7 +305,7 @@ def train(
     logger.info("train: %s", training_sentence(settings, work.machine.device))
     execution, tags = execution or ExecutionSettings(), dict(tags or {})
     tracking = Tracking(work.home)
-    attempt_file = work.scratch / ATTEMPT_FILE  # kept there, so that a resume belongs to the same attempt
+    attempt_file = work.scratch / ATTEMPT_FILE  # a resume reads it and continues the same attempt
     if not attempt_file.exists():
         write_file(attempt_file, uuid.uuid4().hex.encode())
     work.modes[ATTEMPT_MODE] = attempt_file.read_text()

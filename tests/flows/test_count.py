@@ -166,7 +166,7 @@ def test_the_table_compares_the_published_sizes() -> None:
         (["--preset", "gtp2"], "no preset 'gtp2'; did you mean gpt2?"),
         (["--preset", "zzzz"], "no preset 'zzzz'; choose one of tiny, small"),
         (["--preset", "tiny", "--set", "model.n_layers=3"], "did you mean model.n_layer?"),
-        (["--preset", "tiny", "--set", "train.lr=3"], "a network has no such setting"),
+        (["--preset", "tiny", "--set", "train.lr=3"], "unknown setting of a network"),
         (["--preset", "tiny", "--set", "model.n_layer"], "expected section.name=value"),
         (["--preset", "tiny", "--set", "model.n_head=7"], "choose a d_model that is a multiple of n_head"),
         (["--preset", "tiny", "--target", "10"], "10 parameters leave nothing for the layers"),

@@ -85,11 +85,11 @@ def test_fresh_networks_of_every_family_are_shown(tmp_path: Path, monkeypatch: p
     [
         (["--preset", "tiny"], "the prompt is empty"),
         (["--preset", "tinny", "--prompt", "a"], "no preset 'tinny'"),
-        (["--preset", "llama-7b", "--prompt", "a"], "take a smaller one"),
+        (["--preset", "llama-7b", "--prompt", "a"], "choose a smaller preset"),
         (["--prompt", "a", "--model", "nobody"], "no model 'nobody'"),
         (["--prompt", "a", "--corpus", "poems"], "models:/sheepfold-poems@ALIAS"),
         (["--prompt", "a", "--preset", "tiny", "--model", "7"], "give one of them"),
-        (["--prompt", "a" * 129, "--preset", "tiny"], "at most 128 are expected"),
+        (["--prompt", "a" * 129, "--preset", "tiny"], "expected at most 128"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:

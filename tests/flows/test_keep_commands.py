@@ -26,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
     done = invoke(home, "ablate", "--without", "pdf")
     assert done.exit_code == 1
-    assert "'pdf' is no kind of document" in done.stderr
+    assert "'pdf' is not a kind of document" in done.stderr
 
 
 def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) -> None:

@@ -62,7 +62,7 @@ class Killed(BaseException):
 shown = StageProgress.update
 def update(self, done, total, note=""):
     shown(self, done, total, note)
-    if self._name == "train" and done == 9:
+    if self.name == "train" and done == 9:
         raise Killed
 
 StageProgress.update = update

@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const one = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const n = data.labels.length, cells = data.cells;  // cells: pairs (row, column) that the mask allows
+  const n = data.labels.length, cells = data.cells;  // cells: unmasked pairs (row, column)
 
   // weights: 16 bits each, for every layer, head and allowed cell
   const bytes = Uint8Array.from(atob(data.weights), (char) => char.charCodeAt(0));
@@ -45,16 +45,16 @@
       if (row !== column && weight(layer, head, index) > best) { best = weight(layer, head, index); at = index; }
     });
     const name = `Layer ${layer + 1}, head ${head + 1}`;
-    if (!best) return `${name}: every token looks at itself only.`;
+    if (!best) return `${name}: every token attends only to itself.`;
     const [row, column] = cells[at];
-    return `${name}: the strongest look back is ${named(row)} at ${named(column)}, ${best.toFixed(2)}.`;
+    return `${name}: the largest weight on an earlier token is ${named(row)} to ${named(column)}, ${best.toFixed(2)}.`;
   }
   const named = (place) => `\u2068${data.labels[place]}\u2069 (${place})`;
   squares.forEach((square, index) => {
     square.addEventListener("pointerenter", () => {
       const [row, column] = cells[index];
       const value = weight(Number(layerChoice.value), Number(headChoice.value), index);
-      status.textContent = `${named(row)} looks at ${named(column)}: ${value.toFixed(3)}`;
+      status.textContent = `${named(row)} attends to ${named(column)}: ${value.toFixed(3)}`;
     });
   });
   picture.addEventListener("pointerleave", () => {
@@ -62,7 +62,7 @@
   });
   [layerChoice, headChoice, binned].forEach((control) => control.addEventListener("change", showHead));
 
-  // ---- all heads at a glance ----
+  // ---- all heads ----
   const grid = one("#heads");
   grid.style.gridTemplateColumns = `auto repeat(${data.heads}, minmax(0, ${data.heads > 8 ? 46 : 62}px))`;
   for (let layer = 0; layer < data.layers; layer++) {
@@ -98,7 +98,7 @@
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintHeads);
 
-  // ---- one token: its next tokens and its state ----
+  // ---- chosen token: next tokens and hidden state ----
   const chips = all(".chip");
   function showToken(place) {
     chips.forEach((chip) => chip.setAttribute("aria-pressed", String(Number(chip.dataset.token) === place)));
@@ -130,9 +130,9 @@
       line.append(rod, spot);
       logits.append(part("span", `token${actual}`, item.text), line, part("span", "", item.logit.toFixed(2)));
     });
-    one("#next-status").textContent = `After ${named(place)}. All logits lie between ${low.toFixed(2)} and ` +
-      `${high.toFixed(2)}, ${mean.toFixed(2)} on average.` +
-      (place + 1 < n ? ` \u25c2 marks what does come next, ${named(place + 1)}.` : "");
+    one("#next-status").textContent = `After ${named(place)}: logits from ${low.toFixed(2)} to ` +
+      `${high.toFixed(2)}, mean ${mean.toFixed(2)}.` +
+      (place + 1 < n ? ` \u25c2 marks the actual next token, ${named(place + 1)}.` : "");
   }
   const percent = (value) => value >= 0.0995 ? `${(100 * value).toFixed(0)} %` : value >= 0.001 ?
     `${(100 * value).toFixed(1)} %` : "< 0.1 %";
@@ -146,7 +146,7 @@
       boxes[index].dataset.value = value;
     });
     one("#state-status").textContent =
-      `State of ${named(place)}; the strongest colour is \u00b1${largest.toPrecision(3)}.`;
+      `State of ${named(place)}; full colour is \u00b1${largest.toPrecision(3)}.`;
   }
   boxes.forEach((box, index) => box.addEventListener("pointerenter", () => {
     const width = data.states[0][0].length;

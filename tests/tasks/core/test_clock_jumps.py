@@ -34,7 +34,7 @@ years, shown = set(), StageProgress.update
 
 def update(self, done, total, note=""):
     shown(self, done, total, note)
-    if self._name == "train":
+    if self.name == "train":
         clock.write_text("-8y" if done < 7 else "+8y" if done < 14 else "-2y")
     years.add(time.gmtime().tm_year)
 

@@ -71,7 +71,7 @@ def test_a_training_whose_newest_checkpoint_is_spoilt_goes_on_from_the_one_befor
 
     def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
         shown(self, done, total, note)
-        if self._name == "train" and done == 9:
+        if self.name == "train" and done == 9:
             raise Killed
 
     with monkeypatch.context() as patch, direct_run(home) as run:

@@ -44,14 +44,14 @@ def test_either_set_is_drawn_by_itself() -> None:
 def test_harder_documents_are_told_from_a_lucky_draw() -> None:
     generator = np.random.default_rng(0)
     own = evaluated(generator.normal(20, 3, 200))
-    assert "it has drifted" in drift_between(evaluated(generator.normal(22, 3, 100)), own).sentence()
-    assert "easier" in drift_between(evaluated(generator.normal(18, 3, 100)), own).sentence()
-    assert "no more apart" in drift_between(evaluated(generator.normal(20, 3, 100)), own).sentence()
+    assert "significantly worse" in drift_between(evaluated(generator.normal(22, 3, 100)), own).sentence()
+    assert "significantly better" in drift_between(evaluated(generator.normal(18, 3, 100)), own).sentence()
+    assert "no significant difference" in drift_between(evaluated(generator.normal(20, 3, 100)), own).sentence()
 
 
 def test_one_document_says_nothing_of_others() -> None:
     found = drift_between(evaluated(np.array([30.0])), evaluated(np.array([8.0, 8.0])))
-    assert "1 fresh document," in found.sentence() and "says nothing of others" in found.sentence()
+    assert "1 fresh document," in found.sentence() and "too few documents" in found.sentence()
     assert set(found.figures()) == {"drift/bits_per_byte", "drift/difference", "drift/documents"}
     json.dumps(found.figures(), allow_nan=False)
 
@@ -94,5 +94,5 @@ def test_documents_that_came_after_the_training_are_fresh_and_their_copies_are_n
 def test_without_a_fresh_document_nothing_is_known(home: Home, tiny: Ran, tiny_source: Path) -> None:
     run_prepare(home, tiny_source)
     assert drift_of(home, tiny) == (
-        "no document came to the corpus since this model was trained, so nothing is known of its drift"
+        "no document was added since this model was trained, so its drift cannot be measured"
     )

@@ -208,7 +208,7 @@ def test_a_model_that_gives_no_numbers_is_told(tiny: Ran, tmp_path: Path, texts:
 
 
 def test_a_stride_beyond_the_context_is_refused(tiny: Ran, tmp_path: Path, texts: list[str]) -> None:
-    with pytest.raises(UserError, match=r"evaluate\.stride is 33, but the model reads 32 ids at once"):
+    with pytest.raises(UserError, match=r"evaluate\.stride is 33, above the model's context of 32"):
         measured(tiny, tmp_path, texts, stride=33)
 
 
@@ -218,5 +218,5 @@ def test_documents_that_hold_nothing_to_predict_are_told(
     some = encode_documents(bundle, ["a", "b"])
     empty = replace(some, ids=some.ids[:0], lengths=np.zeros(2, np.int64))
     monkeypatch.setattr("tasks.evaluation.evaluate.encode_documents", lambda *_: empty)
-    with pytest.raises(UserError, match=r"2 evaluation document\(s\) hold 0 ids and none to predict"):
+    with pytest.raises(UserError, match=r"2 evaluation document\(s\) have 0 ids and none to predict"):
         measured(tiny, tmp_path, ["a", "b"])

@@ -82,10 +82,10 @@ def test_equal_rows_are_documents_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("x.txt", b"", "holds no text"),
-        ("x.txt", b"ab\xff", r"x\.txt is no UTF-8 text \(invalid start byte at 2\): save it as UTF-8, or let"),
-        ("x.txt", b"a\0b", r"is no UTF-8 text \(a NUL at 1\)"),
-        ("x.jsonl", b"[1]", r"holds no text .*: 1 row was refused: .*x\.jsonl, line 1 holds no object but list"),
+        ("x.txt", b"", "has no text"),
+        ("x.txt", b"ab\xff", r"x\.txt is not UTF-8 text \(invalid start byte at 2\): save it as UTF-8, or ingest"),
+        ("x.txt", b"a\0b", r"is not UTF-8 text \(a NUL at 1\)"),
+        ("x.jsonl", b"[1]", r"has no text .*: 1 row was refused: .*x\.jsonl, line 1 holds no object but list"),
         ("x.jsonl", b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "the ids '1' occur more than once"),
         ("x.parquet", b"PAR1 no", r"x\.parquet cannot be read: the Parquet file is damaged"),
     ],
@@ -125,7 +125,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
 
 
 def test_an_empty_folder_and_a_missing_file_are_told(tmp_path: Path) -> None:
-    with pytest.raises(TextsError, match="holds no text"):
+    with pytest.raises(TextsError, match="has no text"):
         read_texts(tmp_path)
     with pytest.raises(TextsError, match=r"give a split \(train or validation\), a text file"):
         read_texts(tmp_path / "missing")
@@ -148,7 +148,7 @@ def test_refused_rows_are_a_note_of_the_run(tiny: Ran, tmp_path: Path) -> None:
     path = lines(tmp_path / "x.jsonl", [{"text": "the shepherd"}, 7])
     with direct_run(copy_of_store(tiny, tmp_path / "home", "evaluate")) as run:
         evaluation_texts(run, str(path))
-        assert run.notes == [f"of {path} 1 row was refused: {path}, line 2 holds no object but int"]
+        assert run.notes == [f"{path}: 1 row was refused: {path}, line 2 holds no object but int"]
 
 
 def test_a_split_is_measured_as_it_is_now(tiny: Ran, tmp_path: Path) -> None:

@@ -80,10 +80,10 @@ def test_parquet_holds_a_row_per_prompt(tmp_path: Path) -> None:
         (
             "bad.jsonl",
             '{"prompt": 5}\n["b"]\n',
-            r"no prompt .* first of 2: bad\.jsonl, line 1 holds no text .* int",
+            r"no valid prompt; the first of 2: bad\.jsonl, line 1 holds no text .* int",
         ),
-        ("empty.jsonl", "\n\n", r"empty\.jsonl holds no prompts"),
-        ("empty.txt", "  \n", r"empty\.txt holds no prompts"),
+        ("empty.jsonl", "\n\n", r"empty\.jsonl has no prompts"),
+        ("empty.txt", "  \n", r"empty\.txt has no prompts"),
         ("bad.csv", "prompt,prompt\na,b\n", r"bad\.csv cannot be read: two columns have one name"),
         ("bad.csv", 'prompt\n"a\n', r"bad\.csv, line 2 is not CSV"),
         ("bad.csv", "question\na\n", r"bad\.csv, line 2 has no 'prompt'; it has: question"),
@@ -211,10 +211,10 @@ def test_a_record_that_lacks_a_column_of_the_template_has_an_error_of_its_own(tm
     [
         ("{questoin}", r"line 2: the template names the column 'questoin'; .*'question'.* did you mean \{question\}\?"),
         ("{answer}", r"names the column 'answer'; columns are 'id', 'question'; write \{\{ and \}\}"),
-        ("Q: {question", r"a brace that opens or closes nothing"),
-        ("Q: question}", r"a brace that opens or closes nothing"),
-        ("{}", r"holds \{\}; expected the name of a column"),
-        ("{question!r:>4}", r"holds \{question!r:>4\}; expected the name of a column"),
+        ("Q: {question", r"an unmatched brace"),
+        ("Q: question}", r"an unmatched brace"),
+        ("{}", r"has \{\}; expected only the name of a column"),
+        ("{question!r:>4}", r"has \{question!r:>4\}; expected only the name of a column"),
         ("{question.x}", r"names the column 'question.x'"),
     ],
 )

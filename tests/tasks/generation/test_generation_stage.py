@@ -158,7 +158,7 @@ def test_prompts_at_the_end_of_a_file_cost_only_their_own_shard(home: Home, mode
 def test_settings_that_do_not_go_with_the_model_are_told_by_name(home: Home, model: Path) -> None:
     done = invoke(home.path, "generate", "x", "--model", str(model), "--set", "generate.suppress=[5000]")
     assert done.exit_code == 1
-    assert "generate: token 5000 is named, and the model's tokens are 0 to" in done.stderr
+    assert "generate: the settings name token 5000; the model's tokens are 0 to" in done.stderr
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -194,12 +194,12 @@ def test_a_text_ends_where_its_stop_string_begins(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"temprature": 1}, "there is no setting temprature; expected some of "),
-        ({"eos_id": 3}, "there is no setting eos_id"),
+        ({"temprature": 1}, "unknown setting temprature; expected "),
+        ({"eos_id": 3}, "unknown setting eos_id"),
         ({"top_p": 1.5}, "top_p"),
         ({"n_samples": 0}, "n_samples"),
         ({"overflow": "wrap"}, "overflow"),
-        ({"logit_bias": {"9999": 1}}, "token 9999 is named, and the model's tokens are 0 to"),
+        ({"logit_bias": {"9999": 1}}, "the settings name token 9999; the model's tokens are 0 to"),
     ],
 )
 def test_a_bad_setting_is_refused_by_its_name(bundle: Bundle, setting: dict[str, Any], message: str) -> None:
@@ -333,7 +333,7 @@ def test_a_file_of_which_no_prompt_can_be_continued_is_a_failure(tmp_path: Path,
     (tmp_path / "prompts.txt").write_bytes(b"caf\xe9\n")
     done = invoke(tmp_path / "home", "generate", "--prompts", str(tmp_path / "prompts.txt"), "--model", str(model))
     assert done.exit_code == 1
-    assert "holds no prompt that can be continued; the first of 1: prompts.txt, line 1" in done.stderr
+    assert "has no valid prompt; the first of 1: prompts.txt, line 1" in done.stderr
     assert "is not UTF-8" in done.stderr
 
 

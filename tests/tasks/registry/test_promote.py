@@ -159,7 +159,7 @@ def test_a_version_is_found_by_what_it_was_made_from(history: History, tiny: Ran
 def test_the_card_says_what_it_is_how_good_judged_how_made_from_what_and_what_it_cannot(history: History) -> None:
     heads = [line for line in history.better.card.splitlines() if line.startswith("#")]
     assert heads[0] == "## Language model of 1 layers, width 32, context 32"
-    assert heads[1:] == ["### How good it is", "### Gates", "### Data", "### Limits", "### Use", "### Lineage"]
+    assert heads[1:] == ["### Evaluation", "### Gates", "### Data", "### Limits", "### Use", "### Lineage"]
     assert "parameters" in history.better.card
     assert history.better.done.version.checkpoint.key in history.better.card
 

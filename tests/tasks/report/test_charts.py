@@ -43,7 +43,7 @@ def test_what_is_no_number_breaks_the_line_and_is_told() -> None:
     drawn = line_chart(3, 2, math.nan, 2, 1, math.inf, 5)
     assert [len(points) for points in paths(drawn)] == [2, 2]
     assert dots(drawn) == 5, "a value between gaps is a dot"
-    assert "2 values that cannot be drawn" in drawn
+    assert "2 values not finite" in drawn
 
 
 def test_gaps_do_not_make_the_drawing_grow() -> None:
@@ -100,12 +100,12 @@ def test_a_bin_with_a_single_value_beside_a_million_is_seen() -> None:
     drawn = bars(1_000_000, 1, 0)
     assert drawn.count('class="tone-ink"') == 2, "the style sheet gives each a pixel at least"
     assert 'title="between 1 and 2: 1 kept, 0 dropped"' in drawn
-    assert "1,000,002 values; most lie between 0 and 1" in drawn
+    assert "1,000,002 values; the fullest bin is between 0 and 1" in drawn
 
 
 def test_bars_of_nothing_say_so() -> None:
     nothing = bar_figure("b", "Lengths", "", [0, 1], [Layer("kept", "tone-ink", [0])])
-    assert "There is no value of it." in nothing
+    assert "No value was recorded." in nothing
 
 
 def test_bars_over_powers_of_ten_have_powers_as_ticks() -> None:

@@ -79,7 +79,7 @@ def test_the_page_says_how_many_documents_are_not_encoded(tmp_path: Path) -> Non
     sample.document("a", "a.txt", tokens=20)
     sample.document("b", "b.txt")
     words = "".join(Tags(corpus_page(collect(sample.catalog()), CORPUS)[0]).words)
-    assert "1 document is not encoded yet" in words
+    assert "1 document is not tokenised yet" in words
 
 
 def found(catalog: Catalog) -> list[Notice]:
@@ -100,7 +100,7 @@ def test_worries_come_gravest_first_and_point_at_a_section(tmp_path: Path) -> No
     ("make", "title"),
     [
         (without_files, "No file was found"),
-        (all_failed, "No file gave any text"),
+        (all_failed, "No file contains text"),
         (not_curated, "Nothing was curated yet"),
         (all_dropped, "Curation dropped every document"),
     ],
@@ -114,7 +114,7 @@ def test_a_sound_corpus_is_no_reason_to_worry(tmp_path: Path) -> None:
     for n in range(20):
         sample.document(f"d{n}", f"{n}.txt", split="validation" if n == 7 else "train")
     assert found(sample.catalog()) == []
-    assert "Nothing: every file was read" in corpus_page(collect(sample.catalog()), CORPUS)[0]
+    assert "None: every file was read" in corpus_page(collect(sample.catalog()), CORPUS)[0]
 
 
 def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path
 
 def test_the_summary_counts_what_the_page_counts(tmp_path: Path) -> None:
     _, summary = corpus_page(collect(everything(tmp_path)), CORPUS)
-    assert summary.startswith("12 files were seen, 2 of them inside archives and tables.")
+    assert summary.startswith("12 files were found, 2 of them inside archives and tables.")
     assert "| Documents in use | 4 |" in summary
     assert "| Tokens | none yet |" in summary
 

@@ -100,9 +100,9 @@ def test_the_account_stands_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "Sequences have 8 input places."),
-        ({"stride": 4}, "Sequences have 8 input places, and a chunk begins every 4 ids."),
-        ({"packing": "concat", "drop_last": True}, "Sequences have 8 input places, and a last short one is dropped."),
+        ({}, "Sequences have 8 positions."),
+        ({"stride": 4}, "Sequences have 8 positions, and a chunk begins every 4 ids."),
+        ({"packing": "concat", "drop_last": True}, "Sequences have 8 positions, and a short last sequence is dropped."),
     ],
 )
 def test_the_page_says_how_documents_became_sequences(tmp_path: Path, change: dict, words: str) -> None:

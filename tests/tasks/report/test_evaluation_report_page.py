@@ -89,30 +89,30 @@ def test_spans_of_training_text_are_marked_and_those_that_overlap_are_one() -> N
     inside = [part.partition("</mark>")[0].partition(">")[2] for part in markup.split("<mark")[1:]]
     assert inside == ["456789abcd", "kl"]
     assert "".join(Tags(markup).words).startswith(f"p{text}")
-    assert "3 spans from the training text, the longest of 14 words, in a.txt." in markup
+    assert "3 memorised spans, the longest of 14 words, in a.txt." in markup
 
 
 def test_a_completion_that_nobody_traced_says_nothing_of_training_text() -> None:
     assert "training text" not in written(Completion("p", "text"))
-    assert "No span of eight words" in written(Completion("p", "text", marks=[]))
+    assert "No memorised span of eight words" in written(Completion("p", "text", marks=[]))
 
 
 def test_a_prompt_that_could_not_be_continued_is_told_as_such() -> None:
     failed = Completion("p", "", [], "the prompt is too long")
     markup = written(failed)
-    assert "Not continued: the prompt is too long." in markup and "No span" not in markup
+    assert "Not completed: the prompt is too long." in markup and "No memorised span" not in markup
     compared = changed(pair(), completions=[(Completion("p", "text"), failed)])
-    assert "- previous: (not continued: the prompt is too long)" in pair_table(compared)
+    assert "- previous: (not completed: the prompt is too long)" in pair_table(compared)
     (found,) = pair_document(compared)["completions"]
     assert (found["a_error"], found["b_error"]) == (None, "the prompt is too long")
 
 
 def test_other_documents_are_named_and_what_it_read_of_them_is_told() -> None:
-    assert "30 documents that it never read (" in lead(rich())
+    assert "30 documents it was not trained on (" in lead(rich())
     assert "30 documents of letters (" in lead(other_texts(texts="letters"))
     seen = other_texts(texts="the train split", read=True)
-    assert "30 documents of the train split, of which it has read some, (" in lead(seen)
-    assert "It was trained on some of these documents" in [notice.title for notice in notices(seen)]
+    assert "30 documents of the train split, some of which it was trained on (" in lead(seen)
+    assert "The model was trained on some of these documents" in [notice.title for notice in notices(seen)]
 
 
 def other_texts(**named: object) -> Row:
@@ -125,9 +125,9 @@ def other_texts(**named: object) -> Row:
     [
         (Difference(-0.2, -0.3, -0.1, 9), "A takes 0.2000 bits per byte fewer than B (95 % interval"),
         (Difference(0.2, 0.1, 0.3, 9), "A takes 0.2000 bits per byte more than B (95 % interval"),
-        (Difference(0.2, -0.1, 0.3, 9), "more than B, which other documents might turn round"),
+        (Difference(0.2, -0.1, 0.3, 9), "more than B, which is not significant"),
         (Difference(0.0, 0.0, 0.0, 9), "A and B do not differ on any document."),
-        (Difference(0.2, -math.inf, math.inf, 1), "measured on one document, which says nothing of others"),
+        (Difference(0.2, -math.inf, math.inf, 1), "measured on one document, which is too few to compare them"),
     ],
     ids=["better", "worse", "open", "same", "one document"],
 )
@@ -147,11 +147,11 @@ def test_an_interval_is_coloured_only_where_it_leaves_out_zero() -> None:
 def test_what_makes_figures_doubtful_is_told() -> None:
     weak = measured(rich(), bits_per_byte=4.5, documents=3.0)
     found = "\n".join(notice.title for notice in notices(weak))
-    for title in ("no better than the 5-gram model", "on 3 documents", "cannot give back 12 Bytes"):
+    for title in ("no better than the 5-gram baseline", "only 3 documents", "loses 12 Bytes"):
         assert title in found
-    assert "50 % of the completions repeat thirteen words" in found
-    assert notices(bare())[0].title == "It was measured on 1 document"
-    assert "the 5-gram model of the same tokens takes 2.4000" in lead(rich())
+    assert "50 % of the completions contain a 13-gram" in found
+    assert notices(bare())[0].title == "The evaluation has only 1 document"
+    assert "the 5-gram baseline reaches 2.4000" in lead(rich())
 
 
 def test_the_document_for_machines_is_json_without_infinity() -> None:

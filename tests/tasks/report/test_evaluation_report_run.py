@@ -192,5 +192,5 @@ def test_a_name_that_leads_to_no_model_is_told(home: Home, worse: Ran, name: str
 
 
 def test_a_folder_without_a_model_is_told(home: Home, worse: Ran, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no model folder: it lacks"):
+    with pytest.raises(UserError, match="is not a model folder: it lacks"):
         compared(home, "champion", str(tmp_path))

@@ -18,8 +18,8 @@ from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 def test_every_token_is_shaded_by_how_likely_it_was() -> None:
     page, _ = generation_page(rich(), "fold")
-    assert '<i class="shade-0" title="95.12%, -0.05 nats; likeliest: ' in page
-    assert '<i class="shade-4" title="0.18%, -6.30 nats; likeliest: ' in page
+    assert '<i class="shade-0" title="95.12%, -0.05 nats; most likely: ' in page
+    assert '<i class="shade-4" title="0.18%, -6.30 nats; most likely: ' in page
 
 
 def test_the_page_says_how_a_completion_is_traced() -> None:
@@ -39,16 +39,16 @@ def test_no_text_of_a_prompt_or_a_completion_takes_effect() -> None:
 def test_a_generation_of_nothing_has_a_page() -> None:
     empty = {"prompts": 0, "endings": {}, "tokens": 0, "n_errors": 0, "errors": [], "shown": [], "settings": {}}
     page, _ = generation_page(Row(**vars(rich()) | empty), "fold")
-    assert "Nothing was continued." in page
-    assert "None: every prompt was continued." in page
+    assert "No prompt was completed." in page
+    assert "None: every prompt was completed." in page
 
 
 def test_the_summary_says_what_came_of_the_prompts_and_quotes_none() -> None:
     figures = rich()
     _, text = generation_page(figures, "fold")
-    assert text.startswith("105 prompts got 107 continuations of ")
-    assert "; 2 prompts could not be continued." in text
-    assert "| Continuations | 107 |" in text
+    assert text.startswith("107 completions of 105 prompts, ")
+    assert "; 2 prompts could not be completed." in text
+    assert "| Completions | 107 |" in text
     quoted = [words for item in figures.shown for words in (item.prompt, "".join(piece.text for piece in item.pieces))]
     assert [words for words in quoted if words.strip() and words in text] == []
     assert "<img" not in text.replace("\\<img", "")

@@ -98,7 +98,7 @@ def test_a_bundle_begins_as_in_training_with_bos() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"), [("", "empty"), ("x" * 65, "at most 64 are expected"), ("a\ud800", "lone surrogate")]
+    ("prompt", "said"), [("", "empty"), ("x" * 65, "expected at most 64"), ("a\ud800", "lone surrogate")]
 )
 def test_what_cannot_be_looked_at_is_said(prompt: str, said: str) -> None:
     with pytest.raises(InspectError, match=said):
@@ -165,7 +165,7 @@ def test_a_prompt_of_one_token_says_why_it_has_no_probability() -> None:
     found = look("a")
     assert to_json(found)["sequence"]["nll"] is None
     assert math.isnan(found.trace.score.loss)
-    assert "One token alone" in to_html(found)
+    assert "The first token is not predicted" in to_html(found)
 
 
 def test_foreign_special_tokens_are_labelled_by_their_meaning() -> None:
@@ -180,4 +180,4 @@ def test_foreign_special_tokens_are_labelled_by_their_meaning() -> None:
 def test_a_network_from_elsewhere_is_not_called_fresh() -> None:
     told = subject()
     assert "trained elsewhere" in to_html(inspect_prompt(told, "fold"))
-    assert "fresh, seed" in to_html(inspect_prompt(dataclasses.replace(told, fresh=True), "fold"))
+    assert "untrained, seed" in to_html(inspect_prompt(dataclasses.replace(told, fresh=True), "fold"))

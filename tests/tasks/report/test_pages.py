@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from markupsafe import Markup
 
-from tasks.report.page import Notice, gravest_first
+from tasks.report.page import Notice, by_severity
 from tasks.report.wording import lines, plain, share, shown
 
 
@@ -22,8 +22,8 @@ def test_long_words_are_cut_before_they_are_escaped() -> None:
     assert plain("*" * 500, 10) == r"\*" * 9 + "…"
 
 
-def test_warnings_come_gravest_first() -> None:
-    listed = gravest_first([
+def test_warnings_come_by_severity() -> None:
+    listed = by_severity([
         Notice("note", "a", "good <i>", "", 9), Notice("lost", "b", "gone", "look", 1, "\u202epath"),
         Notice("lost", "b", "more gone", "", 2),
     ])  # fmt: skip

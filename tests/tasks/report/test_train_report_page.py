@@ -80,8 +80,9 @@ def test_figures_follow_from_the_curves() -> None:
 
 def test_what_is_not_known_is_not_made_up() -> None:
     found = facts(bare())
-    assert {found[name] for name in ("Loss", "Validation loss", "Speed", "MFU", "Time of the steps")} == {"–"}
-    assert "left no curve" in words_of(bare())
+    losses = (f"{name} loss, nats per token" for name in ("Training", "Validation"))
+    assert {found[name] for name in (*losses, "Speed", "MFU", "Time in steps")} == {"–"}
+    assert "recorded no loss" in words_of(bare())
 
 
 def test_a_validation_loss_that_rose_again_is_told_with_its_lowest_step() -> None:
@@ -89,7 +90,7 @@ def test_a_validation_loss_that_rose_again_is_told_with_its_lowest_step() -> Non
 
 
 def test_an_early_stop_is_told() -> None:
-    assert "of 600 steps, it ended here" in words_of(stopped_early())
+    assert "it stopped early, before 600 steps" in words_of(stopped_early())
     assert facts(stopped_early())["Steps"] == "300 of 600"
 
 

@@ -188,9 +188,9 @@ def test_documents_of_one_id_are_noted(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([], "the 0 training document.s. hold 0 ids, .*: add documents$"),
-        ([document("v", 30, "validation")], "the 0 training document.s. hold 0 ids"),
-        ([document("a", 5)], "the 1 training document.s. hold 5 ids, .* leave out dataset.drop_last"),
+        ([], "the 0 training document.s. have 0 ids, .*: add documents$"),
+        ([document("v", 30, "validation")], "the 0 training document.s. have 0 ids"),
+        ([document("a", 5)], "the 1 training document.s. have 5 ids, .* unset dataset.drop_last"),
     ],
 )
 def test_no_training_sequence_is_an_error(folder: Path, documents: list[Document], message: str) -> None:
@@ -362,7 +362,7 @@ def test_a_training_document_in_no_group_is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize(("seq_len", "stride"), [(0, 0), (4, 5), (4, -1)])
 def test_a_stride_that_would_skip_ids_is_refused(seq_len: int, stride: int) -> None:
-    with pytest.raises(ValueError, match="would be skipped"):
+    with pytest.raises(ValueError, match="no id is skipped"):
         DatasetIndexSettings(seq_len, stride=stride)
 
 

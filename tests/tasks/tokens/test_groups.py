@@ -175,7 +175,7 @@ def test_a_plan_waits_for_what_is_not_there(home: Home, corpus: Ingestion) -> No
 def test_too_many_groups_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = home_at(tmp_path / "home")
     monkeypatch.setattr("tasks.tokens.groups.MOST_GROUPS", 1)
-    with pytest.raises(MixError, match="the corpus has 2 of them, such as 'Python' and 'none'; expected at most 1"):
+    with pytest.raises(MixError, match="gives 2 groups, such as 'Python' and 'none'; expected at most 1"):
         group(home, ingest(home, write(tmp_path / "docs", files(range(6)))), "programming_language")
 
 

@@ -119,7 +119,7 @@ def test_epochs_are_passes_and_who_is_not_named_is_read_once() -> None:
     ("values", "told"),
     [
         ({"weights": "code=1,prose=1,notes=1,poems=1"}, r"'poems', but no .* are 'code', 'notes', 'prose'"),
-        ({"weights": "code=1"}, r"says nothing of 'notes', 'prose'; .*\*=NUMBER"),
+        ({"weights": "code=1"}, r"has no value for 'notes', 'prose'; .*\*=NUMBER"),
         ({"epochs": "poems=2"}, "'poems'"),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
         ('{"kind": "char", "alph', "Unterminated string"),
         ("[]", "a list, expected the JSON of a tokeniser"),
         ('{"kind": "char"}', "the tokeniser lacks 'alphabet'"),
-        ('{"kind": "char", "alphabet": "aa"}', "names a character twice"),
+        ('{"kind": "char", "alphabet": "aa"}', "has a character twice"),
         ('{"kind": "table", "vocabulary": {"ab": 4}}', "'ab' is not one character"),
         ('{"kind": "bpe", "spec": {"version": "1.0"}}', "not a tokeniser that `tokenizers` can read"),
         ('{"kind": "word", "vocabulary": {"the": 1}}', "from 4 (0 to 3 are special)"),

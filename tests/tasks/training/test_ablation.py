@@ -54,9 +54,9 @@ def test_a_source_may_be_said_in_several_ways(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("nowhere/", "is no kind of document .there are: text., no path of the corpus"),
+        ("nowhere/", "is not a kind of document .text., not a path of the corpus"),
         ("kind = 'pdf'", "no document of the corpus is where kind = 'pdf'"),
-        (" ", "--without names nothing"),
+        (" ", "--without is empty"),
     ],
 )
 def test_a_source_that_is_not_there_is_refused_with_what_is(catalog: Catalog, source: str, told: str) -> None:

@@ -107,9 +107,9 @@ def test_a_registered_model_is_a_base_by_its_artefact(tiny: Ran, bundle: Path) -
 @pytest.mark.parametrize(
     ("assignment", "told"),
     [
-        ("tokenizer.kind=bytes", r"brings its own tokeniser, but tokenizer\.kind is given"),
-        ("model.n_layer=3", r"model\.n_layer is 3, but the base has 1"),
-        ("model.preset=tiny", "brings its own network, but the preset tiny is given"),
+        ("tokenizer.kind=bytes", r"has its own tokeniser, but tokenizer\.kind is set"),
+        ("model.n_layer=3", r"model\.n_layer is 3, but the weights of the base have 1"),
+        ("model.preset=tiny", "has its own network, but the preset tiny is set"),
     ],
 )
 def test_settings_that_contradict_the_base_are_refused(run: Run, bundle: Path, assignment: str, told: str) -> None:
@@ -172,7 +172,7 @@ def test_a_base_that_saw_forgotten_documents_is_noted(tiny: Ran, tmp_path: Path)
         write_tombstones(run.store, Tombstones({"one": seen, "two": Tombstone("two", "another")}))
         check_base(run, settings_from("champion"))
         (note,) = run.notes
-    assert "saw documents that were forgotten since (1), and so did every model that continues it" in note
+    assert "was trained on 1 document(s) that were forgotten since, and so is every model based on it" in note
 
 
 def test_without_a_base_nothing_is_looked_up(run: Run) -> None:

@@ -110,9 +110,9 @@ def test_a_server_that_is_gone_in_the_middle_of_a_training_has_every_point_once_
 
     def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
         shown(self, done, total, note)
-        if self._name == "train" and done == GONE:
+        if self.name == "train" and done == GONE:
             server.kill()
-        if self._name == "train" and done == BACK:
+        if self.name == "train" and done == BACK:
             server.start()
 
     monkeypatch.setattr(StageProgress, "update", update)

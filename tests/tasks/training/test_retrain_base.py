@@ -62,14 +62,14 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Round]:
 def test_before_there_is_a_champion_training_begins_from_scratch(rounds: list[Round]) -> None:
     first = rounds[0]
     assert (first.base, first.trained, first.promotion.alias) == (None, 1, "champion")
-    assert "there is no champion to continue from yet, so this training begins from scratch" in first.notes
+    assert "there is no champion as base yet, so this training starts from random weights" in first.notes
 
 
 def test_a_champion_that_has_read_everything_is_not_trained_again(rounds: list[Round]) -> None:
     again = rounds[1]
     assert again.checkpoint == rounds[0].checkpoint
     assert (again.trained, again.promotion.moved) == (0, False)
-    assert "the champion has read all of this already, so nothing was trained" in again.notes
+    assert "the champion was already trained on this dataset, so nothing was trained" in again.notes
 
 
 def test_new_documents_are_read_by_a_model_that_continues_the_champion(rounds: list[Round]) -> None:

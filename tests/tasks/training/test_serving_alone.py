@@ -214,7 +214,7 @@ def test_a_text_may_begin_with_its_prompt_and_be_bounded_with_it(answers: dict[s
         ("temperature", "temperature"),
         ("temperature of beams", "temperature=0.5 has no effect: strategy='beam' does not use it"),
         ("logit_bias", "logit_bias is '5=1', expected a JSON object of token ids and numbers"),
-        ("suppress", "token 99999 is named, and the model's tokens are 0 to"),
+        ("suppress", "the settings name token 99999; the model's tokens are 0 to"),
     ],
 )
 def test_a_bad_parameter_is_refused_by_its_name(answers: dict[str, Any], name: str, message: str) -> None:

@@ -88,7 +88,7 @@ def test_a_training_stopped_by_a_signal_goes_on_in_its_run_from_that_very_step(
 
     def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
         shown(self, done, total, note)
-        if self._name == "train" and done == 7:
+        if self.name == "train" and done == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patches, direct_run(prepared_home) as run:

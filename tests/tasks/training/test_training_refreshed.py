@@ -40,7 +40,7 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
     def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
         shown(self, done, total, note)
-        if self._name == "train" and done == step:
+        if self.name == "train" and done == step:
             raise Interrupted
 
     patch.setattr(StageProgress, "update", update)

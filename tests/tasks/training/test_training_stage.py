@@ -67,7 +67,7 @@ def interrupt_after(patches: pytest.MonkeyPatch, step: int) -> None:
 
     def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
         shown(self, done, total, note)
-        if self._name == "train" and done == step:
+        if self.name == "train" and done == step:
             raise Interrupted(f"step {done}")
 
     patches.setattr(StageProgress, "update", update)
@@ -257,7 +257,7 @@ from tasks.core.progress import StageProgress
 from tiny_run import direct_run, home_at, tiny_settings, train_in
 
 def update(self, done, total, note=""):
-    if self._name == "train" and done == 9:
+    if self.name == "train" and done == 9:
         os.kill(os.getpid(), 9)
 
 StageProgress.update = update
