@@ -186,7 +186,9 @@ def tables_page() -> str:
     for name, here in wiring().items():
         inputs = [f"{given}: {' or '.join(sorted(here.inputs[given]))}" for given in here.inputs]
         tables = [
-            f"`{file}` ([{_name(schema)}](#{_anchor(schema)}))" for file, schema in stages[name].facts.tables.items()
+            f"`{file}` ([{table}](#table-{table}))"
+            for file, schema in stages[name].facts.tables.items()
+            if (table := _name(schema, file))
         ]
         lines.append(_row(f"`{name}`", here.flow, "; ".join(inputs), ", ".join(tables)))
     lines += ["", "## Parquet schemas"]
@@ -227,15 +229,14 @@ def view_columns() -> dict[str, list[tuple[str, str]]]:
 
 def _schemas() -> dict[str, pa.Schema]:
     found = {_name(item): item for item in vars(schemas).values() if isinstance(item, pa.Schema)}
+    for stage in all_stages().values():
+        found |= {_name(schema, file): schema for file, schema in stage.facts.tables.items()}
     return {**found, "prompts": PROMPTS}  # declared at its stage
 
 
-def _name(schema: pa.Schema) -> str:
-    return schema.metadata[b"sheepfold.table"].decode()
-
-
-def _anchor(schema: pa.Schema) -> str:
-    return f"table-{_name(schema)}"
+def _name(schema: pa.Schema, file: str = "") -> str:
+    """Return the name of a table; that of a stage's own schema is the name of its file."""
+    return (schema.metadata or {}).get(b"sheepfold.table", Path(file).stem.encode()).decode()
 
 
 def _kind(kind: pa.DataType) -> str:

@@ -23,6 +23,7 @@ from storage.registry import registered_versions
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.registry.base import continuing
+from tasks.report.page import VERSION as PAGES_VERSION
 
 RESULT_FILE = "result.json"
 COMPARED = ("snapshot", "dataset", "train", "evaluate", "generate")
@@ -64,6 +65,7 @@ def _identity(run: Run, settings: Settings) -> dict[str, Any]:
         "produced": produced,
         "settings": sha256_json(settings.sections()),
         "versions": sha256_json(versions),
+        "pages": PAGES_VERSION,
         "has_tracking": run.home.has_tracking,  # after the loss of the database a run has to report it
         "reports": {file.name: sha256_file(file) for file in files},
     }

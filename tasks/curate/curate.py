@@ -72,7 +72,7 @@ class CurationSettings:
 
 @stage(
     "curate",
-    version=3,
+    version=4,
     tables={
         schemas.SELECTION_FILE: schemas.SELECTION,
         schemas.DROPPED_FILE: schemas.DROPPED,
@@ -310,7 +310,7 @@ def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSet
         if len(in_training) < n_held_out or not n_held_out:
             break
         corpus.sql("insert into barred from held_out")
-    reason = f"of its runs of thirteen words stand in {{}} text; more than {settings.max_containment:.0%} are a leak"
+    reason = f"of its 13-grams are in {{}} text; more than {settings.max_containment:.0%} are a leak"
     _refuse_shares(corpus, in_training, "contained_in_training", reason.format("training"))
     if len(in_training):  # training documents that overlapped only with those are no leaks any more
         _, _, in_validation = leaks()

@@ -34,7 +34,7 @@ class EvalsetLeaksSettings:
     max_containment: float
 
 
-@stage("evalset_leaks", version=1, keep_with=("curated", "evalset"))
+@stage("evalset_leaks", version=2, keep_with=("curated", "evalset"))
 def evalset_leaks(
     work: Work, settings: EvalsetLeaksSettings, *, curated: ArtifactRef, overlaps: RefSet, evalset: ArtifactRef
 ) -> str:
@@ -82,7 +82,7 @@ def _find_leaks(corpus: Corpus, curated: Path, evalset: Path, limit: float) -> l
             select doc_id, 1, reason from frozen join {parquet(curated / schemas.DROPPED_FILE)} using (doc_id)
             where reason_code = 'contained_in_training'
             union all
-            select doc_id, 2, format('{{:.1f}}% of its runs of thirteen words stand in training text', 100 * share)
+            select doc_id, 2, format('{{:.1f}}% of its 13-grams are in training text', 100 * share)
             from frozen join quoted using (place) where share > $limit
             union all
             select doc_id, 3 + part,

@@ -131,7 +131,7 @@ def decide(
     if held:
         return False, "; ".join(item.sentence for item in held)
     if not has_champion:
-        return True, f"there was no champion ({own:.4f} bits per byte)"
+        return True, f"it is the first model ({own:.4f} bits per byte)"
     return True, next(item.sentence for item in verdicts if item.gate == "bits_per_byte")
 
 

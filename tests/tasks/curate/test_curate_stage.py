@@ -128,7 +128,7 @@ def test_a_page_that_stands_in_a_long_manual_on_the_other_side_is_dropped(
     assert not list(ran.rows(ran.ingested.duplicates, "pairs.parquet"))  # clusters do not see it
     code = {"train": "contained_in_validation", "validation": "contained_in_training"}[page_side]
     assert ran.codes() == {"page.txt": code}
-    assert "100.0% of its runs of thirteen words" in ran.dropped()["page.txt"][1]
+    assert "100.0% of its 13-grams" in ran.dropped()["page.txt"][1]
     assert ran.sides()["manual.txt"] == other
     assert problems(ran) == []
 

@@ -26,7 +26,7 @@ def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdic
 @pytest.mark.parametrize(
     ("judged", "has_champion", "same", "withdrawn", "wins", "reason"),
     [
-        (verdicts("skipped", "skipped"), False, False, "", True, "there was no champion (2.0000 bits per byte)"),
+        (verdicts("skipped", "skipped"), False, False, "", True, "it is the first model (2.0000 bits per byte)"),
         (verdicts("skipped", "failed"), False, False, "", False, "a slice"),
         (verdicts(), True, False, "", True, "bits"),
         (verdicts("failed"), True, False, "", False, "bits"),
@@ -133,7 +133,7 @@ def test_a_version_says_what_it_was_made_from_and_how_good_it_is(history: Histor
     assert tags["sheepfold.checkpoint_digest"] == tiny.checkpoint.digest
     assert tags["sheepfold.evalset"] == tiny.prepared.evalset.digest
     assert float(tags["sheepfold.bits_per_byte"]) == pytest.approx(tiny.metrics[DECIDES], abs=1e-6)
-    assert "there was no champion" in tags["sheepfold.verdict"]
+    assert "it is the first model" in tags["sheepfold.verdict"]
 
 
 def test_verdicts_and_their_numbers_stand_in_tags_and_card(history: History) -> None:

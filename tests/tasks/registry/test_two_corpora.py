@@ -46,7 +46,7 @@ def other(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Ra
         made = run_in(run, source, tiny_settings("train.max_steps=3"))
     assert promote(home, tiny, "default").alias == "champion"
     done = promote(home, made, OTHER)
-    assert (done.alias, done.version.version, done.reason[:22]) == ("champion", "1", "there was no champion ")
+    assert (done.alias, done.version.version, done.reason[:22]) == ("champion", "1", "it is the first model ")
     again = promote(home, tiny, "default")
     assert (again.alias, again.moved) == ("champion", False)
     return home, made
