@@ -93,7 +93,7 @@ def _server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def prefect_api(home: Home) -> Iterator[None]:
-    """Let flows of this process reach a Prefect API; to be entered before Prefect reads its settings on import."""
+    """Let flows of this process reach a Prefect API; before its first import if its log is to be quiet."""
     for name, value in COMMAND.items():
         os.environ.setdefault(name, value)
     if configured_api_url() is not None:
