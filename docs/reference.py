@@ -25,7 +25,6 @@ from storage.columns import TABLES, VIEWS, column_meaning, view_meaning
 from storage.store import Store
 from tasks.core.option import MAX_SEED
 from tasks.core.settings import SECTIONS, kind_of, range_of, section_class, settings_of
-from tasks.generation.prompts import PROMPTS
 
 FOLDER = Path(__file__).with_name("reference")
 MADE = "<!-- made by `make reference`: change the code, not this page -->"
@@ -231,7 +230,7 @@ def _schemas() -> dict[str, pa.Schema]:
     found = {_name(item): item for item in vars(schemas).values() if isinstance(item, pa.Schema)}
     for stage in all_stages().values():
         found |= {_name(schema, file): schema for file, schema in stage.facts.tables.items()}
-    return {**found, "prompts": PROMPTS}  # declared at its stage
+    return found
 
 
 def _name(schema: pa.Schema, file: str = "") -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from storage.catalog import read_state, waits_for_run
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import SELECTION_FILE
+from storage.schemas import DOCUMENTS_FILE, EVALSET, SELECTION_FILE
 from storage.store import Store
 from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.corpus import Corpus, parquet
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
 
 
-@stage("fresh", version=1)
+@stage("fresh", version=1, tables={DOCUMENTS_FILE: EVALSET})
 def fresh(
     work: Work,
     settings: NoSettings,

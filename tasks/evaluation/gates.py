@@ -70,7 +70,7 @@ class GateSettings:
     min_tokens_per_second: float = option(0.0, "Least speed of the evaluation on its machine; 0 sets no limit.", ge=0)
 
 
-@stage("gates", version=2, keep_with=("checkpoint", "evaluation"))
+@stage("gates", version=2, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
 def gates(
     work: Work,
     settings: GateSettings,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, EVALSET
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus
 from tasks.curate.evalset import copy_documents
@@ -21,7 +22,7 @@ class SplitSettings:
     split: str
 
 
-@stage("split", version=1)
+@stage("split", version=1, tables={DOCUMENTS_FILE: EVALSET})
 def copy_split(
     work: Work,
     settings: SplitSettings,

@@ -154,7 +154,7 @@ class TextsSettings:
     digest: str
 
 
-@stage("texts", version=1, unkeyed=("texts",))
+@stage("texts", version=1, tables={DOCUMENTS_FILE: EVALSET}, unkeyed=("texts",))
 def keep_texts(work: Work, settings: TextsSettings, *, texts: list[Text]) -> str:
     """Write texts to the store as an evaluation set."""
     rows = [asdict(item) for item in sorted(texts, key=lambda item: item.doc_id)]

@@ -62,7 +62,7 @@ class PromptsSettings:
     digest: str
 
 
-@stage("prompts", version=2, unkeyed=("prompts",))
+@stage("prompts", version=2, tables={PROMPTS_FILE: PROMPTS}, unkeyed=("prompts",))
 def keep_prompts(work: Work, settings: PromptsSettings, *, prompts: Sequence[Prompt]) -> str:
     """Write a list of prompts to the store, for the lineage of completions."""
     work.counts["rows"] = write_table(work.out / PROMPTS_FILE, PROMPTS, map(asdict, prompts))

@@ -24,7 +24,7 @@ CONTAMINATION_FILE = "contamination.parquet"
 MOSTLY_SEEN = 0.5  # share of a document's 13-grams
 
 
-@stage("contamination", version=1, keep_with=("evalset", "overlaps"))
+@stage("contamination", version=1, tables={CONTAMINATION_FILE: CONTAMINATION}, keep_with=("evalset", "overlaps"))
 def contamination(work: Work, settings: NoSettings, *, evalset: ArtifactRef, overlaps: RefSet) -> str:
     """Count the 13-grams of each evaluation document that training text contains."""
     doc_ids, grams = evalset_grams(work.folder(evalset) / DOCUMENTS_FILE)

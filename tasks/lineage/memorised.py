@@ -65,7 +65,12 @@ class MemorisedSettings:
     reproduced_words: int = 13
 
 
-@stage("memorised", version=1, keep_with=("completions",))
+@stage(
+    "memorised",
+    version=1,
+    tables={MEMORISED_FILE: MEMORISED, SPANS_FILE: MEMORISED_SPANS, METRICS_FILE: METRICS},
+    keep_with=("completions",),
+)
 def memorised(
     work: Work, settings: MemorisedSettings, *, completions: ArtifactRef, texts: RefSet, indexes: RefSet
 ) -> str:

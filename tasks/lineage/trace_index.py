@@ -42,7 +42,7 @@ _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 
 
-@stage("trace_index", version=1, unit="segment", keep_with=("documents",))
+@stage("trace_index", version=1, unit="segment", tables={TRACED_FILE: TRACED}, keep_with=("documents",))
 def trace_index(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
     """Index the 6-grams of the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
