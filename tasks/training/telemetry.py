@@ -129,10 +129,10 @@ class Journal:
         """Note that the training starts or is resumed."""
         self._note(self.notes.starts, Start(self._clock(), flops_per_token, limit, limit_source))
 
-    def telemetry(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the clock values of a step."""
-        if self._known:  # the first step since an interruption
-            self._known = False
+    def telemetry(self, step: int, values: Mapping[str, float]) -> bool:
+        """Note the clock values of a step; returns True for the first step since an interruption."""
+        interrupted, self._known = self._known, False
+        if interrupted:
             resumed = f"went on from the checkpoint of step {step - 1}"
             self.event(step - 1, "resumed", "started anew: there was no checkpoint yet" if step == 1 else resumed)
         self._file.write(json.dumps({"step": step, **values}) + "\n")
@@ -140,6 +140,7 @@ class Journal:
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._file.flush()
             self._flushed = time.monotonic()
+        return interrupted
 
     def event(self, step: int, kind: str, message: str) -> bool:
         """Note an event; returns False if it was noted before."""
@@ -403,7 +404,8 @@ class Watch(Callbacks):
         """Record and show a step that is done."""
         values = {**memory(self._device), **curve_names(metrics)}  # a rank's memory is its own
         clock = {name: value for name, value in values.items() if name.startswith(CLOCK_VALUES)}
-        self.journal.telemetry(step, clock)
+        if self.journal.telemetry(step, clock) and step > 1:
+            logger.info("train: resumed at step %d of %d", step - 1, max_steps)
         left_out = {"step"}  # which is what the curve is drawn over
         if not self._clock_steps.takes(values.get(STEP_SECONDS, CLOCK_PAUSE)):
             left_out |= clock.keys()

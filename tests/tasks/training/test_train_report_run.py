@@ -112,8 +112,9 @@ def test_samples_change_no_bit(
 
 
 def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
-    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
+    tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="sheepfold")
     for step in (3, 7):
         with monkeypatch.context() as patches, direct_run(prepared_home) as run:
             interrupt_after(patches, step)
@@ -129,6 +130,8 @@ def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
     assert {("memory/resident_mb", step) for step in (1, 3, 7, N_STEPS)} <= points.keys()  # of each start the first
     assert len(telemetry.curves["time/step_seconds"].steps) == N_STEPS
     assert [event.step for event in notes.events if event.kind == "resumed"] == [2, 6]
+    resumed = [line for line in caplog.messages if line.startswith("train: resumed")]
+    assert resumed == [f"train: resumed at step {step} of {N_STEPS}" for step in (2, 6)]
     assert len(notes.starts) == 3
     assert max(Counter((sample.step, sample.prompt) for sample in notes.samples).values()) == 1
 
