@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ingest_run import Ingestion, contents, edited, home_at, ingest, prose, write
+from ingest_run import STAGES, Ingestion, contents, edited, home_at, ingest, prose, write
 from ingest_samples import picture_of, saved, text_pdf
 
 from tasks.readers.ocr import engine_version
@@ -81,9 +81,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, source: Path) -> tuple[Ingest
 
 def test_one_worker_and_four_write_the_same_bytes(both: tuple[Ingestion, Ingestion]) -> None:
     one, four = (contents(home_at(Path(str(ran.store.root)).parent)) for ran in both)  # type: ignore[attr-defined]
-    assert {name.partition("/")[0] for name in one} == {
-        "extract", "snapshot", "normalise", "measure", "dedup", "evaluation_sets", "curate", "refine"
-    }  # fmt: skip
+    assert {name.partition("/")[0] for name in one} == set(STAGES)
     assert one == four
 
 

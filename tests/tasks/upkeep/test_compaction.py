@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from ingest_run import prose, write
+from ingest_run import PER_SEGMENT, prose, write
 from tiny_run import Ran, home_at, run_prepare
 
 import storage.store
@@ -88,7 +88,7 @@ def shown(home: Home) -> list[list[dict[str, Any]]]:
     return [catalog.query(query) for query in QUERIES]
 
 
-FOLLOWING = {"normalise", "measure", "refine", "tokenise", "evalset_overlap"}  # of a joined segment, by the next run
+FOLLOWING = {*PER_SEGMENT, "tokenise", "evalset_overlap"} - {"extract"}  # of a joined segment, by the next run
 
 
 def test_four_segments_become_one_and_the_next_run_reads_no_file_and_leaves_every_digest(
