@@ -230,7 +230,7 @@ def _figures(metrics: Mapping[str, float]) -> str:
         return ""
     named = [
         ("this model", ""),
-        ("other champion", "champion_"),
+        ("champion", "champion_"),
         *((name, f"{of}_") for name, of in baselines_of(metrics)),
     ]
     lines = [f"{'':<15}{'bits per byte':>14}{'perplexity':>12}{'loss':>9}"]
