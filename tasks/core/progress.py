@@ -1,4 +1,4 @@
-"""Progress of a run: a live view on a terminal, nothing where output is piped, and a Prefect artefact in the UI.
+"""Progress of a run: a live view on a terminal; else lines in the flow run's log, and a Prefect artefact in the UI.
 
 The live view has a line for each running stage; what is printed meanwhile stands above it.
 """
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from tasks.core.run import StageReport
 
 SECONDS = 15.0  # between two updates of the Prefect artefact
+LOG_SECONDS = 60.0  # between two lines in a log
 SLOWEST = 3  # stages named in the line of a flow
 
+logger = logging.getLogger("sheepfold")
 Listener = Callable[[float], None]
 
 
@@ -100,6 +102,7 @@ class StageProgress:
         self.name = name
         self._listener = listener
         self._heard_at = 0.0
+        self._logged_at = time.monotonic()
         self._line = None
         if sys.stderr.isatty():
             with self._lock:
@@ -111,6 +114,9 @@ class StageProgress:
         now = time.monotonic()
         if self._line is not None:
             _view().update(self._line, completed=done, total=total, note=note)
+        elif now - self._logged_at > LOG_SECONDS:
+            self._logged_at = now
+            logger.info("%s: %g of %g %s", self.name, done, total, note)
         if self._listener is not None and (now - self._heard_at > SECONDS or done >= total):
             self._heard_at = now
             self._listener(100.0 * done / total if total else 100.0)
