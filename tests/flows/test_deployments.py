@@ -17,7 +17,7 @@ from tasks.core.settings import load_settings, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
-CLUSTER = ROOT / "docs" / "cluster.md"
+CLUSTER = ROOT / "docs" / "guides" / "cluster.md"
 EXPECTED = {
     "ingest/watch",
     "retrain/weekly",

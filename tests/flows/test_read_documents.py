@@ -80,7 +80,7 @@ def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(hom
     assert {name: value for name, value in now.items() if not name.startswith("read-evalset/")} == usual
     assert measured(home) == own
     (page,) = home.reports_of("default").glob("evaluation*.html")
-    assert page.name != "evaluation.html" and "of the evaluation set, of which it has read some" in page.read_text()
+    assert page.name != "evaluation.html" and "some of which it was trained on" in page.read_text()
 
 
 def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: Home, source: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: H
     )
     options = RetrainOptions(source=str(source), base="champion", settings=settings, home=str(home.path))
     with pytest.raises(
-        BaseError, match=r"train\.base=champion was trained on documents of the evaluation set .* leave"
+        BaseError, match=r"train\.base=champion was trained on documents of the evaluation set .* unset"
     ):
         retrain(options)
     assert len(list(Path(home.store).glob("train/*"))) == 1

@@ -79,4 +79,4 @@ def test_all_columns_reach_over_the_whole_vocabulary(steps: dict) -> None:
 def test_a_number_of_columns_that_is_none_is_refused(columns: str, tmp_path: Path) -> None:
     arguments = ["--preset", "llama_toy", "--prompt", "Hi", f"--columns={columns}", "--home", str(tmp_path)]
     ran = CliRunner().invoke(app, ["inspect", *arguments])
-    assert ran.exit_code != 0 and "expected a number from 1 on, or all" in ran.output
+    assert ran.exit_code != 0 and "expected a number of at least 1, or all" in ran.output

@@ -26,7 +26,14 @@ from golden.networks import (
 from golden.registry import Entry, claim
 from golden.shared import built, noise, numbers, same, watched
 from model import GenerationConfig, ModelConfig, TrainConfig, Transformer, count_parameters, generate, preset
-from model.attention import attention_mask, attention_weights, rotary_table, spread, turn, wavelength_frequencies
+from model.attention import (
+    apply_rotary,
+    attention_mask,
+    attention_weights,
+    rotary_columns,
+    rotary_table,
+    wavelength_frequencies,
+)
 from model.data import IGNORE
 from model.kv_cache import KVCache
 from model.optim import adam_walk, clip_gradients
@@ -145,7 +152,7 @@ def an_odd_head_leaves_its_last_column(entry: Entry) -> None:
         ModelConfig(8, d_model=width, n_head=1, pos="rope")
     config = ModelConfig(8, d_model=width, n_head=1, pos="rope", rope_dim=width - 1)
     x = noise(4, 1, width)
-    turned = turn(x, spread(rotary_table(config, 4), config.rope_layout), config.rope_layout)
+    turned = apply_rotary(x, rotary_columns(rotary_table(config, 4), config.rope_layout), config.rope_layout)
     assert torch.equal(turned[..., -1], x[..., -1])
     assert same(turned.norm(dim=-1), x.norm(dim=-1))
     assert not same(turned[1:, :, :-1], x[1:, :, :-1])

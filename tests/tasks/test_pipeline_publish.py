@@ -89,7 +89,7 @@ def test_an_evaluation_is_the_corpus_s_own_if_it_measured_the_latest_training(
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "team/x", "a\nb", "-x", " x", "x" * 300, "\udcff"])
 def test_a_name_that_no_file_can_bear_is_no_corpus_name(home: Home, name: str) -> None:
     run = run_with(home, name, snapshot="made")
-    with pytest.raises(UserError, match="no name for a corpus: give"):
+    with pytest.raises(UserError, match="is not a valid name of a corpus: give"):
         publish(run)
     assert run.store.refs("") == []
 

@@ -389,12 +389,12 @@ def test_the_segment_that_was_noted_decides_between_several(folder: Path) -> Non
 @pytest.mark.parametrize("live", [None, [{"a"}, {"a"}]])
 def test_a_document_that_lies_nowhere_is_an_error(folder: Path, live: list[set[str]] | None) -> None:
     corpus = Corpus(folder, [document("a", 9), document("lost", 4)], [[document("a", 9)], []], live=live)
-    with pytest.raises(StoreError, match=r"document lost lies in 0 of the 2 .*--refresh snapshot"):
+    with pytest.raises(StoreError, match=r"document lost is in 0 of the 2 .*--refresh snapshot"):
         kept_tokens(corpus.store, corpus.curated, corpus.tokens)
 
 
 def test_a_document_in_two_shards_neither_of_which_was_noted_is_an_error(folder: Path) -> None:
     item = document("a", 9, segment="third")
     corpus = Corpus(folder, [item], [[item], [item]])
-    with pytest.raises(StoreError, match="document a lies in 2 of the 2"):
+    with pytest.raises(StoreError, match="document a is in 2 of the 2"):
         kept_tokens(corpus.store, corpus.curated, corpus.tokens)
