@@ -151,7 +151,7 @@ def test_the_job_variables_shown_for_docker_are_ones_that_its_pools_know() -> No
 
 
 def test_the_job_variables_named_for_kubernetes_are_ones_that_its_pools_know() -> None:
-    (listed,) = re.findall(r"For Kubernetes the variables are(.*?)\.", CLUSTER.read_text(), re.DOTALL)
+    (listed,) = re.findall(r"### Kubernetes\n\n- Job variables:(.*?)\.", CLUSTER.read_text(), re.DOTALL)
     named = re.findall(r"`(\w+)`", listed)
     assert len(named) > 4 and set(named) <= set(template_of("kubernetes"))
 
