@@ -62,7 +62,7 @@ reference: setup
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.drawings
 
-# the tables of docs/developers/figures.md: short benchmarks beside peers, a quarter of an hour
+# the tables of docs/developers/figures.md: short benchmarks beside peers
 figures: setup ocr
 	$(BIN)/python -m benchmarks.figures
 
