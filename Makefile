@@ -6,7 +6,7 @@ BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 3
 
-.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference figures pictures clean
+.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference pictures clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
@@ -61,10 +61,6 @@ docs: setup
 reference: setup
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.drawings
-
-# the tables of docs/developers/figures.md: short benchmarks beside peers
-figures: setup ocr
-	$(BIN)/python -m benchmarks.figures
 
 # docs/images: a run on the sample corpus and its pages (needs Chromium)
 pictures: setup ocr
