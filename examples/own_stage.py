@@ -39,7 +39,7 @@ WORDS = pa.schema(
 
 @dataclass(frozen=True)
 class WordSettings:
-    """What counts as a word."""
+    """Settings of the stage, which are part of the key: the shortest word that is counted, in letters."""
 
     least_letters: int = 1
 

@@ -138,9 +138,10 @@ def finish(
     pages = [page for write in PAGES if (page := write(outcome)) is not None]
     file = outcome.folder / "report.md"
     result.pages, result.report = [page.at_a_glance() for page in pages], str(file)
-    links = _links(run, result.mlflow_run_id, promoted) if result.mlflow_run_id else []
+    links = []
     if result.mlflow_run_id:
         address = run.tracking.page_of_run(result.mlflow_run_id)
+        links = _links(run, result.mlflow_run_id, address, promoted)
         result.tracking = address or f"mlflow ui --backend-store-uri {run.home.shown_tracking_uri}"
     report = run_report(run.corpus, result, pages, links)
     sample = f"\n## Sample\n\n{sample_table(result.completions)}\n" if result.completions else ""
@@ -154,9 +155,8 @@ def finish(
     return asdict(result)
 
 
-def _links(run: Run, run_id: str, promoted: Promotion | None) -> list[str]:
+def _links(run: Run, run_id: str, address: str | None, promoted: Promotion | None) -> list[str]:
     """Return links to the MLflow run and the model version where a server shows pages, else the run's database."""
-    address = run.tracking.page_of_run(run_id)
     if address is None:
         return [f"MLflow run `{run_id}` in `{run.home.shown_tracking_uri}`"]
     links = [f"[MLflow run {run_id}]({address})"]
