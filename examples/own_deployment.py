@@ -67,10 +67,13 @@ def notify(text: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1] not in ("serve", "deploy"):
+        raise SystemExit("expected: own_deployment.py serve|deploy SOURCE [SOURCE ...]")
     how, *sources = sys.argv[1:]
     given: dict[str, Any] = {
         "name": "own",
         "cron": "0 2 * * *",
+        "tags": ["sheepfold"],  # the team's automations queue a run again if its process is killed
         "parameters": {"source": "\n".join(str(Path(item).resolve()) for item in sources)},
     }
     if how == "serve":
@@ -78,4 +81,4 @@ if __name__ == "__main__":
     else:
         here = Path(__file__).resolve()
         stored = nightly.from_source(source=str(here.parent), entrypoint=f"{here.name}:nightly")
-        stored.deploy(work_pool_name="sheepfold", **given)
+        stored.deploy(work_pool_name="sheepfold", work_queue_name="retrain", **given)

@@ -19,6 +19,7 @@ from tasks.generation.complete import complete
 from tasks.generation.completions import Prompt
 from tasks.generation.generate import join_completions, joined
 from tasks.generation.prompts import PromptsSettings, cut_prompts, keep_prompts, read_prompts, sample_prompts
+from tasks.lineage.training_data import forgotten_since
 from tasks.registry.models import checkpoint_of
 from tasks.training.bundle import CONFIG_FILE, read_sampling
 
@@ -60,6 +61,11 @@ def make_completions(
         workers: Shards computed at once on a CPU, each in its own process with one thread.
         after: Artefacts that the prompts were read from.
     """
+    if n := run.read(checkpoint, lambda ref: forgotten_since(run.store, ref), 0):
+        run.note(
+            f"the model was trained on {n} document(s) that were forgotten since: `sheepfold run SOURCE` trains one "
+            "without them"
+        )
     asked = run.read(
         checkpoint,
         lambda ref: settings.generate_with(read_sampling(run.store.folder(ref, CONFIG_FILE))),

@@ -19,6 +19,7 @@ from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.gates import gates, known_leaks
+from tasks.lineage.training_data import forgotten_since
 from tasks.registry.models import ensure_training_run, version_checkpoint
 from tasks.registry.promote import ChampionChanged, Promotion, champion_of, move_aliases, trained_on
 
@@ -87,6 +88,11 @@ def _measured_champion(
     if found == checkpoint:
         return champion.version, {}
     (evalset,) = manifest_of(run.store, evaluation).input_refs("evalset")
+    if n := forgotten_since(run.store, found):
+        run.note(
+            f"the champion, version {champion.version}, was trained on {n} document(s) that were forgotten since; if "
+            "it stays champion, `sheepfold rollback --to VERSION` makes one without them champion"
+        )
     if trained_on(run.store, found, evalset):
         run.note(
             f"the champion, version {champion.version}, was trained on documents of this evaluation set, so its "

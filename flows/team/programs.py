@@ -9,6 +9,7 @@ PREFECT_API_URL.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -182,11 +183,18 @@ def register(
         **options: further arguments of `subprocess.run`.
 
     Raises:
+        UserError: if an environment variable that the file reads is not set.
         Unreachable: if the server does not respond, or responds with an error.
         subprocess.CalledProcessError: if `prefect deploy` fails.
     """
     import yaml
 
+    # an undefined variable would leave its placeholder in the parameters
+    asked = set(re.findall(r"\{\{ \$(\w+) \}\}", file.read_text(encoding="utf-8")))
+    if missing := sorted(asked - variables.keys()):
+        raise UserError(
+            f"{file} reads {', '.join(missing)}, which is not set: export it and run this again"
+        )
     ask = partial(ask_prefect, variables)
     for name in (POOL, GPU_POOL):
         ask("work_pools/", {"name": name, "type": "process"})
@@ -559,6 +567,9 @@ def main(name: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "register":
-        register(Path(sys.argv[2]) if len(sys.argv) > 2 else PREFECT_FILE, dict(os.environ))
+        try:
+            register(Path(sys.argv[2]) if len(sys.argv) > 2 else PREFECT_FILE, dict(os.environ))
+        except UserError as error:
+            sys.exit(f"error: {error}")
     else:
         main(sys.argv[1])

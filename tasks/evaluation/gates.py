@@ -287,8 +287,8 @@ def _ocr(facts: Facts, settings: GateSettings) -> Found:
     confidence, limit = facts.corpus.ocr_confidence, settings.min_ocr_confidence
     if confidence is None:
         return None, "no page of the documents in use was read by OCR"
-    words = f"OCR was sure of its words to {confidence:.1%} on {facts.corpus.ocr_pages:,.0f} pages"
-    return confidence, f"{words} (at least {limit:.1%})"
+    pages = f"{facts.corpus.ocr_pages:,.0f} pages read by OCR"
+    return confidence, f"the mean word confidence of {pages} is {confidence:.1%} (at least {limit:.1%})"
 
 
 def _leaks(facts: Facts, _: GateSettings) -> Found:

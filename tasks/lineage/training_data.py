@@ -21,6 +21,7 @@ from storage.registry import ModelVersion, registered_versions
 from storage.schemas import DOCUMENTS_FILE, FILES_FILE, SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.tables import union_digest
+from storage.tombstones import read_tombstones
 from tasks.curate.corpus import Corpus, parquet, tables_of
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ def trainings_of(store: Store, checkpoint: ArtifactRef | None) -> Iterator[Manif
         made = manifest_of(store, checkpoint)
         yield made
         checkpoint = next(iter(made.input_refs("base")), None) if "base" in made.inputs else None
+
+
+def forgotten_since(store: Store, checkpoint: ArtifactRef) -> int:
+    """Return how many documents of a model's training, and of those that it continues, were forgotten since."""
+    trainings = {f"{one.stage}/{one.key}" for one in trainings_of(store, checkpoint)}
+    return sum(not trainings.isdisjoint(item.seen_by) for item in read_tombstones(store).documents.values())
 
 
 def datasets_of(store: Store, ref: ArtifactRef) -> list[ArtifactRef]:

@@ -17,10 +17,9 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import CHAMPION, find_version, registered_versions
-from storage.tombstones import read_tombstones
 from tasks.core.run import Run
 from tasks.core.settings import ModelSettings, Settings
-from tasks.lineage.training_data import trainings_of
+from tasks.lineage.training_data import forgotten_since
 from tasks.registry.models import UnknownModel, checkpoint_of, resolve_version
 from tasks.registry.promote import trained_on
 from tasks.tokens.settings import TokenizerSettings
@@ -69,9 +68,7 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
     base = Base(name, checkpoint, folder, config["model"], framing, read_sampling(folder))
     with_base(settings, base)
-    trainings = {f"{one.stage}/{one.key}" for one in trainings_of(run.store, checkpoint)}
-    tombstones = read_tombstones(run.store).documents.values()
-    if n := sum(not trainings.isdisjoint(item.seen_by) for item in tombstones):
+    if n := forgotten_since(run.store, checkpoint):
         run.note(
             f"train.base={name} was trained on {n} document(s) that were forgotten since, and so is every model based "
             "on it; unset train.base to train from random weights"

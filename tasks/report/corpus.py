@@ -60,7 +60,12 @@ REASONS = {
     "forgotten": Reason("by design", "forgotten on request"),
     "duplicate_bytes": Reason("by design", "the same bytes as another file"),
     "encrypted": Reason("lost", "encrypted", _PASSWORDS),
-    "no_ocr_engine": Reason("lost", "scans without an OCR engine", "Install Tesseract's language data and run again."),
+    "no_ocr_engine": Reason(
+        "lost",
+        "scans without an OCR engine",
+        "Install Tesseract and its data for extract.ocr_languages (deu is tesseract-ocr-deu on Debian and Ubuntu, "
+        "tesseract-langpack-deu on Fedora, part of tesseract-lang in Homebrew), and run again.",
+    ),
     "timeout": Reason("lost", "stopped by the deadline", _AGAIN),
     "memory": Reason("lost", "stopped by the memory limit", _AGAIN),
     "crashed": Reason("lost", "crashed the extractor", _AGAIN),

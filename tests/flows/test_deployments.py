@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from flows.options import RetrainOptions
-from flows.team.programs import AUTOMATIONS_FILE, GPU_POOL, POOL, PREFECT_FILE, RETRAIN_QUEUE
+from flows.team.programs import AUTOMATIONS_FILE, GPU_POOL, POOL, PREFECT_FILE, RETRAIN_QUEUE, register
+from storage.errors import UserError
 from tasks.core.settings import load_settings, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,3 +187,8 @@ def test_the_compose_file_publishes_on_loopback_and_holds_no_password() -> None:
 def test_the_compose_file_has_pinned_images() -> None:
     images = {service["image"] for service in compose()["services"].values()}
     assert all(re.fullmatch(r"\w+:\d+\.\d+(\.\d+)?", image) for image in images)
+
+
+def test_deployments_are_not_registered_without_the_variables_that_their_file_reads() -> None:
+    with pytest.raises(UserError, match="reads SHEEPFOLD_PROMPTS, which is not set: export it"):
+        register(PREFECT_FILE, {"SHEEPFOLD_HOME": "/home", "SHEEPFOLD_SOURCE": "/documents"})

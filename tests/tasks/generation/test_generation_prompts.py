@@ -20,7 +20,9 @@ from model import ModelConfig, Transformer, save_weights
 from storage.errors import UserError
 from storage.home import Home
 from storage.schemas import COMPLETIONS
+from storage.store import open_store
 from storage.tables import read_rows
+from storage.tombstones import Tombstone, Tombstones, write_tombstones
 from tasks.core.run import Run
 from tasks.core.settings import GenerateSettings, Settings
 from tasks.generation.completions import Prompt, PromptsError, given_id, one_prompt
@@ -250,6 +252,15 @@ def complete(
         ref = make_completions(run, settings or tiny_settings(), tiny.checkpoint, prompts)
         path = run.store.folder(ref) / "completions.parquet"
         return read_rows(path), path, run
+
+
+def test_completions_of_a_model_that_read_forgotten_documents_say_so(home: Home, tiny: Ran) -> None:
+    assert tiny.checkpoint is not None
+    seen = Tombstone("one", "sha256 of it", seen_by=(f"train/{tiny.checkpoint.key}",))
+    write_tombstones(open_store(home.store), Tombstones({"one": seen}))
+    _, _, run = complete(home, tiny, PROMPTS[:1])
+    (note,) = run.notes
+    assert "was trained on 1 document(s) that were forgotten since: `sheepfold run SOURCE` trains one" in note
 
 
 def test_completions_follow_their_schema_one_row_per_prompt(home: Home, tiny: Ran) -> None:

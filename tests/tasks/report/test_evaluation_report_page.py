@@ -123,9 +123,9 @@ def other_texts(**named: object) -> Row:
 @pytest.mark.parametrize(
     ("difference", "said"),
     [
-        (Difference(-0.2, -0.3, -0.1, 9), "A takes 0.2000 bits per byte fewer than B (95 % interval"),
-        (Difference(0.2, 0.1, 0.3, 9), "A takes 0.2000 bits per byte more than B (95 % interval"),
-        (Difference(0.2, -0.1, 0.3, 9), "more than B, which is not significant"),
+        (Difference(-0.2, -0.3, -0.1, 9), "A needs 0.2000 fewer bits per byte than B (95 % interval"),
+        (Difference(0.2, 0.1, 0.3, 9), "A needs 0.2000 more bits per byte than B (95 % interval"),
+        (Difference(0.2, -0.1, 0.3, 9), "more bits per byte than B, which is not significant"),
         (Difference(0.0, 0.0, 0.0, 9), "A and B do not differ on any document."),
         (Difference(0.2, -math.inf, math.inf, 1), "measured on one document, which is too few to compare them"),
     ],
