@@ -24,6 +24,7 @@ from tasks.training.suggest import suggest as suggest_stage
 from tasks.training.train import (
     TrainStageSettings,
     model_config,
+    most_steps,
     recorded_sampling,
     steps_of,
     train_config,
@@ -89,6 +90,8 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
         device = detect_device()
         probe = train_config(budget, network, device, 1_000, **suggested)
         steps = steps_of(run, budget, probe, prepared.dataset, fitting)
+        if by_time:
+            suggested |= {"minutes": budget.minutes, "most_steps": most_steps(run, budget, probe, prepared.dataset)}
         return TrainStageSettings(network, train_config(budget, network, device, steps, **suggested), sampling)
 
     inputs = {"dataset": prepared.dataset, "tokenizer": prepared.tokenizer}

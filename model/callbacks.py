@@ -29,7 +29,7 @@ class Callbacks:
         """Flush records of the steps so far to the disk; called before the checkpoint of this step is written."""
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Receive a message for the user; kind is "advice", "execution", "spike" or "early stop"."""
+        """Receive a message for the user; kind is "advice", "execution", "spike", "busy" or "early stop"."""
         warnings.warn(message, stacklevel=2)
 
     def sample(self, step: int, model: Any) -> None:

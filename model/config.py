@@ -121,7 +121,10 @@ class TrainConfig(Settings):
     A field whose default is None is derived from the others where it has an effect, and refused where it has none.
 
     Args:
-        max_steps: optimiser steps.
+        max_steps: optimiser steps; with minutes the first plan, which sets the unit of warmup_steps.
+        minutes: time of the training on the clock, evaluations included, instead of max_steps: the number of steps
+            follows the speed of the machine, and the schedule the share of the time that is used; 0 for max_steps.
+        most_steps: upper bound of the steps where minutes decide; 0 for none.
         batch_size: sequences per micro-batch.
         grad_accum: micro-batches per optimiser step.
         optimizer: optimiser, "adamw" (decoupled decay: the weights shrink by lr * weight_decay apart from the step,
@@ -157,6 +160,8 @@ class TrainConfig(Settings):
     """
 
     max_steps: int = setting(dataclasses.MISSING, ge=1)
+    minutes: float = setting(0.0, ge=0)
+    most_steps: int = setting(0, ge=0)
     batch_size: int = setting(16, ge=1)
     grad_accum: int = setting(1, ge=1)
     optimizer: str = setting("adamw", choices=("adamw", "adam", "adam_l2", "muon"))

@@ -87,7 +87,7 @@ def warmup_stable_decay(
     return floor + (peak - floor) * max(0.0, (max_steps - t) / fall)
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
+def learning_rate(step: float, config: TrainConfig) -> float:
     """Return the learning rate of one optimiser step.
 
     By default a schedule with a warm-up starts at t = 1, because a step at rate 0 has no effect: the last warm-up step
@@ -95,7 +95,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     `first_step` sets another start.
 
     Args:
-        step: number of optimiser steps before this one, from 0.
+        step: number of optimiser steps before this one, from 0; a fraction where minutes decide on the steps.
         config: gives schedule, lr, min_lr_ratio, max_steps, first_step, the warm-up and decay_ratio.
     """
     if config.schedule == "constant":

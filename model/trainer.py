@@ -2,7 +2,8 @@
 
 A run that is killed and resumed ends with the same bits as an uninterrupted one (on the same kind of device, with the
 same torch and thread count): batches are a pure function of the position, the learning rate is one of the step, dropout
-has its own random stream, and all other state is in the checkpoint. Time affects only when checkpoints are written.
+has its own random stream, and all other state is in the checkpoint. Time affects only when checkpoints are written, and
+with a budget in minutes the plans, which are in the checkpoint.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .architecture import ModelConfig
+from .budget import Budget
 from .callbacks import Callbacks, TrainingStopped
 from .config import Execution, TrainConfig
 from .data import Batch, Group, Order, SequenceSource, read_ahead, trim
@@ -47,7 +50,8 @@ class TrainResult:
         history: one row per optimiser step with step, tokens (labels so far), train/loss, lr, grad_norm, val/loss after
             an evaluation, and spike/score at a spike of the loss or gradient norm. A row with val/source_changed (1) is
             the first after a resume with other validation sequences, whose losses are not comparable with earlier ones.
-            Rows have no times, so that equal runs have equal histories.
+            Rows have no times, so that equal runs have equal histories; only a budget in minutes adds its seconds, and
+            at a new plan the share of the budget used and the steps planned (see `budget`).
         steps: optimiser steps of the run, those before a resume included.
         resumed_from: step of the checkpoint from which the run resumed; 0 without one.
         best_step: with patience, the step with the lowest validation loss, whose weights the network has.
@@ -82,6 +86,7 @@ class Trainer:
         execution: settings that are not part of the identity.
         ranks: the ranks of the training, each with a Trainer of the same arguments; all read checkpoint_dir.
         stop: when set on any rank, the training stops after the current step.
+        clock: seconds since any point in time, for a budget in minutes.
 
     Raises:
         ValueError: there are no training sequences, a group exceeds them, the sequences of a step cannot be split over
@@ -102,6 +107,7 @@ class Trainer:
     execution: Execution = field(default_factory=Execution)
     ranks: Ranks = SINGLE
     stop: threading.Event = field(default_factory=threading.Event)
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         n, config = len(self.train_source), self.train_config
@@ -136,19 +142,22 @@ class Trainer:
             TrainingStopped: `stop` was set; the last step is saved if there is a checkpoint_dir.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
+        self.budget = Budget(self.train_config, self.clock)
         stepper = new_stepper(self.model_config, self.train_config, self._device, self.execution, self.ranks)
         if self.initial_weights is not None:
             stepper.load_weights(self.initial_weights)
         saved = self._checkpoints(stepper)
         history, other_validation = saved.resume() if saved else ([], False)
         step = resumed_from = history[-1]["step"] if history else 0
-        max_steps, best_weights = self.train_config.max_steps, dict[str, Tensor]()
+        best_weights, told = dict[str, Tensor](), False
+        self.budget.resume(history)
         if not self._is_last(history):
             for sentence in advice(self.train_config.precision, self._device):
                 self._event(step, "advice", sentence)
             for note in stepper.notes:
                 self._event(step, "execution", note)
-        batches = read_ahead(lambda ahead: self._data(ahead, stepper), range(step + 1, max_steps + 1), AHEAD)
+        ahead = count(step + 1) if self.train_config.minutes else range(step + 1, self.train_config.max_steps + 1)
+        batches = read_ahead(lambda number: self._data(number, stepper), ahead, AHEAD)
         with closing(batches):
             while not self._is_last(history):
                 step, started = step + 1, time.perf_counter()
@@ -157,6 +166,10 @@ class Trainer:
                 seconds = time.perf_counter() - started
                 if other_validation and step == resumed_from + 1:
                     row["val/source_changed"] = 1.0
+                row.update(self.budget.after(step, self.ranks.from_first))
+                if not told and (busy := self.budget.busy()):
+                    self._event(step, "busy", busy)
+                    told = True
                 history.append(row)
                 self._evaluate(stepper, step, row)  # adds val/loss to the last row of the history
                 self._report(history, seconds)
@@ -194,7 +207,7 @@ class Trainer:
     ) -> tuple[Row, bool, bool]:
         """Take a step. Returns its row, and whether any rank asked to stop, and to save."""
         indices, batches = data
-        lr = learning_rate(step - 1, self.train_config)
+        lr = learning_rate(self.budget.place(step), self.train_config)
         try:
             result = stepper.run(batches, lr, step, indices, flags)
         except NonFiniteLoss as error:
@@ -239,13 +252,15 @@ class Trainer:
 
     def _evaluate(self, stepper: Stepper, step: int, row: Row) -> None:
         config = self.train_config
-        if self.val_source is None or (step % config.eval_every and step != config.max_steps):
+        if self.val_source is None or (step % config.eval_every and step != self.budget.plan.steps):
             return
+        began = self.budget.seconds
         with stepper.explaining_memory(f"the evaluation after step {step}"):
             found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
         if found.tokens and not math.isfinite(found.loss):
             raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
         row["val/loss"] = found.loss
+        self.budget.reserve = self.budget.seconds - began  # the last evaluation will take as long
         if self.ranks.world_size == 1:
             self.callbacks.sample(step, stepper.model)
 
@@ -253,20 +268,20 @@ class Trainer:
         if not history:
             return False
         over = "val/loss" in history[-1] and is_out_of_patience(history, self.train_config.patience)
-        return over or history[-1]["step"] == self.train_config.max_steps
+        return over or history[-1]["step"] >= self.budget.plan.steps
 
     def _report(self, history: list[Row], seconds: float) -> None:
-        row, config = history[-1], self.train_config
+        row, last = history[-1], self.budget.plan.steps
         if self.ranks.is_first:
             rate = (row["tokens"] - (history[-2]["tokens"] if len(history) > 1 else 0)) / seconds
             metrics = {**row, "time/step_seconds": seconds, "time/tokens_per_second": rate}
-            self.callbacks.step(row["step"], config.max_steps, metrics)
-        if row["step"] < config.max_steps and self._is_last(history):
+            self.callbacks.step(row["step"], last, metrics)
+        if row["step"] < last and self._is_last(history):
             self._event(
                 row["step"],
                 "early stop",
-                f"the validation loss has not fallen in {config.patience} evaluations: the run ends at step "
-                f"{row['step']} of {config.max_steps} with the weights of step {best_step(history)}",
+                f"the validation loss has not fallen in {self.train_config.patience} evaluations: the run "
+                f"ends at step {row['step']} of {last} with the weights of step {best_step(history)}",
             )
 
     def _event(self, step: int, kind: str, message: str) -> None:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from tasks.readers.records import Limits
 
 
+# Threads that wait sleep. While they spin, as by default, they hold a core that another program could use, and the two
+# programs wait for each other: beside one busy process, steps took more than ten times as long. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

@@ -331,6 +331,7 @@ def _training(plan: Plan) -> Diagram:
     warmup = f", warm-up {train.warmup_steps}" if train.warmup_steps else ""
     rate = (f"gain schedule: {train.schedule}{warmup}", f"peak {train.lr:g}{floor}")
     betas = f"β {train.betas[0]:g}, {train.betas[1]:g}; ε {train.eps:g}; decay {train.weight_decay:g}"
+    length = f"{train.minutes:g} minutes" if train.minutes else f"{train.max_steps:,} steps"
     clip = Node("clip", "Clip", (f"norm at most {train.clip_norm:g}",), "norm")
     nodes = [
         Node("batch", "batch of tokens", (batch,), "io"),
@@ -346,7 +347,12 @@ def _training(plan: Plan) -> Diagram:
         *([clip] if train.clip_norm else []),
         Node("optimizer", _OPTIMIZERS[train.optimizer], ("controller", betas), "feed"),
         Node("rate", "Learning rate", rate, "feed"),
-        Node("update", "Update", ("actuator: θ ← θ + Δθ", f"{train.max_steps:,} steps"), "feed"),
+        Node(
+            "update",
+            "Update",
+            ("actuator: θ ← θ + Δθ", length),
+            "feed",
+        ),
     ]
     return _chain("training", "Training as a closed loop", nodes, Edge("update", "network", "H₁: θ"))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 from markupsafe import Markup
 
+from model.budget import STEPS as PLANNED
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, Manifest
 from storage.store import Store
@@ -120,11 +121,12 @@ def derived(found: Row) -> Row:
         counts = zip(done.steps, (after - before for before, after in pairwise((0.0, *done.values))), strict=True)
         speed = math.fsum(count for step, count in counts if step in known) / step_seconds
     start = found.notes.starts[-1] if found.notes.starts else None
+    planned = found.curves.get(PLANNED) or Curve([0], [found.train.get("max_steps", steps)])  # the last plan
     return Row(
         loss=loss,
         validation=found.curves.get("val_sample/loss", Curve()),
         steps=steps,
-        planned=int(found.train.get("max_steps", steps)),
+        planned=int(planned.last),
         tokens=int(done.last) if math.isfinite(done.last) else 0,
         sequences_per_step=per_step,
         epochs=steps * per_step / found.epoch.sequences if found.epoch and found.epoch.sequences else None,

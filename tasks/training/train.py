@@ -134,12 +134,13 @@ def training_sentence(settings: TrainStageSettings, device: str) -> str:
     from model import ModelConfig, TrainConfig, count_parameters
 
     plan = TrainConfig.from_dict(settings.train)
+    steps = f"about {plan.minutes:g} minutes" if plan.minutes else f"{plan.max_steps:,} steps"
     rise = f" after {plan.warmup:,} steps of warm-up" if plan.warmup_ratio or plan.warmup_steps else ""
     if plan.warmup >= plan.max_steps:
         rise += " (longer than the training)"
     return (
         f"{count_parameters(ModelConfig.from_dict(settings.model))['total']:,} parameters on {device} in "
-        f"{plan.precision} by {plan.optimizer}: {plan.max_steps:,} steps of {plan.batch_size * plan.grad_accum} "
+        f"{plan.precision} by {plan.optimizer}: {steps} in batches of {plan.batch_size * plan.grad_accum} "
         f"sequences, schedule {plan.schedule} with a peak learning rate of {plan.lr:.3g}{rise}"
     )
 
@@ -192,6 +193,11 @@ def steps_of_epochs(max_epochs: float, train: dict[str, Any], sequences: int) ->
     return max(1, math.floor(max_epochs * sequences / (train["batch_size"] * train["grad_accum"])))
 
 
+def most_steps(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: ArtifactRef) -> int:
+    """Return the steps of `max_epochs` epochs."""
+    return steps_of_epochs(settings.max_epochs, train, manifest_of(run.store, dataset).counts["train_reads"])
+
+
 def steps_of(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: ArtifactRef, fitting: int) -> int:
     """Return the number of steps from `max_steps`, `max_tokens` or the minutes of the settings.
 
@@ -201,7 +207,7 @@ def steps_of(run: Run, settings: TrainSettings, train: dict[str, Any], dataset: 
     """
     if settings.max_steps:
         return settings.max_steps
-    most = steps_of_epochs(settings.max_epochs, train, manifest_of(run.store, dataset).counts["train_reads"])
+    most = most_steps(run, settings, train, dataset)
     if settings.max_tokens:
         folder = run.store.folder(dataset)
         return steps_of_tokens(settings.max_tokens, train, load_index(folder, "train").labels, groups_of(folder), most)
@@ -214,7 +220,7 @@ def shard_folders(work: Work, dataset: ArtifactRef) -> dict[str, Path]:
 
 
 def run_name(settings: TrainStageSettings, corpus: str) -> str:
-    """Return the name of a training's MLflow run: corpus, preset or number of parameters, steps.
+    """Return the name of a training's MLflow run: corpus, preset or number of parameters, minutes or steps.
 
     Args:
         corpus: name of the corpus; empty if unknown.
@@ -225,7 +231,9 @@ def run_name(settings: TrainStageSettings, corpus: str) -> str:
     network = settings.model
     presets = (name for name in PRESETS if preset(name, network["vocab_size"]).to_dict() == network)
     size = f"{count_parameters(ModelConfig.from_dict(network))['total']:,} parameters"
-    parts = (corpus, next(presets, size), f"{settings.train['max_steps']:,} steps")
+    plan = settings.train
+    budget = f"{plan['minutes']:g} minutes" if plan.get("minutes") else f"{plan['max_steps']:,} steps"
+    parts = (corpus, next(presets, size), budget)
     return " · ".join(part for part in parts if part)
 
 

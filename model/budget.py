@@ -1,0 +1,120 @@
+"""A training budget in minutes, held by the clock: the number of steps is planned anew as the machine's speed changes.
+
+A plan says how many steps the rest of the time has room for. The place on the learning rate schedule is the share of
+the budget that is used: the share at the last plan, and from there in equal parts up to the last step. Plans are made
+at steps that depend on plans alone, and are recorded in the history, so that a resumed run continues the recorded one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .config import TrainConfig
+
+BUSY = 1.5  # times the expected seconds of a step, from which the machine is called busy
+SETTLED = 0.05  # share of the budget after which the speed is known well enough for that
+INTERVALS = 20  # at least so many plans in the rest of a training, each of which corrects the ones before
+
+SECONDS, SHARE, STEPS = "budget/seconds", "budget/share", "budget/steps"  # columns of the history
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rest of a training, as planned after a step.
+
+    Attributes:
+        step: the step.
+        share: share of the budget used by then.
+        steps: number of the last step.
+    """
+
+    step: int
+    share: float
+    steps: int
+
+    @property
+    def next(self) -> int:
+        """The step after which to plan again; soon at first, because the first plans know the speed least."""
+        return self.step + max(1, min(self.step, (self.steps - self.step) // INTERVALS))
+
+    def share_before(self, step: int) -> float:
+        """Return the share of the budget used before a later step, from 0 to 1."""
+        return self.share + (1 - self.share) * (step - 1 - self.step) / max(1, self.steps - self.step)
+
+
+class Budget:
+    """The steps of a training: all of `max_steps`, or as many as `minutes` have room for.
+
+    Args:
+        config: gives minutes, max_steps (the first plan where there are minutes) and most_steps.
+        clock: seconds since any point in time.
+
+    Attributes:
+        plan: the present plan.
+        reserve: seconds to keep for the work after the last step.
+        pace: seconds of a step since the plan before the last one; 0 before the first one.
+    """
+
+    def __init__(self, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._began = clock()
+        self._plans: list[tuple[int, float]] = [(0, 0.0)]  # steps and seconds at the last plans
+        self.plan = Plan(0, 0.0, config.max_steps)
+        self.reserve = self.pace = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, without those that a kill has lost."""
+        return self._clock() - self._began
+
+    def resume(self, history: Sequence[dict[str, Any]]) -> None:
+        """Continue the plan and the clock of a recorded history."""
+        if not (self._config.minutes and history):
+            return
+        self._began -= history[-1][SECONDS]
+        for row in history:
+            if STEPS in row:
+                self.plan = Plan(row["step"], row[SHARE], row[STEPS])
+                self._plans = [*self._plans[-1:], (row["step"], row[SECONDS])]
+
+    def place(self, step: int) -> float:
+        """Return the place of a step on the learning rate schedule, in steps of the first plan, from 0."""
+        if not self._config.minutes:
+            return step - 1
+        return self.plan.share_before(step) * self._config.max_steps
+
+    def busy(self) -> str:
+        """Return a sentence if steps take much longer than the first plan expected; else an empty text."""
+        expected = 60 * self._config.minutes / self._config.max_steps
+        if self.plan.share < SETTLED or self.pace < BUSY * expected:
+            return ""
+        return (
+            f"a step takes {self.pace:.2f} s instead of the expected {expected:.2f} s, because other programs use this "
+            f"machine: the training ends on time with about {self.plan.steps:,} instead of {self._config.max_steps:,} steps"
+        )
+
+    def after(self, step: int, agree: Callable[[tuple[float, float]], tuple[float, float]]) -> dict[str, float]:
+        """Return the columns of a finished step, after planning the next ones where it is time.
+
+        Args:
+            step: number of the step.
+            agree: returns the first rank's value on every rank.
+        """
+        if not self._config.minutes:
+            return {}
+        seconds = self.seconds
+        if step < self.plan.next:
+            return {SECONDS: seconds}
+        seconds, reserve = agree((seconds, self.reserve))
+        usable = max(60 * self._config.minutes - reserve, 1e-9)
+        earlier, then = self._plans[0]
+        pace = (seconds - then) / (step - earlier)
+        steps = step + max(0, round((usable - seconds) / max(pace, 1e-9)))
+        self.pace = pace
+        self.plan = Plan(step, min(1.0, seconds / usable), min(steps, max(step, self._config.most_steps or steps)))
+        self._plans = [*self._plans[-1:], (step, seconds)]
+        return {SECONDS: seconds, SHARE: self.plan.share, STEPS: self.plan.steps}
