@@ -94,7 +94,8 @@ class Budget:
             return ""
         return (
             f"a step takes {self.pace:.2f} s instead of the expected {expected:.2f} s, because other programs use "
-            f"this machine: the training ends on time with about {self.plan.steps:,} instead of {self._config.max_steps:,} steps"
+            f"this machine: the training ends on time with about {self.plan.steps:,} instead of "
+            f"{self._config.max_steps:,} steps"
         )
 
     def after(self, step: int, agree: Callable[[tuple[float, float]], tuple[float, float]]) -> dict[str, float]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tasks.readers.records import Limits
 
 
-# Threads that wait sleep. While they spin, as by default, they hold a core that another program could use, and the two
-# programs wait for each other: beside one busy process, steps took more than ten times as long. Read when torch is loaded.
+# Threads that wait sleep. By default they spin and hold a core that another program could use, for which the working
+# thread then waits: beside a busy process, steps took more than ten times as long. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -1,9 +1,9 @@
 """The stage `suggest`: network, context, batch and steps for a corpus, a device and a time.
 
 Each shape of a ladder is timed for a few steps on the device, in as many processes and as compiled as the training will
-be; the shape with the lowest predicted loss is suggested. The prediction is the scaling law of Hoffmann et al. 2022
-(loss falls with parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al.
-2023). Its constants were fitted on far larger networks: it orders neighbouring sizes, and its values say nothing.
+be; the shape that ranks first is suggested. They are ranked by the scaling law of Hoffmann et al. 2022 (loss falls with
+parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al. 2023). Its
+constants were fitted on far larger networks: it orders neighbouring sizes, and its values predict no loss.
 Measured once and kept: asking again gives the same answer.
 """
 
@@ -72,14 +72,14 @@ class SuggestSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One shape and what it promises."""
+    """One shape, and how the scaling law ranks it."""
 
     name: str
     parameters: int
     step_seconds: float | None = None  # of one optimiser step, measured; None where it was not tried
     steps: int = 0  # that the time has room for
     passes: float = 0.0  # over the training text
-    loss: float = math.inf  # promised; to be compared with that of other candidates only
+    score: float = math.inf  # of the scaling law, lower is better; it orders candidates and predicts no loss
     note: str = ""  # why it was not tried, or not taken
 
 
@@ -97,8 +97,8 @@ def _kind(device: str) -> str:
     return "cpu" if device.startswith("cpu") else "cuda"  # GPUs are described by their names
 
 
-def promised_loss(parameters: int, tokens_read: float, tokens: float) -> float:
-    """Return the loss that the scaling law predicts.
+def scaling_law(parameters: int, tokens_read: float, tokens: float) -> float:
+    """Return the score of the scaling law, by which sizes are ordered; lower is better.
 
     Args:
         parameters: of the network.
@@ -117,7 +117,7 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=2, unkeyed=("execution",))
+@stage("suggest", version=3, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
@@ -125,7 +125,7 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
     sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
     if settings.minutes:
         candidates = list(_timed(work, settings, sizes, execution or ExecutionSettings()))
-        best = min(candidates, key=lambda item: item.loss)
+        best = min(candidates, key=lambda item: item.score)
     else:
         chosen = shape_of_tokens(sizes, settings.read_tokens)
         candidates = [Candidate(name, size) for name, size in sizes.items()]
@@ -139,7 +139,9 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
         "max_steps": best.steps,
         "step_seconds": best.step_seconds,
         "why": list(_reasons(settings, best, candidates)),
-        "candidates": [{**asdict(item), "loss": None if math.isinf(item.loss) else item.loss} for item in candidates],
+        "candidates": [
+            {**asdict(item), "score": None if math.isinf(item.score) else item.score} for item in candidates
+        ],
     }
     (work.out / SUGGESTION_FILE).write_text(json.dumps(answer, indent=1))
     work.counts["rows"] = len(candidates)
@@ -163,13 +165,13 @@ def _timed(
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
-        loss = promised_loss(sizes[name], read, settings.tokens or read)
+        score = scaling_law(sizes[name], read, settings.tokens or read)
         tried += 1
         work.progress.update(number + 1, len(names), name)
-        yield Candidate(name, sizes[name], seconds, steps, passes, loss)
-        if tried > 1 and (loss > before or steps < WORTHWHILE_STEPS):
+        yield Candidate(name, sizes[name], seconds, steps, passes, score)
+        if tried > 1 and (score > before or steps < WORTHWHILE_STEPS):
             return
-        before = loss
+        before = score
 
 
 def _step_seconds(
@@ -212,12 +214,11 @@ def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Ca
     )
     if settings.tokens:
         yield f"They read the training text of about {settings.tokens:,} tokens {best.passes:.1f} times."
-    others = [item for item in candidates if item is not best and item.step_seconds is not None]
+    others = [item.name for item in candidates if item is not best and item.step_seconds is not None]
     if others:
-        rivals = ", ".join(f"{item.name} {item.loss:.2f}" for item in others)
         yield (
-            f"{best.name} ({best.parameters:,} parameters) promises the lowest loss in this time: {best.loss:.2f} by a "
-            f"scaling law, beside {rivals}; the law orders sizes, it does not foretell the loss."
+            f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; a scaling law ranks it first "
+            "for this time. The law orders sizes; what the model will reach is not predicted."
         )
     yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network."
 
@@ -303,13 +304,12 @@ def suggestion_sentence(suggestion: Mapping[str, Any]) -> str:
 def suggestion_text(suggestion: Mapping[str, Any]) -> str:
     """Return a proposal and its reasons in Markdown."""
     rows = []
-    for item in suggestion["candidates"]:
+    for rank, item in enumerate(sorted(suggestion["candidates"], key=lambda one: one["score"] or math.inf), 1):
         figures = ["", "", "", item["note"]]
         if item["step_seconds"] is not None:
-            seconds, passes = f"{item['step_seconds']:.3f}", f"{item['passes']:.1f}"
-            figures = [seconds, f"{item['steps']:,}", passes, f"{item['loss']:.2f}"]
+            figures = [f"{item['step_seconds']:.3f}", f"{item['steps']:,}", f"{item['passes']:.1f}", str(rank)]
         rows.append([item["name"], f"{item['parameters']:,}", *figures])
-    lines = table(["network", "parameters", "s/step", "steps", "passes", "promised loss"], rows)
+    lines = table(["network", "parameters", "s/step", "steps", "passes", "rank"], rows)
     return "\n\n".join(
         [suggestion_sentence(suggestion), "\n".join(f"- {reason}" for reason in suggestion["why"]), "\n".join(lines)]
     )

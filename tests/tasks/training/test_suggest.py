@@ -16,8 +16,8 @@ from storage.lineage import manifest_of
 from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
 from tasks.training.suggest import (
     candidates_of,
-    promised_loss,
     read_suggestion,
+    scaling_law,
     shape_of_tokens,
 )
 
@@ -26,10 +26,10 @@ OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
 
 
 def test_the_law_prefers_more_tokens_and_more_parameters_and_counts_repetition_less() -> None:
-    base = promised_loss(10**6, 10**7, 10**7)
-    assert promised_loss(10**6, 2 * 10**7, 2 * 10**7) < promised_loss(10**6, 2 * 10**7, 10**7) < base
-    assert promised_loss(2 * 10**6, 10**7, 10**7) < base
-    assert math.isclose(promised_loss(10**6, 10**9, 10**6), promised_loss(10**6, 10**10, 10**6), rel_tol=1e-3)
+    base = scaling_law(10**6, 10**7, 10**7)
+    assert scaling_law(10**6, 2 * 10**7, 2 * 10**7) < scaling_law(10**6, 2 * 10**7, 10**7) < base
+    assert scaling_law(2 * 10**6, 10**7, 10**7) < base
+    assert math.isclose(scaling_law(10**6, 10**9, 10**6), scaling_law(10**6, 10**10, 10**6), rel_tol=1e-3)
 
 
 @pytest.mark.parametrize(("tokens", "name"), [(1, "a"), (2_000_000, "a"), (20_000_000, "b"), (10**10, "c")])
