@@ -217,8 +217,8 @@ def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Ca
     others = [item.name for item in candidates if item is not best and item.step_seconds is not None]
     if others:
         yield (
-            f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; a scaling law ranks it first "
-            "for this time. The law orders sizes; what the model will reach is not predicted."
+            f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; a scaling law "
+            "ranks it first for this time. The law orders sizes; what the model will reach is not predicted."
         )
     yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network."
 
