@@ -157,7 +157,7 @@ class TrainSettings:
     """
 
     minutes: float = option(
-        5.0, "Training time in minutes; a short measurement turns it into a number of steps, once.", ge=0
+        5.0, "Training time in minutes on the clock; the number of steps follows the speed of the machine.", ge=0
     )
     max_steps: int = option(0, "Optimiser steps; 0 means that `max_tokens` or `minutes` decides.", ge=0)
     max_tokens: int = option(0, "Training tokens; 0 means that `minutes` decides.", ge=0)
