@@ -120,12 +120,12 @@ def _documents(kinds: Mapping[str, Paths]) -> Iterator[tuple[str, Path, str]]:
 
 
 def _package(path: Path) -> str:
-    """Return the package of a file: the folder below one of many packages, or the first word of a manual page."""
+    """Return the package of a file: the folder below one of packages, else its own, or the first word of a manual."""
     if _MAN in path.parents:
         return re.split(r"[\W_]", path.name)[0]
     parts = path.parent.parts
     places = [place for place, name in enumerate(parts) if name in ("doc", "site-packages", "dist-packages")]
-    return "/".join(parts[: places[-1] + 2] if places else parts[:-1])
+    return "/".join(parts[: places[-1] + 2] if places else parts)
 
 
 def _ordered(paths: Sequence[Path]) -> Iterator[Path]:

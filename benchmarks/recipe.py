@@ -75,7 +75,8 @@ class Peer:
     fused: bool = True
 
 
-# the shapes on tokens have about the size that our ladder takes for a few minutes on two cores
+# The shapes on tokens have about the size of modern-1m. Their learning rates are estimates, not tuned yet: compare
+# RATE 1e-3, 3e-3 and 6e-3 by `python -m benchmarks.recipe --megabytes 2 --arms nanogpt-bpe,llama --peer-lr RATE`.
 PEERS = {
     "nanogpt-char": Peer(4, 4, 128, 64, 12, lr=1e-3, fused=False),
     "nanogpt-bpe": Peer(4, 4, 128, 256, 8, lr=3e-3),
@@ -89,7 +90,7 @@ class Found:
     """Result of an arm.
 
     Attributes:
-        nats: nats of each validation document, mean over seeds.
+        nats: nats of each validation document.
         seconds: wall clock of the training loop.
         about: network, steps and tokeniser, in words.
     """
