@@ -13,6 +13,7 @@ import hashlib
 import re
 import sys
 import sysconfig
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ LARGEST_FILE = 2**21
 GROUP_SHARE, GROUP_BYTES = 0.1, 5_000  # a package has at most this share of its kind, and these bytes in any case
 SEEN_SHARE = 0.5  # of a document's lines, from which it counts as a copy
 VALIDATION = (150_000, 200_000)  # fewest and most bytes; between them 5 % of the corpus
-COMPLETE = "complete"  # file that is written last
+CONTENTS = "contents.txt"  # file with the bytes of each kind
 
 _DOC, _MAN, _INFO = Path("/usr/share/doc"), Path("/usr/share/man"), Path("/usr/share/info")
 _PROSE = {"", ".txt", ".md", ".rst", ".Debian", ".adoc", ".org"}
@@ -59,8 +60,12 @@ def corpus(megabytes: float, folder: Path, kinds: Mapping[str, Paths] | None = N
     Raises:
         RuntimeError: there is too little text on this machine.
     """
-    if not (folder / COMPLETE).exists():
-        _write(megabytes, folder, INSTALLED if kinds is None else kinds)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / folder.name
+            _write(megabytes, made, INSTALLED if kinds is None else kinds)
+            made.rename(folder)
     return read(folder)
 
 
@@ -90,7 +95,7 @@ def _write(megabytes: float, folder: Path, kinds: Mapping[str, Paths]) -> None:
     found = ", ".join(f"{size / 1e6:.2f} MB of {kind}" for kind, size in by_kind.items())
     if sizes["train"] < wanted:
         raise RuntimeError(f"this machine has {found}; expected {wanted / 1e6:g} MB and {held:,} bytes for validation")
-    (folder / COMPLETE).write_text(f"{found}; {sizes}\n", encoding="utf-8")
+    (folder / CONTENTS).write_text(f"{found}; {sizes}\n", encoding="utf-8")
 
 
 def _plain(name: str) -> str:
@@ -222,4 +227,4 @@ INSTALLED: dict[str, Paths] = {"prose": _prose, "manuals": _manuals, "code": lam
 
 if __name__ == "__main__":
     corpus(float(sys.argv[1]), Path(sys.argv[2]))
-    print((Path(sys.argv[2]) / COMPLETE).read_text(encoding="utf-8"), end="")
+    print((Path(sys.argv[2]) / CONTENTS).read_text(encoding="utf-8"), end="")
