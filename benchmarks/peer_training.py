@@ -96,11 +96,16 @@ class PlainGPT(nn.Module):
                 writes = name.endswith(("proj.weight", "down.weight"))
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * shape.n_layer) if writes else 0.02)
 
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+    def logits(self, ids: Tensor) -> Tensor:
+        """Return the logits of the next id at every position."""
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
+        found: Tensor = self.head(self.norm(x))
+        return found
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(ids)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
@@ -119,8 +124,13 @@ class LlamaLoss(nn.Module):
         )  # fmt: skip
         self.network = transformers.LlamaForCausalLM(config)
 
+    def logits(self, ids: Tensor) -> Tensor:
+        """Return the logits of the next id at every position."""
+        found: Tensor = self.network(ids, use_cache=False).logits
+        return found
+
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        logits = self.network(ids, use_cache=False).logits
+        logits = self.logits(ids)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 

@@ -1,0 +1,380 @@
+"""Our default training and plain loops at equal wall clock, on corpora of a few megabytes.
+
+    python -m benchmarks.recipe [--megabytes 2,10] [--minutes 3,10] [--threads 2] [--arms ours,nanogpt,llama]
+        [--seeds 1] [--recipe JSON] [--out FILE] [--beside FILE] [--corpora FOLDER] [--source FOLDER]
+
+`ours` is the training that `sheepfold run` suggests, by `model.Trainer`; the fields of `--recipe` change it, as in
+'{"vocab_size": 1024, "preset": "modern-1m", "dropout": 0.1, "optimizer": "adamw", "lr": 0.002}'. `nanogpt` is its loop
+on characters with its CPU configuration, and on our tokens; `llama` is the LLaMA of `transformers` on our tokens. The
+minutes are those of the training loop, ours with its evaluations; steps are timed before. Every arm predicts the same
+documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte that is not in its
+vocabulary. Intervals are of the paired bootstrap over documents. `--out` appends a JSON line per arm, and arms of an
+earlier `--beside` file join the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.corpora import corpus, read
+from benchmarks.peer_training import LlamaLoss, PlainGPT, PlainLoop, Recipe, Shape
+from model import ModelConfig, TrainConfig, Trainer, count_parameters, measure_step_seconds
+from model.data import IGNORE, SpanSource, trim
+from model.presets import LADDER
+from model.scoring import batches_by_length
+from storage.digest import sha256_json
+from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
+from tasks.evaluation.compare import paired_bootstrap
+from tasks.evaluation.evaluate import TOKENS_AT_ONCE, EncodedDocuments
+from tasks.evaluation.ngram import KneserNey
+from tasks.tokens.packing import chunk_pieces, is_isolated, pieces_of
+from tasks.tokens.settings import TokenizerSettings
+from tasks.tokens.tokenise import encode_document
+from tasks.tokens.tokenizer import fit_tokenizer
+from tasks.tokens.tokenizer_kinds import CharTokenizer, Tokenizer
+from tasks.training import suggest
+from tasks.training.train import VALIDATION_SAMPLE, steps_of_epochs, train_config
+
+CHARACTERS = 256  # ids of the loop on characters; the rest of Unicode is charged
+HELD_SHARE = 0.1  # of our training documents, for early stopping, as the pipeline's default holds out
+PROBE_SHARE = 0.03  # of the minutes, to time steps before
+WARMUP = 0.05  # share of the steps, as nanoGPT's 100 of 2,000
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A plain loop: a shape without its vocabulary, and the learning rate.
+
+    Attributes:
+        d_ff: width of the feed-forward layer of a LLaMA; 0 is a GPT.
+    """
+
+    n_layer: int
+    n_head: int
+    d_model: int
+    context: int
+    rows: int
+    lr: float
+    d_ff: int = 0
+    fused: bool = True
+
+
+# The shapes on tokens have about the size of modern-1m. Their learning rates are estimates, not tuned yet: compare
+# RATE 1e-3, 3e-3 and 6e-3 by `python -m benchmarks.recipe --megabytes 2 --arms nanogpt-bpe,llama --peer-lr RATE`.
+PEERS = {
+    "nanogpt-char": Peer(4, 4, 128, 64, 12, lr=1e-3, fused=False),
+    "nanogpt-bpe": Peer(4, 4, 128, 256, 8, lr=3e-3),
+    "llama": Peer(4, 4, 128, 256, 8, lr=3e-3, d_ff=384),
+}
+ARMS = {"ours": ["ours"], "nanogpt": ["nanogpt-char", "nanogpt-bpe"], "llama": ["llama"], "5-gram": ["5-gram"]}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Result of an arm.
+
+    Attributes:
+        nats: nats of each validation document.
+        seconds: wall clock of the training loop.
+        about: network, steps and tokeniser, in words.
+    """
+
+    corpus: str
+    minutes: float
+    arm: str
+    seed: int
+    seconds: float
+    about: str
+    bits_per_byte: float
+    nats: list[float]
+    n_bytes: list[int]
+    recipe: dict[str, Any]
+    threads: int
+
+
+class Texts:
+    """The documents of a corpus, and their ids by tokeniser.
+
+    Args:
+        name: name of the corpus in the table.
+        train, held: texts for training and validation.
+    """
+
+    def __init__(self, name: str, train: Sequence[str], held: Sequence[str]) -> None:
+        self.name = f"{name} ({sha256_json([list(train), list(held)])[:8]})"
+        self.train, self.held = train, held
+        self.tokenizer = cache(self._tokenizer)
+        self.ids = cache(self._ids)
+
+    def _tokenizer(self, kind: str, vocab_size: int) -> Tokenizer:
+        if kind == "char":
+            return CharTokenizer.fit(self.train, vocab_size)
+        settings = TokenizerSettings(kind=cast(Any, kind), vocab_size=vocab_size)
+        fitted, _, _ = fit_tokenizer([text.encode() for text in self.train], settings)
+        return fitted
+
+    def _ids(self, tokenizer: Tokenizer) -> tuple[EncodedDocuments, EncodedDocuments]:
+        return encoded(tokenizer, self.train), encoded(tokenizer, self.held)
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedDocuments:
+    """Return texts as ids, each between bos and eos."""
+    parts = zip(texts, tokenizer.encode(texts), strict=True)
+    pairs = [encode_document(tokenizer, text, ids) for text, ids in parts]
+    lost = np.array([lost for _, lost in pairs], dtype=np.int64)
+    n_bytes = np.array([len(text.encode()) for text in texts], dtype=np.int64)
+    pieces = [ids for ids, _ in pairs]
+    lengths = np.array([len(ids) for ids in pieces], dtype=np.int64)
+    return EncodedDocuments(np.concatenate(pieces), lengths, n_bytes, lost, np.zeros(len(texts), dtype=bool))
+
+
+@torch.inference_mode()
+def document_nats(logits: Callable[[Tensor], Tensor], documents: EncodedDocuments, context: int) -> np.ndarray:
+    """Return (n,) nats of each document, lost bytes included, in windows that overlap by half."""
+    stride = max(1, context // 2)
+    windows = chunk_pieces(documents.lengths, context, stride)
+    start, length = documents.starts[windows.document] + windows.start, windows.length.astype(np.int64)
+    first = np.where(windows.start > 0, context - stride + 1, 1)
+    used = np.flatnonzero(length > first)
+    source = SpanSource([documents.ids], np.zeros_like(start), start, length, context, 0)
+    nats = documents.lost_bytes * (8 * math.log(2))
+    for part in batches_by_length(length[used] - 1, TOKENS_AT_ONCE):
+        rows = used[part]
+        inputs, labels, _ = trim(source.batch(rows))
+        labels[np.arange(1, labels.shape[1] + 1) < first[rows, None]] = IGNORE
+        found = logits(torch.from_numpy(inputs)).flatten(0, 1).float()
+        nll = F.cross_entropy(found, torch.from_numpy(labels).flatten(), reduction="none")
+        np.add.at(nats, windows.document[rows], nll.view(labels.shape).sum(dim=1).double().numpy())
+    return np.asarray(nats)
+
+
+def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> tuple[np.ndarray, float, str]:
+    """Train as the pipeline does by default; returns nats by document, seconds and a description.
+
+    Args:
+        recipe: fields of ModelConfig and of TrainConfig, and `vocab_size`, `preset`, `packing`, `precision`,
+            `max_epochs`.
+    """
+    given = dict(recipe)
+    tokenizer = texts.tokenizer("auto" if "vocab_size" not in given else "bpe", given.pop("vocab_size", 0))
+    documents, held = texts.ids(tokenizer)
+    name, packing = given.pop("preset", AUTO), given.pop("packing", "chunk")
+    own = {item.name for item in fields(TrainConfig)} - {"precision"}
+    further = {key: given.pop(key) for key in ("precision", "max_epochs") if key in given}
+    training = {key: given.pop(key) for key in sorted(own & given.keys())}
+    steps = training.pop("max_steps", 0)
+    settings = TrainSettings(minutes=minutes, seed=seed, overrides=training, **further)
+    on_ladder = name == AUTO or name in LADDER
+    network = ModelSettings(preset=AUTO if on_ladder else name, overrides=given)
+    tokens, each = suggest.rounded(len(documents.ids)), suggest.rounded(documents.lengths.mean())
+    context = min(suggest.LONGEST["cpu"], max(suggest.SHORTEST, each))
+    shapes, plans = suggest.candidates_of(network, settings, tokenizer.vocab_size, context, "cpu")
+    if name == AUTO:
+        name = _suggested(suggest.SuggestSettings(minutes, tokens, each, 0, shapes, plans, "cpu"))
+    shape = ModelConfig.from_dict(shapes[name])
+    plan = {key: plans[name][key] for key in suggest.SUGGESTED}
+    settled = train_config(settings, shapes[name], "cpu", 1_000, **plan)
+    if not steps:
+        seconds = _median_step(shape, TrainConfig.from_dict(settled), 60 * minutes * PROBE_SHARE)
+        steps = max(suggest.MIN_STEPS, int(60 * minutes * suggest.SHARE_OF_BUDGET / seconds))
+    n_held = int(np.searchsorted(np.cumsum(documents.lengths), HELD_SHARE * len(documents.ids)))
+    n_held = max(1, n_held) if settled["patience"] else 0
+    learning = _source(documents, np.arange(n_held, len(documents.lengths)), shape.max_seq_len, packing)
+    checking = _source(documents, np.arange(n_held), shape.max_seq_len, packing, VALIDATION_SAMPLE) if n_held else None
+    steps = min(steps, steps_of_epochs(settings.max_epochs, settled, len(learning)))
+    final = TrainConfig.from_dict(train_config(settings, shapes[name], "cpu", steps, **plan))
+    started = time.perf_counter()
+    result = Trainer(shape, final, learning, checking).fit()
+    seconds = time.perf_counter() - started
+    passes = result.steps * final.batch_size * final.grad_accum / len(learning)
+    best = "" if result.best_step in (None, result.steps) else f", best at {result.best_step:,}"
+    about = (
+        f"{name}, {count_parameters(shape)['total']:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
+        f"{result.steps:,} of {steps:,} steps{best}, {passes:.1f} passes"
+    )
+    return document_nats(result.model.eval(), held, shape.max_seq_len), seconds, about
+
+
+def _suggested(settings: suggest.SuggestSettings) -> str:
+    """Return the preset that the stage `suggest` would choose on this machine."""
+    sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
+    work = SimpleNamespace(machine=SimpleNamespace(device="cpu"), progress=SimpleNamespace(update=lambda *_: None))
+    candidates = suggest._timed(cast(Any, work), settings, sizes, ExecutionSettings())
+    return min(candidates, key=lambda item: item.loss).name
+
+
+def _median_step(shape: ModelConfig, plan: TrainConfig, seconds: float) -> float:
+    first = measure_step_seconds(shape, plan, steps=3)
+    return measure_step_seconds(shape, plan, steps=max(3, min(50, int(seconds / first))))
+
+
+def _source(
+    documents: EncodedDocuments, rows: np.ndarray, context: int, packing: str, limit: int | None = None
+) -> SpanSource:
+    """Return the sequences of some documents."""
+    pieces = pieces_of(documents.lengths[rows], context, packing)
+    if limit is not None:
+        pieces = pieces.take(pieces.sequence < limit)
+    start = documents.starts[rows][pieces.document] + pieces.start
+    single = pieces.sequences == len(pieces)
+    opens = np.flatnonzero(np.diff(pieces.sequence, prepend=-1))
+    return SpanSource(
+        [documents.ids],
+        np.zeros_like(start),
+        start,
+        pieces.length,
+        context,
+        0,
+        offsets=None if single else np.append(opens, len(pieces)),
+        ahead=pieces.ahead,
+        isolated=is_isolated(packing) and not single,
+    )
+
+
+def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) -> tuple[np.ndarray, float, str]:
+    """Train a plain loop; returns nats by document, seconds and a description.
+
+    Args:
+        lr: learning rate; 0 means the one of `PEERS`.
+    """
+    peer = PEERS[arm]
+    tokenizer = texts.tokenizer("char", CHARACTERS) if arm == "nanogpt-char" else texts.tokenizer("auto", 0)
+    documents, held = texts.ids(tokenizer)
+    shape = Shape(peer.n_layer, peer.n_head, peer.d_model, tokenizer.vocab_size, peer.context, peer.rows)
+    rate = lr or peer.lr
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.bin"
+        documents.ids.astype(np.uint16).tofile(file)
+
+        def loop(steps: int) -> PlainLoop:
+            torch.manual_seed(seed)
+            network = LlamaLoss(shape, peer.d_ff) if peer.d_ff else PlainGPT(shape)
+            warmup = max(1, round(WARMUP * steps))
+            made = PlainLoop(network, file, shape, Recipe(steps, rate, rate / 10, warmup, fused=peer.fused))
+            made.random.manual_seed(seed)
+            return made
+
+        steps = max(suggest.MIN_STEPS, int(60 * minutes / _timed_step(loop(1_000), 60 * minutes * PROBE_SHARE)))
+        trained = loop(steps)
+        started = time.perf_counter()
+        for _ in range(steps):
+            trained.step()
+        seconds = time.perf_counter() - started
+    network = cast(Any, trained.network).eval()
+    n_parameters = sum(weight.numel() for weight in network.parameters())
+    about = f"{n_parameters:,} parameters, {tokenizer.vocab_size} ids, lr {rate:g}, {steps:,} steps, "
+    about += f"{steps * shape.tokens / len(documents.ids):.1f} passes"
+    return document_nats(network.logits, held, shape.context), seconds, about
+
+
+def _timed_step(loop: PlainLoop, seconds: float) -> float:
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < seconds:
+        started = time.perf_counter()
+        loop.step()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[2:])
+
+
+def ngrams(texts: Texts, recipe: dict[str, Any]) -> tuple[np.ndarray, float, str]:
+    """Fit the 5-gram model of our tokens; returns nats by document, seconds and a description."""
+    size = recipe.get("vocab_size", 0)
+    tokenizer = texts.tokenizer("bpe" if size else "auto", size)
+    documents, held = texts.ids(tokenizer)
+    started = time.perf_counter()
+    model = KneserNey.fit(documents.ids, documents.lengths, tokenizer.vocab_size, 5)
+    seconds = time.perf_counter() - started
+    nats = np.bincount(held.owner, weights=model.nll(held.ids, held.lengths), minlength=len(held.lengths))
+    return nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney"
+
+
+def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked: argparse.Namespace) -> Iterator[Found]:
+    """Yield the result of each arm."""
+    n_bytes = [len(text.encode()) for text in texts.held]
+    for arm in arms:
+        recipe = asked.recipe if arm in ("ours", "5-gram") else {"lr": asked.peer_lr} if asked.peer_lr else {}
+        if arm == "ours":
+            nats, seconds, about = ours(texts, minutes, seed, recipe)
+        elif arm == "5-gram":
+            nats, seconds, about = ngrams(texts, recipe)
+        else:
+            nats, seconds, about = plain(arm, texts, minutes, seed, asked.peer_lr)
+        bits = float(nats.sum() / math.log(2) / sum(n_bytes))
+        row = (texts.name, minutes, arm, seed, round(seconds, 1), about, round(bits, 4))
+        yield Found(*row, nats.round(3).tolist(), n_bytes, recipe, asked.threads)
+
+
+def lines(found: Sequence[Found]) -> Iterator[str]:
+    """Yield the rows of the table for one corpus and time: the mean over seeds, and ours compared with each arm."""
+    names = list(dict.fromkeys(item.arm for item in found))
+    of = {name: [item for item in found if item.arm == name] for name in names}
+    nats = {name: np.mean([item.nats for item in items], axis=0) for name, items in of.items()}
+    best = min((name for name in names if name in PEERS), key=lambda name: nats[name].sum(), default="")
+    for name, items in of.items():
+        bits = nats[name].sum() / math.log(2) / sum(items[0].n_bytes)
+        compared = ["", ""]
+        if "ours" in of and name != "ours":
+            change = paired_bootstrap(nats["ours"], nats[name], np.array(items[0].n_bytes))
+            low, high = (1 + end / bits for end in (change.low, change.high))
+            compared = [f"{1 + change.value / bits:.4f}", f"{low:.4f} to {high:.4f}"]
+        shown = f"{name} (best plain loop)" if name == best else name
+        cells = [items[0].corpus, f"{items[0].minutes:g}", shown, f"{bits:.4f}"]
+        cells += [f"{statistics.mean(item.seconds for item in items):.0f}", *compared, items[0].about]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", default="2,10", help="sizes of the training text")
+    parser.add_argument("--minutes", default="3,10")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--arms", default="ours,nanogpt,llama,5-gram", help=f"of {', '.join([*ARMS, *PEERS])}")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--recipe", type=json.loads, default={}, help="settings of ours, as JSON")
+    parser.add_argument("--peer-lr", type=float, default=0.0, help="learning rate of the plain loops")
+    parser.add_argument("--out", type=Path, help="file to which JSON lines are appended")
+    parser.add_argument("--beside", type=Path, help="JSON lines of earlier arms to compare with")
+    parser.add_argument("--corpora", type=Path, default=Path(tempfile.gettempdir()) / "sheepfold-corpora")
+    parser.add_argument("--source", type=Path, help="folder with `train` and `validation`, instead of --megabytes")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    arms = [name for part in asked.arms.split(",") for name in ARMS.get(part, [part])]
+    if unknown := sorted(set(arms) - {"ours", "5-gram", *PEERS}):
+        parser.error(f"--arms has {', '.join(unknown)}; expected {', '.join([*ARMS, *PEERS])}")
+    before = [Found(**json.loads(line)) for line in asked.beside.open()] if asked.beside else []
+    print("| corpus | minutes | arm | bits per byte | seconds | ours / it | 95 % interval | about |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for size in [""] if asked.source else asked.megabytes.split(","):
+        parts = read(asked.source) if asked.source else corpus(float(size), asked.corpora / size)
+        texts = Texts(f"{size} MB" if size else asked.source.name, *parts)
+        for minutes in map(float, asked.minutes.split(",")):
+            known = [item for item in before if (item.corpus, item.minutes) == (texts.name, minutes)]
+            found = [item for item in known if item.arm not in arms and item.threads == asked.threads]
+            for seed in range(1, asked.seeds + 1):
+                for item in measure(texts, minutes, arms, seed, asked):
+                    found.append(item)
+                    if asked.out:
+                        with asked.out.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(asdict(item)) + "\n")
+            print("\n".join(lines(found)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
