@@ -4,7 +4,7 @@
         [--seeds 1] [--recipe JSON] [--out FILE] [--beside FILE] [--corpora FOLDER] [--source FOLDER]
 
 `ours` is the training that `sheepfold run` suggests, by `model.Trainer`; the fields of `--recipe` change it, as in
-'{"vocab_size": 1024, "preset": "modern-1m", "dropout": 0.1, "optimizer": "adamw", "lr": 0.002}'. `nanogpt` is its loop
+'{"vocab_size": 1024, "preset": "modern-1m", "drop_resid": 0.1, "lr": 0.002}'. `nanogpt` is its loop
 on characters with its CPU configuration, and on our tokens; `llama` is the LLaMA of `transformers` on our tokens. The
 minutes are those of the training loop, ours with its evaluations; steps are timed before. Every arm predicts the same
 documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte that is not in its
@@ -178,7 +178,7 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> tup
     own = {item.name for item in fields(TrainConfig)} - {"precision"}
     further = {key: given.pop(key) for key in ("precision", "max_epochs") if key in given}
     training = {key: given.pop(key) for key in sorted(own & given.keys())}
-    steps = training.pop("max_steps", 0)
+    steps = given_steps = training.pop("max_steps", 0)
     settings = TrainSettings(minutes=minutes, seed=seed, overrides=training, **further)
     on_ladder = name == AUTO or name in LADDER
     network = ModelSettings(preset=AUTO if on_ladder else name, overrides=given)
@@ -197,8 +197,10 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> tup
     n_held = max(1, n_held) if settled["patience"] else 0
     learning = _source(documents, np.arange(n_held, len(documents.lengths)), shape.max_seq_len, packing)
     checking = _source(documents, np.arange(n_held), shape.max_seq_len, packing, VALIDATION_SAMPLE) if n_held else None
-    steps = min(steps, steps_of_epochs(settings.max_epochs, settled, len(learning)))
-    final = TrainConfig.from_dict(train_config(settings, shapes[name], "cpu", steps, **plan))
+    most = steps_of_epochs(settings.max_epochs, settled, len(learning))
+    if not given_steps:
+        plan |= {"minutes": minutes, "most_steps": most}
+    final = TrainConfig.from_dict(train_config(settings, shapes[name], "cpu", min(steps, most), **plan))
     started = time.perf_counter()
     result = Trainer(shape, final, learning, checking).fit()
     seconds = time.perf_counter() - started
@@ -206,7 +208,7 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> tup
     best = "" if result.best_step in (None, result.steps) else f", best at {result.best_step:,}"
     about = (
         f"{name}, {count_parameters(shape)['total']:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
-        f"{result.steps:,} of {steps:,} steps{best}, {passes:.1f} passes"
+        f"{result.steps:,} steps{best}, {passes:.1f} passes"
     )
     return document_nats(result.model.eval(), held, shape.max_seq_len), seconds, about
 
@@ -216,7 +218,7 @@ def _suggested(settings: suggest.SuggestSettings) -> str:
     sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
     work = SimpleNamespace(machine=SimpleNamespace(device="cpu"), progress=SimpleNamespace(update=lambda *_: None))
     candidates = suggest._timed(cast(Any, work), settings, sizes, ExecutionSettings())
-    return min(candidates, key=lambda item: item.loss).name
+    return min(candidates, key=lambda item: item.score).name
 
 
 def _median_step(shape: ModelConfig, plan: TrainConfig, seconds: float) -> float:
