@@ -116,6 +116,7 @@ def write_files(folder: Path, sample_folder: Path) -> None:
         (documents / kind).mkdir(parents=True)
         for path in sorted((sample_folder / kind).iterdir())[:count]:
             shutil.copyfile(path, documents / kind / path.name)
+    shutil.copytree(documents, folder / "sample-corpus")
     prose = sorted((sample_folder / "text").iterdir())[25:]
     (documents / "notes").mkdir()
     (documents / "mails").mkdir()

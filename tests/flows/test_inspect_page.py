@@ -68,7 +68,7 @@ def test_another_token_changes_what_comes_next_and_its_state(chromium: Any, tmp_
     opened.page.locator("#next .chip").first.click()
     after = [opened.page.locator(place).inner_html() for place in ("#probabilities", "#logits", "#dimensions")]
     assert all(old != new for old, new in zip(before, after, strict=True))
-    assert "what does come next" in opened.page.locator("#next-status").inner_text()
+    assert "marks the actual next token" in opened.page.locator("#next-status").inner_text()
 
 
 def test_without_scripts_the_first_head_and_the_last_token_are_shown(chromium: Any, tmp_path: Path) -> None:
