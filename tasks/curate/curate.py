@@ -379,7 +379,7 @@ def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
     corpus.sql(
         "create table selected as select doc_id, segment, cluster, case when held_out.cluster is not null then "
         "'validation' when clusters.cluster is not null then 'train' else 'none' end as split, code is null as kept, "
-        "licence, n_bytes, code as reason_code, reason from candidates left join refused using (number) "
+        "licence, candidates.n_bytes, code as reason_code, reason from candidates left join refused using (number) "
         "left join clusters using (cluster) left join held_out using (cluster)"
     )
     cuts = "select doc_id, start, length, code as reason_code from cuts join candidates using (number) order by all"
