@@ -8,10 +8,10 @@ The split is a pure function of texts: a document is in validation if the hashes
 duplicates and near-duplicates are below the threshold. So growth and merging clusters only move documents out of
 validation, with these exceptions: a corpus whose validation has less than `target` bytes holds out further clusters in
 the order of their hashes, and growth may move those in both directions; a cluster of more than a third of the corpus is
-trained on until the corpus has grown; if all clusters fall into validation, one is trained on; if all held-out documents
-are contained in training text, the cluster with the next hash is held out; and a cluster may split again if there are
-too many near-duplicates to compare all pairs. The frozen evaluation set does not follow the split, but is frozen again
-if training text overlaps with it.
+trained on until the corpus has grown; if all clusters fall into validation, one is trained on; if all held-out
+documents are contained in training text, the cluster with the next hash is held out; and a cluster may split again if
+there are too many near-duplicates to compare all pairs. The frozen evaluation set does not follow the split, but is
+frozen again if training text overlaps with it.
 
 The queries read two tables of a `Corpus`: `candidates`, the live documents, numbered by `RANK`; and `refused`, the
 numbers of those that are not used, with a code and a reason.
@@ -312,8 +312,8 @@ def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
     )
 
 
-# Hold out the next clusters of each stratum while half of the cluster fits into what its share of the target lacks, so
-# that the bytes are rounded to whole clusters. One that cannot fit is passed over, in the next turn if it was in the way.
+# Hold out the next clusters of each stratum while half of the cluster fits into what its share of the target lacks: so
+# the bytes are rounded to whole clusters. One that does not fit ends the turn, and is passed over in the next.
 _FURTHER = """
 with
     ours as (from clusters select cluster, share, n_bytes, {stratum} as own, cluster in (from held_out) as held),

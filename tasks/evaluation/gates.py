@@ -322,11 +322,12 @@ def _bits(facts: Facts, settings: GateSettings) -> Found:
     n = f"{difference.documents:,} document{'' if difference.documents == 1 else 's'}"
     reach = f"{difference.interval} on {n}" if difference.is_bounded else f"on {n}, which says nothing of others"
     words = f"{own:.4f} bits per byte are {fewer} than the champion's {other:.4f} ({reach})"
-    if not difference.is_clear and other is not None and difference.high - difference.low > 2 * MAX_HALF_WIDTH * other:
+    is_wide = other is not None and difference.high - difference.low > 2 * MAX_HALF_WIDTH * other
+    if is_wide and not difference.is_clear:
         return math.nan, (
             f"{words}: too little text to tell the two apart, as the interval has to exclude 0 or to reach at most "
-            f"{MAX_HALF_WIDTH:.0%} of the champion's figure to either side; add documents, or make this one champion by "
-            "`sheepfold rollback --to VERSION`"
+            f"{MAX_HALF_WIDTH:.0%} of the champion's figure to either side; add documents, or make this one champion "
+            "by `sheepfold rollback --to VERSION`"
         )
     if settings.rule == "clearly_better" and not difference.high < 0 and difference.value < 0:
         words += ", but not clearly"

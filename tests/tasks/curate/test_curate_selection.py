@@ -279,7 +279,7 @@ def test_what_is_held_out_for_its_bytes_is_in_proportion_to_kinds_and_languages(
         ("code", "en"): skewed(50, 3, kind="code"),
         ("text", "hu"): skewed(1, 4, language="hu"),
     }
-    chosen = sides(sum(parts.values(), []))
+    chosen = sides([item for own in parts.values() for item in own])
     for labels, own in parts.items():
         whole = sum(item.n_bytes for item in own)
         held = sum(item.n_bytes for item in own if chosen[item.doc_id] == "validation")
