@@ -91,7 +91,7 @@ def _widening(weight: np.ndarray) -> float:
     """Return the quotient of the quantiles of Student's t and of the normal distribution.
 
     The bootstrap of few documents, or of a few long ones among short ones, is too narrow: on 10 documents, it finds a
-    significant difference between two equal models in 9 to 14 % of the cases, and with the quotient in 2 to 7 %. The
+    significant difference between two equal models in 9 to 15 % of the cases, and with the quotient in 2 to 7 %. The
     degrees of freedom are the effective number of documents (Kish 1965) less one.
     """
     from scipy.special import ndtri, stdtrit  # only here: slow to import
