@@ -313,16 +313,17 @@ def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
 
 
 # Hold out the next clusters of each stratum while half of the cluster fits into what its share of the target lacks: so
-# the bytes are rounded to whole clusters. One that does not fit ends the turn, and is passed over in the next.
+# the bytes are rounded to whole clusters. One that does not fit ends the turn, and is passed over in the next. One
+# with more than half of the bytes of its kind and language is left, so that training keeps the only document of these.
 _FURTHER = """
 with
-    ours as (from clusters select cluster, share, n_bytes, {stratum} as own, cluster in (from held_out) as held),
+    ours as (from clusters select *, {stratum} as own, cluster in (from held_out) as held),
     fitting as (
         select * from (
-            select *, $share * sum(n_bytes) over (partition by own)
+            select *, sum(n_bytes) over (partition by stratum) as alike, $share * sum(n_bytes) over (partition by own)
                 - coalesce(sum(n_bytes) filter (held) over (partition by own), 0) as lack
             from ours
-        ) anti join barred using (cluster) where not held and n_bytes / 2 <= lack
+        ) anti join barred using (cluster) where not held and n_bytes / 2 <= lack and n_bytes <= alike / 2
     )
 insert into held_out select cluster from fitting
 qualify sum(n_bytes) over (partition by own order by share, cluster) - n_bytes / 2 <= lack

@@ -291,6 +291,12 @@ def test_a_corpus_of_small_groups_holds_out_as_much_as_another() -> None:
     assert held_bytes(items) == pytest.approx(ENOUGH_SHARE * sum(item.n_bytes for item in items), rel=0.5)
 
 
+def test_the_only_document_of_a_language_is_not_held_out_for_its_bytes() -> None:
+    alone = [replace(item, language=f"language {number}") for number, item in enumerate(skewed(30, 2))]
+    chosen = sides([*skewed(6, 1), *alone])
+    assert [chosen[item.doc_id] for item in alone].count("validation") == 0
+
+
 def test_a_document_of_more_than_a_third_of_the_corpus_is_trained_on() -> None:
     items = skewed(20, 1)
     giant = replace(next(item for item in candidates(300) if share_of(item) < 0.2), n_bytes=10**7)
