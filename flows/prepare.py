@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flows.context import flow, open_run, subflow
@@ -15,8 +16,8 @@ from storage.schemas import OVERLAP_FILE, TOKENS_FILE
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import NoSettings
-from tasks.curate.curate import check_split
-from tasks.curate.evalset import freeze_evalset, has_split
+from tasks.curate.curate import ENOUGH_BYTES, check_split
+from tasks.curate.evalset import freeze_evalset, has_split, validation_bytes
 from tasks.curate.evalset_leaks import EvalsetLeaksSettings, evalset_leaks
 from tasks.curate.evalset_overlap import evalset_overlap
 from tasks.registry.base import Base, check_base, with_base
@@ -97,7 +98,11 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
 
 
 def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
-    """Return the corpus's evaluation set; it is frozen again if the split changed or training text overlaps with it."""
+    """Return the corpus's evaluation set.
+
+    It is frozen again if the split's settings changed, training text overlaps with it, or it is small and the split now
+    gives at least twice its bytes.
+    """
     known = freeze_evalset.pinned(run)
     if known is not None and has_split(run.store, known, settings.curate):
         overlaps = _overlaps(run, ingested, known)  # in every run, so that each has only new documents to compute
@@ -110,8 +115,16 @@ def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:
             overlaps=overlaps,
             evalset=known,
         )
-        if not run.read(leaks, lambda ref: manifest_of(run.store, ref).counts["leaks"], 0):
+        held = manifest_of(run.store, known).counts["bytes"]
+        given = run.read(ingested.curated, partial(validation_bytes, run.store), held)
+        is_outgrown = held < ENOUGH_BYTES and given >= 2 * held
+        if not is_outgrown and not run.read(leaks, lambda ref: manifest_of(run.store, ref).counts["leaks"], 0):
             return run.reuse(freeze_evalset, known)
+        if is_outgrown:
+            run.note(
+                f"the evaluation set has {held:,} bytes and the split gives {given:,}, so it is frozen again; models "
+                "are compared on the new one"
+            )
     frozen = freeze_evalset(
         run,
         NoSettings(),

@@ -171,7 +171,8 @@ TABLES: dict[str, Meaning] = {
         "What each gate says of a model (stage `gates`).",
         {
             "gate": "Name of the gate.",
-            "verdict": "`passed`, `failed` or `skipped` (nothing to measure, or no limit).",
+            "verdict": "`passed`, `failed`, `skipped` (nothing to measure, or no limit) or `not_comparable` (too "
+            "little text, or the champion was trained on it).",
             "number": "Measured value; null where nothing was measured.",
             "limit": "Limit it was compared with; null without one.",
             "sentence": "Both in words.",

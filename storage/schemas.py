@@ -156,7 +156,7 @@ SLICES = _schema(
     """,
 )
 
-# The verdict of each gate on a model: passed, failed or skipped.
+# The verdict of each gate on a model: passed, failed, skipped or not_comparable.
 VERDICTS = _schema("verdicts", "gate verdict number:float64? limit:float64? sentence")
 
 # One row per completion. `logprobs`, `ids`, `top_ids` and `top_logprobs` have an entry per token; `fields` holds the

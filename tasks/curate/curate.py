@@ -6,9 +6,12 @@ compared outside the database, segment by segment.
 
 The split is a pure function of texts: a document is in validation if the hashes of all texts in its cluster of
 duplicates and near-duplicates are below the threshold. So growth and merging clusters only move documents out of
-validation, with three rare exceptions: if all clusters fall into validation, one is trained on; if all held-out
+validation, with these exceptions: a corpus whose validation has less than `target` bytes holds out further clusters in
+the order of their hashes, and growth may move those in both directions; a cluster of more than a third of the corpus is
+trained on until the corpus has grown; if all clusters fall into validation, one is trained on; if all held-out
 documents are contained in training text, the cluster with the next hash is held out; and a cluster may split again if
-there are too many near-duplicates to compare all pairs.
+there are too many near-duplicates to compare all pairs. The frozen evaluation set does not follow the split, but is
+frozen again if training text overlaps with it.
 
 The queries read two tables of a `Corpus`: `candidates`, the live documents, numbered by `RANK`; and `refused`, the
 numbers of those that are not used, with a code and a reason.
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
     from tasks.core.run import Run
 
 GRAM_BYTES = 64  # share of the query memory per 13-gram of validation in memory
+ENOUGH_BYTES = 200_000  # of validation; a smaller corpus holds out ENOUGH_SHARE of its bytes
+ENOUGH_SHARE = 0.05
+MAX_HELD_OUT = 1 / 3  # of the bytes of the corpus in one cluster that is held out
 MAX_NEW_SPLITS = 8  # attempts to hold out another cluster if all held-out documents are contained in training text
 
 # The first of several duplicates is kept: born-digital before OCR, then the longest, then by id.
@@ -72,7 +78,7 @@ class CurationSettings:
 
 @stage(
     "curate",
-    version=4,
+    version=5,
     tables={
         schemas.SELECTION_FILE: schemas.SELECTION,
         schemas.DROPPED_FILE: schemas.DROPPED,
@@ -163,7 +169,7 @@ def _list_candidates(
     )
     corpus.sql(
         f"create table candidates as select row_number() over (order by {RANK}) as number, doc_id, segment, part, "
-        "place, text_sha256, cluster, cluster_size, n_bytes, licence, "
+        "place, text_sha256, cluster, cluster_size, n_bytes, kind, language, licence, "
         f"{refusal(policy, [licence for (licence,) in found.fetchall()])} as refusal from (select measures.* exclude "
         "(licence), located.* exclude (doc_id, part, place), segment, cluster, cluster_size, coalesce(nullif("
         "measures.licence, ''), wanted.licence) as licence, score as classifier_score from located "
@@ -263,10 +269,15 @@ def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
 
 
 def begin_split(corpus: Corpus, settings: CurateSettings) -> None:
-    """Create the table `clusters` of those with a document in use, and an empty table `barred` of clusters."""
-    # refused members count too: otherwise a threshold could move a cluster into validation
+    """Create the table `clusters` of those with a document in use, and an empty table `barred` of clusters.
+
+    A cluster has the kind and language of its best document, and the bytes of its documents in use.
+    """
+    # the hashes of refused members count too: otherwise a threshold could move a cluster into validation
     corpus.sql(
-        f"create table clusters as select cluster, max({_HASH_SHARE}) as share from candidates "
+        f"create table clusters as select cluster, max({_HASH_SHARE}) as share, "
+        "sum(n_bytes) filter (refused.number is null) as n_bytes, "
+        "arg_min((kind, language), number) filter (refused.number is null) as stratum from candidates "
         "left join refused using (number) group by cluster having bool_or(refused.number is null)",
         {"salt": settings.salt},
     )
@@ -276,19 +287,47 @@ def begin_split(corpus: Corpus, settings: CurateSettings) -> None:
 def hold_out(corpus: Corpus, settings: CurateSettings) -> None:
     """Create the table `held_out` of the clusters in validation; the others, and barred ones, are trained on.
 
-    If no cluster falls into validation, the one with the lowest hash is held out; a single cluster is trained on.
+    If those below the threshold have too few bytes, others are held out too, in the order of their hashes: first in
+    proportion to kinds and languages, then from the whole corpus. If no cluster falls into validation, the one with the
+    lowest hash is held out; a single cluster is trained on.
     """
+    ((n_bytes,),) = corpus.sql("select coalesce(sum(n_bytes), 0) from clusters").fetchall()
+    largest, target = MAX_HELD_OUT * n_bytes, min(ENOUGH_BYTES, ENOUGH_SHARE * n_bytes)
     corpus.sql(
         "create or replace table held_out as select cluster from clusters anti join barred using (cluster) "
-        "where share < $share",
-        {"share": settings.validation_share},
+        "where share < $share and n_bytes <= $largest",
+        {"share": settings.validation_share, "largest": largest},
     )
+    held = "select coalesce(sum(n_bytes), 0) from clusters semi join held_out using (cluster)"
+    for stratum in ("stratum", "null"):
+        before = -1
+        while before < (n_held := corpus.sql(held).fetchall()[0][0]) < target:
+            before = n_held
+            corpus.sql(_FURTHER.format(stratum=stratum), {"share": target / n_bytes})
     corpus.sql(
         "insert into held_out select cluster from clusters anti join barred using (cluster) "
-        "where not exists (from held_out) order by share, cluster limit 1; "
+        f"where not exists (from held_out) order by n_bytes > {largest}, share, cluster limit 1; "
         "delete from held_out where (select count(*) from held_out) = (select count(*) from clusters) "
         "and cluster = (select cluster from clusters order by share desc, cluster desc limit 1)"
     )
+
+
+# Hold out the next clusters of each stratum while half of the cluster fits into what its share of the target lacks: so
+# the bytes are rounded to whole clusters. One that does not fit ends the turn, and is passed over in the next. One
+# with more than half of the bytes of its kind and language is left, so that training keeps the only document of these.
+_FURTHER = """
+with
+    ours as (from clusters select *, {stratum} as own, cluster in (from held_out) as held),
+    fitting as (
+        select * from (
+            select *, sum(n_bytes) over (partition by stratum) as alike, $share * sum(n_bytes) over (partition by own)
+                - coalesce(sum(n_bytes) filter (held) over (partition by own), 0) as lack
+            from ours
+        ) anti join barred using (cluster) where not held and n_bytes / 2 <= lack and n_bytes <= alike / 2
+    )
+insert into held_out select cluster from fitting
+qualify sum(n_bytes) over (partition by own order by share, cluster) - n_bytes / 2 <= lack
+"""
 
 
 def _split_without_leaks(corpus: Corpus, segments: Segments, settings: CurateSettings, grams_at_once: int) -> None:
@@ -341,7 +380,7 @@ def _write(corpus: Corpus, out: Path) -> dict[str, Any]:
     corpus.sql(
         "create table selected as select doc_id, segment, cluster, case when held_out.cluster is not null then "
         "'validation' when clusters.cluster is not null then 'train' else 'none' end as split, code is null as kept, "
-        "licence, n_bytes, code as reason_code, reason from candidates left join refused using (number) "
+        "licence, candidates.n_bytes, code as reason_code, reason from candidates left join refused using (number) "
         "left join clusters using (cluster) left join held_out using (cluster)"
     )
     cuts = "select doc_id, start, length, code as reason_code from cuts join candidates using (number) order by all"

@@ -40,6 +40,14 @@ def trains_on_evalset(store: Store, curated: ArtifactRef, evalset: ArtifactRef) 
     return bool(found)
 
 
+def validation_bytes(store: Store, curated: ArtifactRef) -> int:
+    """Return the bytes of the validation documents of a selection."""
+    with Corpus() as corpus:
+        corpus.want_kept(store.folder(curated), "validation")
+        ((found,),) = corpus.sql("select coalesce(sum(n_bytes), 0)::bigint from wanted").fetchall()
+    return int(found)
+
+
 @stage("evalset", version=3, tables={DOCUMENTS_FILE: EVALSET}, pinned=True)
 def freeze_evalset(
     work: Work,

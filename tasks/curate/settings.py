@@ -58,7 +58,9 @@ def shown_files(folder: Path) -> list[Path]:
 class CurateSettings:
     """Selection of documents and the split into training and validation; quality thresholds are `policy`'s."""
 
-    validation_share: float = option(0.1, "Share of the documents held out.", gt=0, lt=1)
+    validation_share: float = option(
+        0.1, "Share of the documents held out; of a small corpus more, up to 5 % of its bytes.", gt=0, lt=1
+    )
     salt: str = option("sheepfold", "Salt of the split's hash: another salt holds out other documents.")
     near_duplicates: Literal["drop", "keep"] = option(
         "drop", "`drop` keeps the best document of a cluster of near-duplicates, `keep` all."

@@ -2,7 +2,7 @@
 
 95 % intervals of differences in bits per byte come from the bootstrap (Efron and Tibshirani 1993; Koehn 2004 for
 language models), paired if both evaluations have the same documents. Documents are resampled, not tokens, because
-tokens of a document are dependent.
+tokens of a document are dependent. Paired intervals are widened for few documents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.store import Store
-from tasks.evaluation.tables import DIMENSIONS, Evaluated, Sums, read_documents, read_metrics
+from tasks.evaluation.tables import DIMENSIONS, MIN_SLICE_BYTES, Evaluated, Sums, read_documents, read_metrics
 
 RESAMPLES = 1_000
 LEVEL = 0.95
@@ -83,7 +83,22 @@ def paired_bootstrap(
         return Difference(value, -math.inf, math.inf, n)
     # a resample of empty documents has difference 0
     drawn = _drawn(change, weight, np.random.Generator(np.random.PCG64(seed)), resamples, empty=0.0)
-    return Difference(value, *_interval(drawn), n)
+    low, high = (value + _widening(weight) * (end - value) for end in _interval(drawn))
+    return Difference(value, low, high, n)
+
+
+def _widening(weight: np.ndarray) -> float:
+    """Return the quotient of the quantiles of Student's t and of the normal distribution.
+
+    The bootstrap of few documents, or of a few long ones among short ones, is too narrow: on 10 documents, it finds a
+    significant difference between two equal models in 9 to 15 % of the cases, and with the quotient in 2 to 7 %. The
+    degrees of freedom are the effective number of documents (Kish 1965) less one.
+    """
+    from scipy.special import ndtri, stdtrit  # only here: slow to import
+
+    effective = weight.sum() ** 2 / (weight**2).sum()
+    quantile = (1 + LEVEL) / 2
+    return float(stdtrit(max(effective - 1, 1), quantile) / ndtri(quantile))
 
 
 def _drawn(
@@ -133,7 +148,7 @@ class Comparison:
 
     metrics: dict[str, tuple[float | None, float | None]]  # of a and b; None if missing
     difference: Difference  # of bits per byte, a minus b
-    slices: list[SlicePair]  # by dimension, largest first
+    slices: list[SlicePair]  # by dimension, largest first, without those of too little text
     documents: list[DocumentPair]  # with the largest differences in bits
 
 
@@ -161,7 +176,7 @@ def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int 
         pairs = [
             SlicePair(dimension, value, left.total(chosen), right.total(rows[chosen]), difference(chosen))
             for value, chosen in left.groups(dimension)
-            if n_bytes[chosen].any()
+            if n_bytes[chosen].sum() >= MIN_SLICE_BYTES
         ]
         slices += sorted(pairs, key=lambda item: (-item.a.bytes, item.value))
     bits = (a_nats - b_nats) / math.log(2)

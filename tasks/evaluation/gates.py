@@ -1,7 +1,8 @@
 """The stage `gates`: conditions that a trained model must meet to become champion.
 
 Verdicts depend on facts and settings alone, so they are reproducible. A gate without a measurement (no champion, no OCR
-page) is skipped; it fails if the champion's metrics are not comparable, because the better model is then unknown.
+page) is skipped. If the champion's metrics are not comparable, or there is too little text to compare them, the better
+model is unknown and the champion stays.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import kept_documents
 from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
-from tasks.evaluation.tables import read_metrics
+from tasks.evaluation.tables import MIN_SLICE_BYTES, read_metrics
 from tasks.training.bundle import WEIGHTS_FILE
 
 VERDICTS_FILE = "gates.parquet"
 LEAKS = "evalset_leaks"  # stage that searches training text for evaluation text
 _REPEATED = ("duplicate_text", "near_duplicate")
 
-Outcome = Literal["passed", "failed", "skipped"]
-Found = tuple[float | None, str]  # measurement (None if there is none) and its sentence
+# Largest half-width of the interval of a difference that is not significant, relative to the champion's bits per byte.
+# If it is h, a model that is worse by h has the fewer bits by chance in 2.5 % of the comparisons (normal distribution,
+# 1.96 standard errors), and one worse by 0.05, which is no more than a slice may lose, in 16 % for h = 0.1 and in 31 %
+# for h = 0.2.
+MAX_HALF_WIDTH = 0.1
+
+Outcome = Literal["passed", "failed", "skipped", "not_comparable"]
+Found = tuple[float | None, str]  # measurement (None if there is none, NaN if it is impossible) and its sentence
 
 
 @settings_dataclass(frozen=True, config=STRICT)
@@ -70,7 +77,7 @@ class GateSettings:
     min_tokens_per_second: float = option(0.0, "Least speed of the evaluation on its machine; 0 sets no limit.", ge=0)
 
 
-@stage("gates", version=2, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
+@stage("gates", version=3, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
 def gates(
     work: Work,
     settings: GateSettings,
@@ -100,8 +107,9 @@ class Verdict:
 
     Attributes:
         gate: name of the gate.
-        verdict: `skipped` without a measurement or a limit.
-        number: the measurement; None if there is none, NaN if it is impossible and the gate fails for that reason.
+        verdict: `skipped` without a measurement or a limit; `not_comparable`, which holds the model back as `failed`
+            does, if the measurement is impossible.
+        number: the measurement; None if there is none, NaN if it is impossible.
         limit: the limit; None if there is none.
         sentence: explanation for people.
     """
@@ -125,8 +133,8 @@ class Verdict:
 
 
 def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return the verdicts of failed gates."""
-    return [item for item in verdicts if item.verdict == "failed"]
+    """Return the verdicts that hold a model back."""
+    return [item for item in verdicts if item.verdict in ("failed", "not_comparable")]
 
 
 def write_verdicts(folder: Path, verdicts: Sequence[Verdict]) -> int:
@@ -261,7 +269,7 @@ def judge(facts: Facts, settings: GateSettings) -> list[Verdict]:
         if number is not None and limit is None:
             sentence += "; no limit is set"
         elif number is not None and limit is not None:
-            outcome = "passed" if gate.passes(number, limit) else "failed"
+            outcome = "passed" if gate.passes(number, limit) else "not_comparable" if math.isnan(number) else "failed"
         verdicts.append(Verdict(gate.name, outcome, number, limit, sentence))
     return verdicts
 
@@ -314,13 +322,18 @@ def _bits(facts: Facts, settings: GateSettings) -> Found:
     n = f"{difference.documents:,} document{'' if difference.documents == 1 else 's'}"
     reach = f"{difference.interval} on {n}" if difference.is_bounded else f"on {n}, which says nothing of others"
     words = f"{own:.4f} bits per byte are {fewer} than the champion's {other:.4f} ({reach})"
+    is_wide = other is not None and difference.high - difference.low > 2 * MAX_HALF_WIDTH * other
+    if is_wide and not difference.is_clear:
+        return math.nan, (
+            f"{words}: too little text to tell the two apart, as the interval has to exclude 0 or to reach at most "
+            f"{MAX_HALF_WIDTH:.0%} of the champion's figure to either side; add documents, or make this one champion "
+            "by `sheepfold rollback --to VERSION`"
+        )
     if settings.rule == "clearly_better" and not difference.high < 0 and difference.value < 0:
         words += ", but not clearly"
     if settings.rule == "clearly_better":
         return difference.high, words
-    # the interval of a single document is infinite: use the difference itself
-    not_worse = settings.rule == "not_worse" and math.isfinite(difference.low)
-    return difference.low if not_worse else difference.value, words
+    return difference.low if settings.rule == "not_worse" else difference.value, words
 
 
 def _slices(facts: Facts, settings: GateSettings) -> Found:
@@ -330,7 +343,7 @@ def _slices(facts: Facts, settings: GateSettings) -> Found:
         return None, "there is no champion to compare with"
     counted = [item for item in facts.comparison.slices if item.a.documents >= settings.slice_documents]
     if not counted:
-        return None, f"no slice has {settings.slice_documents} documents or more"
+        return None, f"no slice has {settings.slice_documents} documents and {MIN_SLICE_BYTES:,} bytes or more"
     worst = max(counted, key=clear_loss)
     loss = clear_loss(worst)
     if not loss:

@@ -108,6 +108,7 @@ SLICES_FILE = "slices.parquet"
 TABLES = {METRICS_FILE: METRICS, DOCUMENTS_FILE: EVALUATED, SLICES_FILE: SLICES}
 
 DIMENSIONS = ("kind", "language", "source", "method")
+MIN_SLICE_BYTES = 2_000  # of text; figures of smaller slices are noise and are not shown
 OF_DOCUMENTS = tuple(name for name in SUMS if name != "documents")
 
 
@@ -155,6 +156,11 @@ class Slice:
     dimension: str
     value: str
     sums: Sums
+
+    @property
+    def shown(self) -> Sums:
+        """The sums to show figures of; empty, so that all figures are NaN, if there is too little text."""
+        return self.sums if self.sums.bytes >= MIN_SLICE_BYTES else Sums()
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
+import pytest
 from tiny_run import hash_share
 
 from storage.schemas import NEAR_PAIRS
 from tasks.curate.corpus import Corpus
-from tasks.curate.curate import RANK, begin_selection, begin_split, hold_out, refuse_duplicates
+from tasks.curate.curate import (
+    ENOUGH_BYTES,
+    ENOUGH_SHARE,
+    RANK,
+    begin_selection,
+    begin_split,
+    hold_out,
+    refuse_duplicates,
+)
 from tasks.curate.settings import CurateSettings
 
 SETTINGS = CurateSettings(validation_share=0.2)
@@ -29,6 +38,8 @@ class Candidate:
     n_bytes: int
     ocr_share: float
     refusal: str | None = None
+    kind: str = "text"
+    language: str = "en"
 
 
 def sha256(text: str) -> str:
@@ -111,7 +122,7 @@ def test_a_cluster_is_held_out_only_if_the_hash_of_every_text_in_it_says_so() ->
     held_out = [item for item in candidates(300) if share_of(item) < 0.2]
     trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
     together = [replace(item, cluster="c") for item in held_out[:3]]
-    others = held_out[3:6]
+    others = held_out[3:13]  # else it were more than a third of the corpus
     assert split([*together, *others])["c"] == "validation"
     assert split([*together, *others, replace(trained, cluster="c")])["c"] == "train"
 
@@ -122,7 +133,7 @@ def test_merging_clusters_only_ever_moves_documents_out_of_validation() -> None:
     before = sides(items)
     for _ in range(50):
         merged = [replace(item, cluster=f"c{rng.randrange(12)}") for item in items]
-        merged.append(next(item for item in candidates(300) if share_of(item) < 0.2))  # else one had to be chosen
+        merged += [item for item in candidates(300, start=40) if share_of(item) < 0.2][:3]  # else more had to be chosen
         after = sides(merged)
         assert not [name for name in before if before[name] == "train" and after[name] == "validation"]
 
@@ -132,7 +143,7 @@ def test_a_member_that_is_not_used_decides_all_the_same() -> None:
     held_out = next(item for item in candidates(300) if share_of(item) < 0.2)
     trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
     pair = [replace(held_out, cluster="c"), replace(trained, cluster="c", refusal="near_duplicate")]
-    others = [item for item in candidates(30, start=400) if share_of(item) < 0.2]
+    others = [item for item in candidates(60, start=400) if share_of(item) < 0.2]
     assert split([*pair, *others])["c"] == "train"
 
 
@@ -236,3 +247,69 @@ def test_barred_clusters_are_trained_on_and_the_next_lowest_hash_is_held_out() -
 def test_where_all_clusters_are_barred_none_is_held_out() -> None:
     items = [candidate("one", cluster="a"), candidate("two", cluster="b")]
     assert split(items, barred=["a", "b"]) == {"a": "train", "b": "train"}
+
+
+# enough text in validation
+
+
+def skewed(count: int, seed: int, **labels: str) -> list[Candidate]:
+    """Documents above the threshold of `SETTINGS`; most are short and a few are long."""
+    rng = random.Random(seed)
+    trained = [item for item in candidates(3 * count, start=10_000 * seed) if share_of(item) >= 0.2][:count]
+    return [replace(item, n_bytes=int(rng.lognormvariate(9.2, 1.2)), **labels) for item in trained]
+
+
+def held_bytes(items: Sequence[Candidate], settings: CurateSettings = SETTINGS) -> int:
+    chosen = sides(items, settings)
+    return sum(item.n_bytes for item in items if chosen[item.doc_id] == "validation")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_corpus_holds_out_a_share_of_its_bytes_in_whole_documents(seed: int) -> None:
+    items = skewed(65, seed)
+    target = ENOUGH_SHARE * sum(item.n_bytes for item in items)
+    assert held_bytes(items) == pytest.approx(target, rel=0.5)
+    assert held_bytes([replace(item, n_bytes=100 * item.n_bytes) for item in items]) < 2 * ENOUGH_BYTES
+
+
+def test_what_is_held_out_for_its_bytes_is_in_proportion_to_kinds_and_languages() -> None:
+    parts = {
+        ("text", "en"): skewed(60, 1),
+        ("text", "ar"): skewed(40, 2, language="ar"),
+        ("code", "en"): skewed(50, 3, kind="code"),
+        ("text", "hu"): skewed(1, 4, language="hu"),
+    }
+    chosen = sides([item for own in parts.values() for item in own])
+    for labels, own in parts.items():
+        whole = sum(item.n_bytes for item in own)
+        held = sum(item.n_bytes for item in own if chosen[item.doc_id] == "validation")
+        assert held == (0 if labels[1] == "hu" else pytest.approx(ENOUGH_SHARE * whole, rel=0.5))
+
+
+def test_a_corpus_of_small_groups_holds_out_as_much_as_another() -> None:
+    items = [replace(item, kind=f"kind {number // 3}") for number, item in enumerate(skewed(65, 1))]
+    assert held_bytes(items) == pytest.approx(ENOUGH_SHARE * sum(item.n_bytes for item in items), rel=0.5)
+
+
+def test_the_only_document_of_a_language_is_not_held_out_for_its_bytes() -> None:
+    alone = [replace(item, language=f"language {number}") for number, item in enumerate(skewed(30, 2))]
+    chosen = sides([*skewed(6, 1), *alone])
+    assert [chosen[item.doc_id] for item in alone].count("validation") == 0
+
+
+def test_a_document_of_more_than_a_third_of_the_corpus_is_trained_on() -> None:
+    items = skewed(20, 1)
+    giant = replace(next(item for item in candidates(300) if share_of(item) < 0.2), n_bytes=10**7)
+    assert sides([*items, giant])[giant.doc_id] == "train"
+    assert held_bytes([*items, giant]) > 0
+    assert sides([giant, replace(items[0], n_bytes=10**7)])[giant.doc_id] == "validation", "one of both has to be"
+
+
+def test_documents_held_out_for_their_bytes_are_trained_on_once_the_threshold_gives_enough() -> None:
+    small, more = skewed(30, 1), candidates(400, start=90_000)
+    added = [replace(item, n_bytes=20_000) for item in more]
+    assert held_bytes(small) > 0
+    after = sides([*small, *added])
+    assert {doc_id for doc_id, side in after.items() if side == "validation"} == {
+        item.doc_id for item in added if share_of(item) < 0.2
+    }

@@ -124,7 +124,8 @@ def test_a_page_that_stands_in_a_long_manual_on_the_other_side_is_dropped(
     other = {"train": "validation", "validation": "train"}[page_side]
     page = on_side(page_side, lambda seed: prose(seed, 150))
     manual = on_side(other, lambda seed: manual_around(page, seed))
-    ran = ingest(home, write(tmp_path / "in", {**texts(12), "page.txt": page, "manual.txt": manual}))
+    others = {**texts(12), "long.txt": on_side("train", lambda seed: prose(seed, 6_000))}
+    ran = ingest(home, write(tmp_path / "in", {**others, "page.txt": page, "manual.txt": manual}))
     assert not list(ran.rows(ran.ingested.duplicates, "pairs.parquet"))  # clusters do not see it
     code = {"train": "contained_in_validation", "validation": "contained_in_training"}[page_side]
     assert ran.codes() == {"page.txt": code}

@@ -94,9 +94,28 @@ def test_new_documents_that_have_nothing_to_do_with_it_leave_the_evaluation_set_
     grown: tuple[Path, Path, Ran],
 ) -> None:
     home, source, before = grown
-    more = {f"new-{number}.txt": prose(number) for number in range(50, 70)}
+    more = {f"new-{number}.txt": prose(number) for number in range(52, 57)}
+    assert [held_out(text) for text in more.values()].count(True) == 1
     after = run_prepare(home_at(home), write(source, more), SETTINGS)
     assert after.prepared.evalset == before.prepared.evalset
+    assert after.run.notes == before.run.notes
+
+
+def test_a_small_evaluation_set_is_frozen_again_once_the_split_gives_twice_its_text(
+    grown: tuple[Path, Path, Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, source, before = grown
+    more = {f"new-{number}.txt": prose(number) for number in range(50, 90)}
+    with monkeypatch.context() as patched:
+        patched.setattr("flows.prepare.ENOUGH_BYTES", 100)
+        enough = run_prepare(home_at(home), write(source, more), SETTINGS)
+    assert enough.prepared.evalset == before.prepared.evalset
+    after = run_prepare(home_at(home), source, SETTINGS)
+    assert len(frozen(after)) >= 2 * len(frozen(before))
+    assert set(frozen(before)) <= set(frozen(after))
+    assert any("so it is frozen again" in note for note in after.run.notes)
+    assert run_prepare(home_at(home), source, SETTINGS).prepared.evalset == after.prepared.evalset
+    assert problems(after) == []
 
 
 def test_of_a_corpus_that_grows_only_what_is_new_is_compared_with_the_evaluation_set(

@@ -20,7 +20,8 @@ BIT = math.log(2)
 def test_the_interval_is_that_of_documents_drawn_with_replacement() -> None:
     """Of two documents a draw holds twice the one, twice the other, or both, one to one to two."""
     found = paired_bootstrap(np.array([3 * BIT, 1 * BIT]), np.zeros(2), np.array([1, 1]), resamples=2000)
-    assert (found.low, found.value, found.high) == pytest.approx((1, 2, 3))
+    widened = 12.706205 / 1.959964  # 97.5 % quantiles of Student's t with one degree of freedom and of the normal
+    assert (found.low, found.value, found.high) == pytest.approx((2 - widened, 2, 2 + widened))
 
 
 def test_a_seed_gives_one_interval_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +51,18 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 85 <= covered <= 100
 
 
+@pytest.mark.parametrize("n", [10, 30, 200])
+@pytest.mark.parametrize("spread", [0.7, 1.5])
+def test_two_equal_models_differ_as_often_as_the_interval_says(n: int, spread: float) -> None:
+    """Losses of both vary alike by document; lengths are skewed, so that few documents hold most of the text."""
+    generator, clear, trials = np.random.default_rng(3), 0, 300
+    for _ in range(trials):
+        sizes = np.exp(generator.normal(8, spread, n)).round()
+        a, b = sizes * generator.normal(2, 0.1, (2, n))
+        clear += paired_bootstrap(a, b, sizes, resamples=300).is_clear
+    assert 0.02 <= clear / trials <= 0.08
+
+
 def test_one_document_says_nothing_of_others() -> None:
     found = paired_bootstrap(np.array([BIT]), np.array([0.0]), np.array([2]))
     assert (found.value, found.low, found.high) == (0.5, -math.inf, math.inf)
@@ -65,13 +78,15 @@ def test_what_does_not_belong_together_is_refused(n: int, sizes: list[int]) -> N
 # comparisons
 
 
-def evaluation(store: Store, key: str, nll: dict[str, float], on: str = "set", stride: int = 0) -> ArtifactRef:
-    """An evaluation of three documents of 8 bytes, one of which is code, with this nll in bits."""
+def evaluation(
+    store: Store, key: str, nll: dict[str, float], on: str = "set", stride: int = 0, size: int = 8_000
+) -> ArtifactRef:
+    """An evaluation of documents of this size, one of which is code, with this nll in bits."""
     names = sorted(nll)
     n = len(names)
     labels = {name: ["text"] * n for name in ("kind", "language", "source", "method")}
     labels["kind"] = ["code" if name == "c" else "text" for name in names]
-    whole = {name: np.full(n, value) for name, value in (("tokens", 4), ("bytes", 8), ("top1", 1))}
+    whole = {name: np.full(n, value) for name, value in (("tokens", 4), ("bytes", size), ("top1", 1))}
     zero = {"lost_bytes": np.zeros(n, np.int64)}
     nats = {"nll_nats": np.array([nll[name] * BIT for name in names])}
     nats |= {name: np.zeros(n) for name in ("charged_nats", "uniform_nats", "unigram_nats")}
@@ -86,8 +101,8 @@ def evaluation(store: Store, key: str, nll: dict[str, float], on: str = "set", s
 
 def test_a_comparison_shows_figures_slices_and_documents(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    one = evaluation(store, "one", {"a": 8, "b": 16, "c": 8})
-    other = evaluation(store, "two", {"a": 8, "b": 12, "c": 16})
+    one = evaluation(store, "one", {"a": 8_000, "b": 16_000, "c": 8_000})
+    other = evaluation(store, "two", {"a": 8_000, "b": 12_000, "c": 16_000})
     found = compare_evaluations(store, one, other)
     assert found.metrics["val/bits_per_byte"] == pytest.approx((32 / 24, 36 / 24))
     assert found.metrics["val/only_one"] == (1.0, None)
@@ -95,13 +110,21 @@ def test_a_comparison_shows_figures_slices_and_documents(tmp_path: Path) -> None
     by_kind = {item.value: item for item in found.slices if item.dimension == "kind"}
     assert by_kind["text"].difference.value == pytest.approx(4 / 16)
     assert by_kind["code"].difference.value == pytest.approx(-1)
-    assert (by_kind["text"].a.nll_nats, by_kind["text"].b.nll_nats) == pytest.approx((24 * BIT, 20 * BIT))
+    assert (by_kind["text"].a.nll_nats, by_kind["text"].b.nll_nats) == pytest.approx((24_000 * BIT, 20_000 * BIT))
     assert [(item.doc_id, item.labels["kind"]) for item in found.documents] == [
         ("c", "code"),
         ("b", "text"),
         ("a", "text"),
     ]
-    assert [item.bits for item in found.documents] == pytest.approx([-8, 4, 0])
+    assert [item.bits for item in found.documents] == pytest.approx([-8_000, 4_000, 0])
+
+
+def test_slices_of_little_text_are_not_compared(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    one, other = (evaluation(store, key, {"a": 9, "b": 8, "c": 7}, size=1_000) for key in ("one", "two"))
+    found = compare_evaluations(store, one, other)
+    assert {(item.dimension, item.value) for item in found.slices if item.dimension == "kind"} == {("kind", "text")}
+    assert found.difference.documents == 3
 
 
 def test_evaluations_of_different_documents_are_not_compared(tmp_path: Path) -> None:

@@ -30,11 +30,21 @@ def verdicts(bits: Outcome = "passed", other: Outcome = "passed") -> list[Verdic
         (verdicts("skipped", "failed"), False, False, "", False, "a slice"),
         (verdicts(), True, False, "", True, "bits"),
         (verdicts("failed"), True, False, "", False, "bits"),
+        (verdicts("not_comparable"), True, False, "", False, "bits"),
         (verdicts("failed", "failed"), True, False, "", False, "bits; a slice"),
         (verdicts("failed"), True, True, "", True, "it is the champion already (2.0000 bits per byte)"),
         (verdicts(), True, False, "it swears", False, "it was taken back: it swears"),
     ],
-    ids=["no-champion", "no-champion-bad-corpus", "better", "worse", "worse-twice", "the-champion", "taken-back"],
+    ids=[
+        "no-champion",
+        "no-champion-bad-corpus",
+        "better",
+        "worse",
+        "not-comparable",
+        "worse-twice",
+        "the-champion",
+        "taken-back",
+    ],
 )
 def test_gates_decide(
     judged: list[Verdict], has_champion: bool, same: bool, withdrawn: str, wins: bool, reason: str

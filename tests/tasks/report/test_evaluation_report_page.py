@@ -7,10 +7,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from evaluation_report_samples import bare, changed, pair, rich
+from evaluation_report_samples import bare, changed, pair, rich, sums
 from html_tags import Tags, assert_alone
 
 from tasks.evaluation.compare import Difference
+from tasks.evaluation.tables import Slice
 from tasks.report.comparison import pair_document, pair_page, pair_table
 from tasks.report.evaluation import (
     Completion,
@@ -80,6 +81,15 @@ def test_every_baseline_stands_beside_the_model_and_beside_each_slice() -> None:
     kinds = page[page.index('aria-label="By kind"') :].partition("</table>")[0]
     for bits in (2.0, 2.3, 2.4, 4.0, 6.0, 3.0, 3.6):
         assert f"{bits:.4f}" in kinds
+
+
+def test_a_slice_of_little_text_has_no_figure() -> None:
+    found = rich().evaluation
+    slices = [Slice("kind", "pdf", sums(2.5)), Slice("kind", "xml", sums(7.7, 1_999, 1))]
+    page, _ = evaluation_page(changed(rich(), evaluation=replace(found, slices=slices)), "fold")
+    kinds = page[page.index('aria-label="By kind"') :].partition("</table>")[0]
+    assert "2.5000" in kinds and "xml" in kinds and "2.0 kB" in kinds
+    assert "7.7" not in kinds
 
 
 def test_spans_of_training_text_are_marked_and_those_that_overlap_are_one() -> None:

@@ -33,7 +33,10 @@ def test_words_of_documents_are_only_words() -> None:
     assert HOSTILE.split("\n")[0] in " ".join(Tags(page).words)
 
 
-def test_the_page_of_a_real_promotion_says_why_and_is_drawn_once(tiny: Ran, tiny_source: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_real_promotion_says_why_and_is_drawn_once(
+    tiny: Ran, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.evaluation.compare.MIN_SLICE_BYTES", 0)  # its documents are short
     home = copy_of_store(tiny, tmp_path / "home")
     worse = run_whole(home, tiny_source, tiny_settings("train.max_steps=2"))
     with direct_run(home) as run:
