@@ -164,7 +164,7 @@ def _document(store: Store, corpus: str, thing: str, below: bool = False) -> dic
         known, contents = read_tombstones(store), {row["sha256"] for row in files}
         same = [item for item in known.documents.values() if item.sha256 in contents]
         if items := find_forgotten(known, thing) or same[:1]:
-            return {"files": files, **_tombstone(store, thing, items)}
+            return {"files": files, **_tombstones(store, items)}
     doc_ids = {row["doc_id"] for row in files if row["doc_id"]}
     ids = ", ".join(f"'{doc_id}'" for doc_id in sorted(doc_ids)) or "''"
     return {
@@ -184,21 +184,19 @@ def _document(store: Store, corpus: str, thing: str, below: bool = False) -> dic
 
 def _forgotten(store: Store, thing: str) -> dict[str, Any] | None:
     items = find_forgotten(read_tombstones(store), thing)
-    return _tombstone(store, thing, items) if items else None
+    return _tombstones(store, items) if items else None
 
 
-def _tombstone(store: Store, thing: str, items: Sequence[Tombstone]) -> dict[str, Any]:
-    """Explain a forgotten document: time, reason, the models trained on it, and those that continue one of them."""
-    if len(items) > 1:
-        listed = ", ".join(item.doc_id for item in items)
-        raise UserError(f"{thing!r} matches {len(items)} forgotten documents: give one of {listed}")
-    (item,) = items
+def _tombstones(store: Store, items: Sequence[Tombstone]) -> dict[str, Any]:
+    """Explain forgotten documents: time, reason, the models trained on them, and those that continue one of these."""
     versions = versions_by_training(store)
+    saw = list(dict.fromkeys(name for item in items for name in item.seen_by))
     seen = [
         {"training": name, "versions": [one["version"] for one in versions.get(name, [])], "through": through}
-        for name, through in {**dict.fromkeys(item.seen_by, ""), **continued(store, item.seen_by)}.items()
+        for name, through in {**dict.fromkeys(saw, ""), **continued(store, saw)}.items()
     ]
-    return {"forgotten": {"doc_id": item.doc_id, "since": item.since, "reason": item.reason}, "seen_by": seen}
+    forgotten = [{"doc_id": item.doc_id, "since": item.since, "reason": item.reason} for item in items]
+    return {"forgotten": forgotten, "seen_by": seen}
 
 
 def _removed_document(store: Store, corpus: str, thing: str) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ def test_forget_says_what_it_would_do_does_it_and_why_knows_of_it(home: Path) ->
     assert "dry_run: yes" in said.stdout and "path: notes/3.txt" in said.stdout
     (document,) = answer(home, "forget", "notes/3.txt", "--reason", "asked for")["documents"]
     assert document["path"] == "notes/3.txt"
-    assert answer(home, "why", document["doc_id"])["forgotten"]["reason"] == "asked for"
+    assert answer(home, "why", document["doc_id"])["forgotten"][0]["reason"] == "asked for"
     assert answer(home, "verify")["ok"]
 
 

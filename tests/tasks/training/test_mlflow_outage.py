@@ -136,7 +136,7 @@ def test_a_server_that_is_gone_in_the_middle_of_a_training_has_every_point_once_
     assert {step for name, step in points if name == "train/loss"} == set(range(1, STEPS + 1))
     assert set(points.values()) == {1}
     told = [record.message for record in caplog.records if "does not accept the training's metrics" in record.message]
-    assert len(told) == 1 and "the curve is completed later" in told[0]
+    assert len(told) == 1 and "missing points are written when it responds" in told[0]
 
 
 def test_what_is_asked_for_again_because_the_answer_was_lost_is_there_once(
