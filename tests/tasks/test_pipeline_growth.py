@@ -217,7 +217,7 @@ def test_one_edited_file_is_one_extracted_file(tiny: Ran, known: Home, source: P
 
 
 def test_the_evaluation_set_stays_when_documents_are_added(tiny: Ran, known: Home, source: Path) -> None:
-    write_texts(source, range(12, 30))
+    write_texts(source, range(12, 18))
     after = run_prepare(known, source)
     assert after.prepared.evalset == tiny.prepared.evalset
     held_out = [row["split"] for row in selection_of(after).values()].count("validation")
