@@ -51,18 +51,21 @@ class Budget:
     Args:
         config: gives minutes, max_steps (the first plan where there are minutes) and most_steps.
         clock: seconds since any point in time.
+        began: time of the clock from which the minutes count; None means now.
 
     Attributes:
         plan: the present plan.
         reserve: seconds to keep for the work after the last step.
-        pace: seconds of a step since the plan before the last one; 0 before the first one.
+        pace: seconds of a step, evaluations included, in the last part of the steps; 0 before the first plan.
     """
 
-    def __init__(self, config: TrainConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: TrainConfig, clock: Callable[[], float] = time.monotonic, began: float | None = None
+    ) -> None:
         self._config = config
         self._clock = clock
-        self._began = clock()
-        self._plans: list[tuple[int, float]] = [(0, 0.0)]  # steps and seconds at the last plans
+        self._began = clock() if began is None else began
+        self._plans: list[tuple[int, float]] = [(0, 0.0)]  # steps and seconds of plans
         self.plan = Plan(0, 0.0, config.max_steps)
         self.reserve = self.pace = 0.0
 
@@ -79,13 +82,19 @@ class Budget:
         for row in history:
             if STEPS in row:
                 self.plan = Plan(row["step"], row[SHARE], row[STEPS])
-                self._plans = [*self._plans[-1:], (row["step"], row[SECONDS])]
+                self._mark(row["step"], row[SECONDS])
 
     def place(self, step: int) -> float:
         """Return the place of a step on the learning rate schedule, in steps of the first plan, from 0."""
         if not self._config.minutes:
             return step - 1
         return self.plan.share_before(step) * self._config.max_steps
+
+    def _mark(self, step: int, seconds: float) -> None:
+        """Keep the plans of the last part of the steps, which an evaluation among them does not dominate."""
+        self._plans.append((step, seconds))
+        while len(self._plans) > 2 and step - self._plans[1][0] >= self.plan.steps / INTERVALS:
+            self._plans.pop(0)
 
     def busy(self) -> str:
         """Return a sentence if steps take much longer than the first plan expected; else an empty text."""
@@ -117,5 +126,5 @@ class Budget:
         steps = step + max(0, round((usable - seconds) / max(pace, 1e-9)))
         self.pace = pace
         self.plan = Plan(step, min(1.0, seconds / usable), min(steps, max(step, self._config.most_steps or steps)))
-        self._plans = [*self._plans[-1:], (step, seconds)]
+        self._mark(step, seconds)
         return {SECONDS: seconds, SHARE: self.plan.share, STEPS: self.plan.steps}

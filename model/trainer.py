@@ -87,6 +87,7 @@ class Trainer:
         ranks: the ranks of the training, each with a Trainer of the same arguments; all read checkpoint_dir.
         stop: when set on any rank, the training stops after the current step.
         clock: seconds since any point in time, for a budget in minutes.
+        began: time of that clock from which the minutes count; None means the beginning of `fit`.
 
     Raises:
         ValueError: there are no training sequences, a group exceeds them, the sequences of a step cannot be split over
@@ -108,6 +109,7 @@ class Trainer:
     ranks: Ranks = SINGLE
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
+    began: float | None = None
 
     def __post_init__(self) -> None:
         n, config = len(self.train_source), self.train_config
@@ -142,7 +144,7 @@ class Trainer:
             TrainingStopped: `stop` was set; the last step is saved if there is a checkpoint_dir.
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
-        self.budget = Budget(self.train_config, self.clock)
+        self.budget = Budget(self.train_config, self.clock, self.began)
         stepper = new_stepper(self.model_config, self.train_config, self._device, self.execution, self.ranks)
         if self.initial_weights is not None:
             stepper.load_weights(self.initial_weights)

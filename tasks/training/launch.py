@@ -59,6 +59,7 @@ class Job:
     checkpoints: str = ""  # folder of checkpoints
     identity: dict[str, str] = field(default_factory=dict)  # see `model.Trainer`
     initial_weights: str = ""  # safetensors file; empty for random weights
+    began: float | None = None  # time.monotonic() from which a budget in minutes counts; None for now
 
 
 @dataclass(frozen=True)
@@ -396,6 +397,7 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
         initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
         callbacks=callbacks or Callbacks(),
         execution=Execution.from_dict(job.execution),
+        began=job.began,
         stop=stop,
         **more,
     )

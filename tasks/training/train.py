@@ -11,6 +11,7 @@ import logging
 import math
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -303,6 +304,7 @@ def train(
         execution: processes, compilation and sharding.
         tags: tags of the MLflow run.
     """
+    began = time.monotonic()
     import torch
 
     from model import ModelConfig, NonFiniteLoss, OutOfMemory
@@ -334,6 +336,7 @@ def train(
         validation_sample=VALIDATION_SAMPLE,
         checkpoints=str(work.scratch / "checkpoints"),
         identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
+        began=began,
         initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
     )
     stop = threading.Event()
