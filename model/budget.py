@@ -65,7 +65,7 @@ class Budget:
         self._config = config
         self._clock = clock
         self._began = clock() if began is None else began
-        self._plans: list[tuple[int, float]] = [(0, 0.0)]  # steps and seconds of plans
+        self._plans: list[tuple[int, float]] = [(0, self.seconds)]  # steps and seconds of plans
         self.plan = Plan(0, 0.0, config.max_steps)
         self.reserve = self.pace = 0.0
 
@@ -99,7 +99,8 @@ class Budget:
     def busy(self) -> str:
         """Return a sentence if steps take much longer than the first plan expected; else an empty text."""
         expected = 60 * self._config.minutes / self._config.max_steps
-        if self.plan.share < SETTLED or self.pace < BUSY * expected:
+        is_known = self.plan.share >= SETTLED and self.plan.step >= self.plan.steps / INTERVALS
+        if not is_known or self.pace < BUSY * expected:
             return ""
         return (
             f"a step takes {self.pace:.2f} s instead of the expected {expected:.2f} s, because other programs use "

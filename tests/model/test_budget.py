@@ -166,3 +166,15 @@ def test_a_busy_machine_is_named_once_with_what_it_costs(fit: Callable[..., Trai
     fit("busy", told := Told(lambda step: 0.75 if step < 12 else 1.5))
     (event,) = (text for text in told.events if text.startswith("busy"))
     assert "instead of the expected 0.75 s, because other programs use this machine: the training ends on time" in event
+
+
+def test_the_time_before_the_first_step_counts_and_is_not_taken_for_slow_steps() -> None:
+    clock = Clock(lambda step: 0.1, begins=10.0)
+    budget, step = Budget(TrainConfig(max_steps=600, minutes=1), clock, began=0.0), 0
+    while step < budget.plan.steps:
+        step += 1
+        clock.step(step, 0, {})
+        budget.after(step, lambda value: value)
+        assert budget.busy() == ""
+    assert clock.now == pytest.approx(MINUTE, rel=0.02)
+    assert step == pytest.approx(500, rel=0.02)
