@@ -20,6 +20,8 @@ INTERVALS = 20  # at least so many plans in the rest of a training, each of whic
 
 SECONDS, SHARE, STEPS = "budget/seconds", "budget/share", "budget/steps"  # columns of the history
 
+Planned = tuple[float, float, int]  # seconds, share, steps
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -108,24 +110,24 @@ class Budget:
             f"{self._config.max_steps:,} steps"
         )
 
-    def after(self, step: int, agree: Callable[[tuple[float, float]], tuple[float, float]]) -> dict[str, float]:
+    def after(self, step: int, agree: Callable[[Planned], Planned]) -> dict[str, float]:
         """Return the columns of a finished step, after planning the next ones where it is time.
 
         Args:
             step: number of the step.
-            agree: returns the first rank's value on every rank.
+            agree: returns the first rank's value on every rank, because their clocks differ.
         """
         if not self._config.minutes:
             return {}
         seconds = self.seconds
         if step < self.plan.next:
             return {SECONDS: seconds}
-        seconds, reserve = agree((seconds, self.reserve))
-        usable = max(60 * self._config.minutes - reserve, 1e-9)
+        usable = max(60 * self._config.minutes - self.reserve, 1e-9)
         earlier, then = self._plans[0]
-        pace = (seconds - then) / (step - earlier)
-        steps = step + max(0, round((usable - seconds) / max(pace, 1e-9)))
-        self.pace = pace
-        self.plan = Plan(step, min(1.0, seconds / usable), min(steps, max(step, self._config.most_steps or steps)))
+        self.pace = (seconds - then) / (step - earlier)
+        steps = step + max(0, round((usable - seconds) / max(self.pace, 1e-9)))
+        steps = min(steps, max(step, self._config.most_steps or steps))
+        seconds, share, steps = agree((seconds, min(1.0, seconds / usable), steps))
+        self.plan = Plan(step, share, steps)
         self._mark(step, seconds)
-        return {SECONDS: seconds, SHARE: self.plan.share, STEPS: self.plan.steps}
+        return {SECONDS: seconds, SHARE: share, STEPS: steps}

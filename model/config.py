@@ -190,6 +190,8 @@ class TrainConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.minutes:
+            self.refuse(["most_steps"], "max_steps decides where there are no minutes")
         self._check_schedule()
         self._check_decay()
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:

@@ -184,11 +184,10 @@ class Trainer:
                 if stopping and not is_last:
                     raise TrainingStopped(step, saved=saved is not None)
         best = best_step(history) if self.train_config.patience else None
-        if best is None or best == step:
-            best_weights = stepper.result()
-        elif saved is not None:
-            best_weights = saved.result(best)
-        stepper.model.load_state_dict(best_weights)
+        if best is not None and best != step:
+            stepper.model.load_state_dict(saved.result(best) if saved else best_weights)
+        elif self.train_config.average:
+            stepper.model.load_state_dict(stepper.result())
         model = stepper.plain()
         return TrainResult(model, history, step, resumed_from, best)
 
@@ -260,15 +259,15 @@ class Trainer:
         if self.val_source is None or (step % config.eval_every and step != self.budget.plan.steps):
             return
         began = self.budget.seconds
-        with stepper.explaining_memory(f"the evaluation after step {step}"), stepper.averaged():
-            found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
-        if found.tokens and not math.isfinite(found.loss):
-            raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
-        row["val/loss"] = found.loss
-        self.budget.reserve = self.budget.seconds - began  # the last evaluation will take as long
-        if self.ranks.world_size == 1:
-            with stepper.averaged():
+        with stepper.averaged():
+            with stepper.explaining_memory(f"the evaluation after step {step}"):
+                found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
+            if found.tokens and not math.isfinite(found.loss):
+                raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
+            row["val/loss"] = found.loss
+            if self.ranks.world_size == 1:
                 self.callbacks.sample(step, stepper.model)
+        self.budget.reserve = self.budget.seconds - began  # the last evaluation will take as long
 
     def _is_last(self, history: list[Row]) -> bool:
         if not history:

@@ -190,7 +190,7 @@ def register(
     import yaml
 
     # an undefined variable would leave its placeholder in the parameters
-    asked = set(re.findall(r"\{\{ \$(\w+) \}\}", file.read_text(encoding="utf-8")))
+    asked = set(re.findall(r"\{\{\s*\$(\w+)\s*\}\}", file.read_text(encoding="utf-8")))
     if missing := sorted(asked - variables.keys()):
         raise UserError(f"{file} reads {', '.join(missing)}, which is not set: export it and run this again")
     ask = partial(ask_prefect, variables)

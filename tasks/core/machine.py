@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Threads that wait sleep. By default they spin and hold a core that another program could use, for which the working
-# thread then waits: beside a busy process, steps took more than ten times as long. Read when torch is loaded.
+# thread then waits: steps took twice as long beside one busy process, and far longer beside two. Read with torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

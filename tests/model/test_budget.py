@@ -178,3 +178,16 @@ def test_the_time_before_the_first_step_counts_and_is_not_taken_for_slow_steps()
         assert budget.busy() == ""
     assert clock.now == pytest.approx(MINUTE, rel=0.02)
     assert step == pytest.approx(500, rel=0.02)
+
+
+def test_ranks_with_other_clocks_follow_the_plans_of_the_first() -> None:
+    config = TrainConfig(max_steps=50, minutes=1)
+    clocks = Clock(lambda step: 0.1), Clock(lambda step: 0.4, begins=3.0)
+    first, other = (Budget(config, clock, began=0.0) for clock in clocks)
+    told: list[tuple[float, float, int]] = []
+    for step in range(1, 200):
+        for clock in clocks:
+            clock.step(step, 0, {})
+        first.after(step, lambda value: told.append(value) or value)  # type: ignore[func-returns-value]
+        other.after(step, lambda value: told[-1])
+        assert other.plan == first.plan
