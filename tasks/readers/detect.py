@@ -69,6 +69,7 @@ _EMACS_MODE = re.compile(
     r"-\*-\s{0,9}(?:[^\n]{0,200}?\bmode:\s{0,9})?([A-Za-z+#-]{1,30})\s{0,9}(?:;[^\n]{0,200})?-\*-", re.I
 )
 _VIM_MODE = re.compile(r"\bvim?:[^\n]{0,200}?\b(?:ft|filetype|syntax)=([A-Za-z+#-]{1,30})")
+_IN_SECTIONS = ("text/plain", "text/markdown")
 _MODE_LINES = 5  # Editors read mode lines in the first and the last few lines.
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\r\f\x08\x1b"))
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
@@ -95,7 +96,8 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
         return replace(detected, kind="")
     if options.lines and detected.kind == "text" and detected.media_type.startswith("text/"):
         return detected if detected.media_type == "text/html" else replace(detected, kind="table")
-    return detected
+    is_long = 0 < 2 * options.section_length <= len(data)
+    return replace(detected, kind="table") if is_long and detected.media_type in _IN_SECTIONS else detected
 
 
 def detect(head: bytes, data_len: int, suffix: str) -> Detected:

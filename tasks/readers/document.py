@@ -270,7 +270,7 @@ class _Members:
             column = found
             return [column]
 
-        for row in read_rows(table, choose) if form else _lines(decode(data).text):
+        for row in read_rows(table, choose) if form else self._divided(decode(data).text):
             try:
                 text = row.text(column)
                 raw = text.encode()
@@ -281,6 +281,25 @@ class _Members:
             yield entry
             if self._budget.spent:
                 return
+
+    def _divided(self, text: str) -> Iterator[Row]:
+        return _lines(text) if self._options.lines else _sections(text, self._options.section_length)
+
+
+def _sections(text: str, length: int) -> Iterator[Row]:
+    """Yield parts of half to one and a half times a length, which end at a blank line, else at a line's end."""
+    start = number = 0
+    while start < len(text):
+        stop = start + length
+        if len(text) < stop + length // 2:
+            stop = len(text)
+        else:
+            ends = (text.rfind(mark, start + length // 2, stop) + len(mark) for mark in ("\n\n", "\n"))
+            stop = next((end for end in ends if end > start + length // 2), stop)
+        if part := text[start:stop].strip():
+            number += 1
+            yield Row(f"section {number}", number, {"": part})
+        start = stop
 
 
 def _lines(text: str) -> Iterator[Row]:

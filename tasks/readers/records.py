@@ -148,6 +148,12 @@ class ExtractOptions:
         "text,content,body", "Columns that hold documents in Parquet and JSON Lines, in order of preference."
     )
     lines: bool = option(False, "Make every line of a text file that is not blank a document of its own.")
+    section_length: int = option(
+        0,
+        "Divide a text or Markdown file of at least twice as many characters into sections of about this length, each "
+        "a document of its own, at blank lines; 0 divides none.",
+        ge=0,
+    )
     sqlite_query: str = option("", "Query whose rows are the documents of a SQLite file; empty skips such files.")
 
 

@@ -343,6 +343,23 @@ def test_only_text_of_lines_is_cut_into_lines() -> None:
     assert len(extract_document(b"a\nb\n", ".txt", ExtractOptions()).pages) == 1
 
 
+def test_a_long_text_is_divided_into_sections_at_blank_lines() -> None:
+    paragraphs = [f"{number} " + "sheep " * 30 for number in range(40)]
+    book, options = "\n\n".join(paragraphs), ExtractOptions(section_length=1_000)
+    found = texts(extract_document(book.encode(), ".txt", options))
+    assert [part.strip() for text in found.values() for part in text.split("\n\n")] == [
+        paragraph.strip() for paragraph in paragraphs
+    ]
+    assert all(500 <= len(text) <= 1_500 for text in found.values())
+    for data, suffix in ((book[:1_900], ".txt"), ("import os\nx = 1\n" * 300, ".py")):
+        assert extract_document(data.encode(), suffix, options).pages, suffix
+
+
+def test_a_text_without_lines_is_divided_by_length() -> None:
+    found = texts(extract_document(b"x" * 3_600, ".txt", ExtractOptions(section_length=1_000)))
+    assert [len(text) for text in found.values()] == [1_000, 1_000, 1_000, 600]
+
+
 def test_lines_within_an_archive_and_beyond_a_limit_are_told() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
