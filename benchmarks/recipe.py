@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +93,7 @@ class Found:
         nats: nats of each validation document.
         seconds: wall clock of the training loop.
         about: network, steps and tokeniser, in words.
+        counts: of ours, its parameters, tokens of the training text, and tokens that were read.
     """
 
     corpus: str
@@ -106,6 +107,17 @@ class Found:
     n_bytes: list[int]
     recipe: dict[str, Any]
     threads: int
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A fitted model: nats of each validation document, and see `Found`."""
+
+    nats: np.ndarray
+    seconds: float
+    about: str
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class Texts:
@@ -164,8 +176,8 @@ def document_nats(logits: Callable[[Tensor], Tensor], documents: EncodedDocument
     return np.asarray(nats)
 
 
-def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> tuple[np.ndarray, float, str]:
-    """Train as the pipeline does by default; returns nats by document, seconds and a description.
+def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> Trained:
+    """Train as the pipeline does by default.
 
     Args:
         recipe: fields of ModelConfig and of TrainConfig, and `vocab_size`, `preset`, `packing`, `precision`,
@@ -204,13 +216,16 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> tup
     started = time.perf_counter()
     result = Trainer(shape, final, learning, checking).fit()
     seconds = time.perf_counter() - started
-    passes = result.steps * final.batch_size * final.grad_accum / len(learning)
+    read = result.steps * final.batch_size * final.grad_accum
+    size, passes = count_parameters(shape)["total"], read / len(learning)
+    tokens = int(documents.lengths[n_held:].sum())
+    counts = {"parameters": size, "tokens": tokens, "read": round(tokens * passes)}
     best = "" if result.best_step in (None, result.steps) else f", best at {result.best_step:,}"
     about = (
-        f"{name}, {count_parameters(shape)['total']:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
+        f"{name}, {size:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
         f"{result.steps:,} steps{best}, {passes:.1f} passes"
     )
-    return document_nats(result.model.eval(), held, shape.max_seq_len), seconds, about
+    return Trained(document_nats(result.model.eval(), held, shape.max_seq_len), seconds, about, counts)
 
 
 def _suggested(settings: suggest.SuggestSettings) -> str:
@@ -249,8 +264,8 @@ def _source(
     )
 
 
-def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) -> tuple[np.ndarray, float, str]:
-    """Train a plain loop; returns nats by document, seconds and a description.
+def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) -> Trained:
+    """Train a plain loop.
 
     Args:
         lr: learning rate; 0 means the one of `PEERS`.
@@ -282,7 +297,7 @@ def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) ->
     n_parameters = sum(weight.numel() for weight in network.parameters())
     about = f"{n_parameters:,} parameters, {tokenizer.vocab_size} ids, lr {rate:g}, {steps:,} steps, "
     about += f"{steps * shape.tokens / len(documents.ids):.1f} passes"
-    return document_nats(network.logits, held, shape.context), seconds, about
+    return Trained(document_nats(network.logits, held, shape.context), seconds, about)
 
 
 def _timed_step(loop: PlainLoop, seconds: float) -> float:
@@ -294,8 +309,8 @@ def _timed_step(loop: PlainLoop, seconds: float) -> float:
     return statistics.median(times[2:])
 
 
-def ngrams(texts: Texts, recipe: dict[str, Any]) -> tuple[np.ndarray, float, str]:
-    """Fit the 5-gram model of our tokens; returns nats by document, seconds and a description."""
+def ngrams(texts: Texts, recipe: dict[str, Any]) -> Trained:
+    """Fit the 5-gram model of our tokens."""
     size = recipe.get("vocab_size", 0)
     tokenizer = texts.tokenizer("bpe" if size else "auto", size)
     documents, held = texts.ids(tokenizer)
@@ -303,7 +318,7 @@ def ngrams(texts: Texts, recipe: dict[str, Any]) -> tuple[np.ndarray, float, str
     model = KneserNey.fit(documents.ids, documents.lengths, tokenizer.vocab_size, 5)
     seconds = time.perf_counter() - started
     nats = np.bincount(held.owner, weights=model.nll(held.ids, held.lengths), minlength=len(held.lengths))
-    return nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney"
+    return Trained(nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney")
 
 
 def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked: argparse.Namespace) -> Iterator[Found]:
@@ -312,14 +327,14 @@ def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked:
     for arm in arms:
         recipe = asked.recipe if arm in ("ours", "5-gram") else {"lr": asked.peer_lr} if asked.peer_lr else {}
         if arm == "ours":
-            nats, seconds, about = ours(texts, minutes, seed, recipe)
+            made = ours(texts, minutes, seed, recipe)
         elif arm == "5-gram":
-            nats, seconds, about = ngrams(texts, recipe)
+            made = ngrams(texts, recipe)
         else:
-            nats, seconds, about = plain(arm, texts, minutes, seed, asked.peer_lr)
-        bits = float(nats.sum() / math.log(2) / sum(n_bytes))
-        row = (texts.name, minutes, arm, seed, round(seconds, 1), about, round(bits, 4))
-        yield Found(*row, nats.round(3).tolist(), n_bytes, recipe, asked.threads)
+            made = plain(arm, texts, minutes, seed, asked.peer_lr)
+        bits = float(made.nats.sum() / math.log(2) / sum(n_bytes))
+        row = (texts.name, minutes, arm, seed, round(made.seconds, 1), made.about, round(bits, 4))
+        yield Found(*row, made.nats.round(3).tolist(), n_bytes, recipe, asked.threads, made.counts)
 
 
 def lines(found: Sequence[Found]) -> Iterator[str]:

@@ -90,7 +90,7 @@ def suggest(options: models.TrainOptions, as_json: AsJson = False) -> None:
     from flows.report import proposal_text
 
     result = run_flow("flows.train:suggest", options)
-    document = {name: result[name] for name in ("suggestion", "stages", "notes")}
+    document = {name: result[name] for name in ("suggestion", "forecast", "stages", "notes")}
     answer(document, as_json, lambda found: print(proposal_text(found)))
 
 

@@ -34,6 +34,7 @@ from tasks.report.gates import write as gates_page
 from tasks.report.page import Outcome, Page
 from tasks.report.training import write as training_page
 from tasks.report.wording import cell, legible, table
+from tasks.training.forecast import forecast, forecast_text, read_forecast
 from tasks.training.suggest import read_suggestion, suggest, suggestion_text
 from tasks.upkeep.forget import refuse_forgotten
 
@@ -60,6 +61,7 @@ class RunResult:
         model: name, version and alias of the registered model; None if the command registers none.
         completions: path of the Parquet table with the generated text; None if the command generates none.
         suggestion: proposed size, context, batch, learning rate and steps, with reasons; None if all were given.
+        forecast: bits per byte that are expected of the training, and of others; None where nothing is forecast.
         pages: what each page of the run says first, what it advises, and where it is.
         report: path of the report with everything.
         tracking: page of the MLflow run, or the command that shows it.
@@ -72,6 +74,7 @@ class RunResult:
     mlflow_run_id: str | None = None
     completions: str | None = None
     suggestion: dict[str, Any] | None = None
+    forecast: dict[str, Any] | None = None
     pages: list[dict[str, Any]] = field(default_factory=list)
     report: str = ""
     tracking: str = ""
@@ -124,7 +127,7 @@ def finish(
         promoted: The registered model, and the verdicts of the gates on it.
     """
     publish(run)
-    proposal = run.produced.get(suggest.name)
+    proposal, expected = run.produced.get(suggest.name), run.produced.get(forecast.name)
     result = RunResult(
         stages=list(run.reports.values()),
         metrics=dict(metrics or {}),
@@ -132,6 +135,7 @@ def finish(
         mlflow_run_id=mlflow_run_id,
         completions=str(run.store.folder(completions) / COMPLETIONS_FILE) if completions else None,
         suggestion=read_suggestion(run.store.folder(proposal[0])) if proposal else None,
+        forecast=read_forecast(run.store.folder(expected[0])) if expected else None,
         notes=list(run.notes),
     )
     outcome = Outcome(run, result.metrics, measured, promoted)
@@ -184,7 +188,7 @@ def result_text(found: Mapping[str, Any]) -> str:
     width = min(100, get_terminal_size().columns)
     leads = [page["lead"] for page in found["pages"] if page["topic"] in LEADS]
     facts = "\n".join(fill(f"- {line}", width, subsequent_indent="  ") for line in [*leads, _effort(found["stages"])])
-    parts = [facts, _figures(found["metrics"])]
+    parts = [facts, _figures(found["metrics"], found["forecast"])]
     model = found["model"]
     if model:
         parts.append(fill(f"models:/{model['name']}/{model['version']} is {model['alias']}: {model['reason']}.", width))
@@ -224,8 +228,8 @@ def _effort(stages: Sequence[Mapping[str, Any]]) -> str:
     return f"{told} took {seconds:.1f} s: {longest}."
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
-    """Return a model's figures beside its baselines as columns; empty without any."""
+def _figures(metrics: Mapping[str, float], expected: Mapping[str, Any] | None) -> str:
+    """Return a model's figures beside its forecast and its baselines as columns; empty without any."""
     if not metrics:
         return ""
     named = [
@@ -238,6 +242,9 @@ def _figures(metrics: Mapping[str, float]) -> str:
         if f"val/{of}loss" in metrics:
             bits, loss = metrics[f"val/{of}bits_per_byte"], metrics[f"val/{of}loss"]
             lines.append(f"{name:<15}{bits:>14.4f}{math.exp(loss):>12.2f}{loss:>9.4f}")
+    if expected and expected["asked"]["bits_per_byte"] is not None:
+        asked = expected["asked"]
+        lines.append(f"{'expected':<15}{asked['bits_per_byte']:>14.2f} ({asked['low']:.2f} to {asked['high']:.2f})")
     return "\n".join(lines)
 
 
@@ -261,7 +268,8 @@ def plan_text(found: Mapping[str, Any]) -> str:
 def proposal_text(found: Mapping[str, Any]) -> str:
     """Return a result of `suggest` as a person reads it in a terminal."""
     advice = "`sheepfold run` and `sheepfold train` with the same sources and budget take it."
-    return _text(found, suggestion_text(found["suggestion"]), advice)
+    expected = forecast_text(found["forecast"]) if found["forecast"] else ""
+    return _text(found, suggestion_text(found["suggestion"]), expected, advice)
 
 
 def _text(found: Mapping[str, Any], *parts: str) -> str:
@@ -278,6 +286,8 @@ def run_report(corpus: str, result: RunResult, pages: Iterable[Page], links: Ite
     parts = [f"# Corpus `{corpus}`", "## Stages", stage_table([asdict(item) for item in result.stages])]
     if result.suggestion:
         parts += ["## Suggestion", suggestion_text(result.suggestion)]
+    if result.forecast:
+        parts += ["## Forecast", forecast_text(result.forecast)]
     if result.metrics:
         parts += ["## Model", metrics_table(result.metrics)]
     if result.model:

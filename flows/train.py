@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,12 @@ from storage.store import StoreError
 from tasks.core.executor import act
 from tasks.core.machine import detect_device
 from tasks.core.run import Run
-from tasks.core.settings import AUTO, Settings
+from tasks.core.settings import AUTO, ModelSettings, Settings, TrainSettings
+from tasks.evaluation.ngram import NgramSettings, ngram
 from tasks.registry.base import Base, with_base
 from tasks.registry.models import ensure_training_run
+from tasks.tokens.tokenise import TokeniseSettings
+from tasks.training.forecast import ForecastSettings, forecast, forecast_sentence, read_forecast
 from tasks.training.suggest import SUGGESTED, read_suggestion, suggest_settings, suggestion_sentence
 from tasks.training.suggest import suggest as suggest_stage
 from tasks.training.train import (
@@ -52,8 +56,30 @@ def suggest(options: TrainOptions) -> dict[str, Any]:
     settings = options.load()
     with open_run(options, settings.limits) as run:
         _, prepared, _ = ingest_and_prepare(run, options.source, settings)
-        suggest_training(run, settings, prepared)
+        found = suggest_training(run, settings, prepared)
+        forecast_training(run, settings, prepared, found)
         return finish(run)
+
+
+def forecast_training(run: Run, settings: Settings, prepared: Prepared, suggestion: ArtifactRef) -> None:
+    """Say what the training is expected to reach, if its settings are those that forecasts are fitted to."""
+    asked, usual, order = settings.train, TrainSettings(), settings.evaluate.ngram_order
+    free: dict[str, Any] = {"minutes": asked.minutes, "max_epochs": asked.max_epochs, "seed": asked.seed}
+    if settings.model != ModelSettings() or asked != replace(usual, **free) or order != NgramSettings().order:
+        return
+    found = forecast(
+        run,
+        ForecastSettings(
+            asked.minutes, asked.max_epochs, TokeniseSettings(settings.tokenizer.bos, settings.tokenizer.eos)
+        ),
+        suggestion=suggestion,
+        dataset=prepared.dataset,
+        ngram=ngram(run, NgramSettings(order, settings.evaluate.ngram_tokens), dataset=prepared.dataset),
+        tokenizer=prepared.tokenizer,
+        evalset=prepared.evalset,
+    )
+    run.remember(forecast=found)
+    run.read(found, lambda ref: logger.info(forecast_sentence(read_forecast(run.store.folder(ref)))), None)
 
 
 def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> ArtifactRef:
@@ -77,6 +103,8 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
     suggestion = suggest_training(run, settings, prepared) if by_time or settings.model.preset == AUTO else None
     if suggestion is not None:
         run.read(suggestion, lambda ref: _say(read_suggestion(run.store.folder(ref))), None)
+        if base is None:
+            forecast_training(run, settings, prepared, suggestion)
 
     def asked() -> TrainStageSettings:
         if suggestion is None:

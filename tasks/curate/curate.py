@@ -418,8 +418,8 @@ def check_split(run: Run, curated: ArtifactRef, snapshot: ArtifactRef) -> None:
         )
     raise EmptyCorpus(
         f"of {found} file(s), the corpus has {counts['train']} training and {counts['validation']} validation "
-        "document(s), and needs at least one of each, not contained in each other: add documents, or divide a long text "
-        "with `--set extract.section_length=20000`; `sheepfold ingest "
+        "document(s), and needs at least one of each, not contained in each other: add documents, or divide a long "
+        "text with `--set extract.section_length=20000`; `sheepfold ingest "
         'SOURCE` and then `sheepfold sql "select * from quarantine"` list the refused ones with reasons'
     )
 

@@ -25,6 +25,7 @@ from tasks.evaluation.ngram import KneserNey
 from tasks.evaluation.tables import BASELINES, DIMENSIONS, TABLES, Evaluated, write_evaluation
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenise import TokeniseSettings, encode_document
+from tasks.tokens.tokenizer_kinds import Tokenizer
 from tasks.training.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def evaluate(
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.machine.device)
     rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS, "text"])
-    encoded = encode_documents(bundle, rows["text"])
+    encoded = encode_documents(bundle.tokenizer, TokeniseSettings(bundle.bos, bundle.eos), rows["text"])
     if not (encoded.lengths > 1).any():
         raise UserError(
             f"the {len(rows['text'])} evaluation document(s) have {len(encoded.ids)} ids and none to predict, expected "
@@ -149,7 +150,7 @@ def document_sums(
         "lost_bytes": encoded.lost_bytes,
         "top1": np.bincount(owner[scores.rivals[predicted] < 1], minlength=n),
         "nll_nats": total(scores.nll[predicted]),
-        "charged_nats": charged_nats(bundle, encoded),
+        "charged_nats": charged_nats(bundle.tokenizer, encoded),
         "uniform_nats": tokens * math.log(bundle.tokenizer.vocab_size),
         "unigram_nats": total(-unigram[encoded.ids[predicted]]),
     }
@@ -197,15 +198,15 @@ class EncodedDocuments:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
-def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
+def encode_documents(tokenizer: Tokenizer, framing: TokeniseSettings, texts: Sequence[str]) -> EncodedDocuments:
     """Encode documents with bos and eos as in training."""
-    framing = TokeniseSettings(bundle.bos, bundle.eos)
+    begins, _ = framing.frame(tokenizer)
     pieces, lost, given = [np.zeros(0, dtype=np.int64)], [], []
-    for text, ids in zip(texts, bundle.tokenizer.encode(list(texts)), strict=True):
-        sequence, lost_here = encode_document(bundle.tokenizer, text, ids, framing)
+    for text, ids in zip(texts, tokenizer.encode(list(texts)), strict=True):
+        sequence, lost_here = encode_document(tokenizer, text, ids, framing)
         pieces.append(sequence)
         lost.append(lost_here)
-        given.append(bundle.start_id is None and len(ids) > 0)
+        given.append(not begins and len(ids) > 0)
     return EncodedDocuments(
         ids=np.concatenate(pieces),
         lengths=np.array([len(piece) for piece in pieces[1:]], dtype=np.int64),
@@ -215,9 +216,9 @@ def encode_documents(bundle: Bundle, texts: Sequence[str]) -> EncodedDocuments:
     )
 
 
-def charged_nats(bundle: Bundle, documents: EncodedDocuments) -> np.ndarray:
+def charged_nats(tokenizer: Tokenizer, documents: EncodedDocuments) -> np.ndarray:
     """Return (n,) nats charged for first ids that are not predicted.
 
     Without this charge, a model without bos would have the first id of each document for free.
     """
-    return np.asarray(documents.given * math.log(bundle.tokenizer.vocab_size))
+    return np.asarray(documents.given * math.log(tokenizer.vocab_size))

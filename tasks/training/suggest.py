@@ -1,10 +1,8 @@
 """The stage `suggest`: network, context, batch and steps for a corpus, a device and a time.
 
 Each shape of a ladder is timed for a few steps on the device, in as many processes and as compiled as the training will
-be; the shape that ranks first is suggested. They are ranked by the scaling law of Hoffmann et al. 2022 (loss falls with
-parameters and with tokens), with tokens that are read again counting less and less (Muennighoff et al. 2023). Its
-constants were fitted on far larger networks: it orders neighbouring sizes, and its values predict no loss.
-Measured once and kept: asking again gives the same answer.
+be; the one for which `tasks.training.law` expects the fewest bits per byte is suggested. Measured once and kept: asking
+again gives the same answer.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSet
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
 from tasks.training.launch import Job, Nodes, launch, time_step
+from tasks.training.law import expected_ratio
 from tasks.training.throughput import in_thread_that_ends
 from tasks.training.train import model_config, train_config, vocab_size_of
 
@@ -49,10 +48,6 @@ TOKENS_PER_PARAMETER = 20  # where steps or tokens are given and no time (Hoffma
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
 SHARE_OF_MEMORY = 0.5
 
-# L(N, D) = E + A / N^alpha + B / D^beta, in nats (Hoffmann et al. 2022, table A3, approach 3)
-_E, _A, _ALPHA, _B, _BETA = 1.69, 406.4, 0.34, 410.7, 0.28
-_HALF_LIFE = 15.4  # repetitions after which reading again is worth little (Muennighoff et al. 2023, R* of data)
-
 
 @dataclass(frozen=True)
 class SuggestSettings:
@@ -72,14 +67,14 @@ class SuggestSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One shape, and how the scaling law ranks it."""
+    """One shape, and what is expected of it."""
 
     name: str
     parameters: int
     step_seconds: float | None = None  # of one optimiser step, measured; None where it was not tried
     steps: int = 0  # that the time has room for
     passes: float = 0.0  # over the training text
-    score: float = math.inf  # of the scaling law, lower is better; it orders candidates and predicts no loss
+    score: float = math.inf  # expected bits per byte, relative to those of the n-gram model
     note: str = ""  # why it was not tried, or not taken
 
 
@@ -97,27 +92,13 @@ def _kind(device: str) -> str:
     return "cpu" if device.startswith("cpu") else "cuda"  # GPUs are described by their names
 
 
-def scaling_law(parameters: int, tokens_read: float, tokens: float) -> float:
-    """Return the score of the scaling law, by which sizes are ordered; lower is better.
-
-    Args:
-        parameters: of the network.
-        tokens_read: tokens of all passes.
-        tokens: tokens of the training text.
-    """
-    once = min(tokens_read, tokens)
-    again = max(0.0, tokens_read / max(tokens, 1.0) - 1.0)
-    worth = once + tokens * _HALF_LIFE * (1 - math.exp(-again / _HALF_LIFE)) if again else once
-    return _E + _A / parameters**_ALPHA + _B / max(worth, 1.0) ** _BETA
-
-
 def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     """Return the shape nearest to `TOKENS_PER_PARAMETER` tokens a parameter, for a training whose tokens are given."""
     wanted = math.log(max(1.0, tokens_read / TOKENS_PER_PARAMETER))
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=3, unkeyed=("execution",))
+@stage("suggest", version=4, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     from model import ModelConfig, count_parameters
@@ -165,7 +146,7 @@ def _timed(
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
-        score = scaling_law(sizes[name], read, settings.tokens or read)
+        score = expected_ratio(sizes[name], read, settings.tokens or read)
         tried += 1
         work.progress.update(number + 1, len(names), name)
         yield Candidate(name, sizes[name], seconds, steps, passes, score)
@@ -217,8 +198,8 @@ def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Ca
     others = [item.name for item in candidates if item is not best and item.step_seconds is not None]
     if others:
         yield (
-            f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; a scaling law "
-            "ranks it first for this time. The law orders sizes; what the model will reach is not predicted."
+            f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; by a law fitted to "
+            "measured trainings it reaches the fewest bits per byte in this time."
         )
     yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network."
 

@@ -52,6 +52,7 @@ ATTEMPT_FILE = "attempt"  # in the scratch folder; a refreshed training has anot
 ATTEMPT_MODE = "attempt"  # entry of the manifest
 PRESET_BATCH = 8  # default batch size, in sequences
 COUNTED_AT_ONCE = 2**16  # sequences counted at once
+EVALUATION_SHARE = 0.05  # of the minutes, at most
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured by the stage `evaluate`
 
 
@@ -92,9 +93,10 @@ def train_config(
 ) -> dict[str, Any]:
     """Return the complete training configuration of a network for a number of steps.
 
-    Defaults: ten evaluations; small batches, because in a short training more steps help more than less noisy ones; the
-    precision of the device; and a learning rate that falls with the width, from 0.004 for the smallest networks to
-    GPT-2's 0.0006, or the published peak of the schedule "noam".
+    Defaults: ten evaluations, fewer where they would take more than a twentieth of the minutes; small batches, because
+    in a short training more steps help more than less noisy ones; the precision of the device; and a learning rate
+    that falls with the width, from 0.004 for the smallest networks to GPT-2's 0.0006, or the published peak of the
+    schedule "noam".
 
     Args:
         device: `cpu` or `cuda`.
@@ -113,6 +115,10 @@ def train_config(
     found = TrainConfig.from_dict({**values, "max_steps": max_steps, "seed": settings.seed})
     if found.schedule == "noam" and "lr" not in settings.overrides:
         found = replace(found, lr=noam_peak(network["d_model"], found.warmup))
+    if found.minutes and "eval_every" not in settings.overrides:
+        # in steps; reading a sequence takes about a third of the time of learning from it
+        costs = VALIDATION_SAMPLE / (3 * found.batch_size * found.grad_accum)
+        found = replace(found, eval_every=max(found.eval_every, math.ceil(costs / EVALUATION_SHARE)))
     return found.to_dict()
 
 

@@ -21,6 +21,7 @@ from storage.schemas import EVALSET
 from storage.tables import read_columns, write_table
 from tasks.evaluation.evaluate import EvaluateSettings, encode_documents, evaluate
 from tasks.evaluation.tables import DIMENSIONS, Evaluated, Evaluation, read_documents, read_evaluation
+from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import BOS, EOS, UNK
 from tasks.training.bundle import WEIGHTS_FILE, Bundle
 
@@ -215,7 +216,7 @@ def test_a_stride_beyond_the_context_is_refused(tiny: Ran, tmp_path: Path, texts
 def test_documents_that_hold_nothing_to_predict_are_told(
     tiny: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: Bundle
 ) -> None:
-    some = encode_documents(bundle, ["a", "b"])
+    some = encode_documents(bundle.tokenizer, TokeniseSettings(), ["a", "b"])
     empty = replace(some, ids=some.ids[:0], lengths=np.zeros(2, np.int64))
     monkeypatch.setattr("tasks.evaluation.evaluate.encode_documents", lambda *_: empty)
     with pytest.raises(UserError, match=r"2 evaluation document\(s\) have 0 ids and none to predict"):

@@ -26,6 +26,7 @@ from tasks.evaluation.evaluate import charged_nats, encode_documents
 from tasks.generation.completions import Prompt
 from tasks.generation.prompts import sample_prompts
 from tasks.report.inspection import Subject, inspect_prompt
+from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import BOS, EOS, AsciiTokenizer, HfTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
@@ -137,7 +138,8 @@ def test_first_ids_that_nothing_predicts_are_charged(bare: Ran, bundle: Bundle, 
 
 def test_nothing_is_charged_where_a_token_begins_a_text(tiny: Ran) -> None:
     bundle = Bundle(tiny.folder(tiny.checkpoint))
-    assert charged_nats(bundle, encode_documents(bundle, ["the sheep", "a dog"])).tolist() == [0, 0]
+    encoded = encode_documents(bundle.tokenizer, TokeniseSettings(bundle.bos, bundle.eos), ["the sheep", "a dog"])
+    assert charged_nats(bundle.tokenizer, encoded).tolist() == [0, 0]
 
 
 def test_a_prompt_begins_as_documents_did(tiny: Ran, bundle: Bundle) -> None:

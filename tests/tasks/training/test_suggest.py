@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,11 @@ from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings,
 from tasks.training.suggest import (
     candidates_of,
     read_suggestion,
-    scaling_law,
     shape_of_tokens,
 )
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
-
-
-def test_the_law_prefers_more_tokens_and_more_parameters_and_counts_repetition_less() -> None:
-    base = scaling_law(10**6, 10**7, 10**7)
-    assert scaling_law(10**6, 2 * 10**7, 2 * 10**7) < scaling_law(10**6, 2 * 10**7, 10**7) < base
-    assert scaling_law(2 * 10**6, 10**7, 10**7) < base
-    assert math.isclose(scaling_law(10**6, 10**9, 10**6), scaling_law(10**6, 10**10, 10**6), rel_tol=1e-3)
 
 
 @pytest.mark.parametrize(("tokens", "name"), [(1, "a"), (2_000_000, "a"), (20_000_000, "b"), (10**10, "c")])

@@ -9,7 +9,7 @@ import torch
 
 from model.schedule import learning_rate, noam
 from tasks.core.settings import TrainSettings
-from tasks.training.train import train_config
+from tasks.training.train import EVALUATION_SHARE, VALIDATION_SAMPLE, train_config
 
 NETWORK = {"d_model": 512}
 
@@ -43,3 +43,13 @@ def test_the_peak_of_noam_follows_from_width_and_warmup(warmup: dict[str, float]
 
 def test_a_given_rate_is_the_peak_of_noam() -> None:
     assert configured("cpu", schedule="noam", lr=0.5)["lr"] == 0.5
+
+
+def test_evaluations_take_a_small_share_of_the_minutes() -> None:
+    rows, steps = 8, 100
+    settings = TrainSettings(overrides={"batch_size": rows})
+    plain, timed = (train_config(settings, NETWORK, "cpu", steps, **given) for given in ({}, {"minutes": 5}))
+    assert plain["eval_every"] == steps / 10
+    assert VALIDATION_SAMPLE / 3 / rows <= EVALUATION_SHARE * timed["eval_every"]
+    asked = train_config(TrainSettings(overrides={"eval_every": 7}), NETWORK, "cpu", steps, minutes=5)
+    assert asked["eval_every"] == 7

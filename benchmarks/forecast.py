@@ -1,0 +1,101 @@
+"""The law of forecasts, fitted to measured trainings.
+
+    python -m benchmarks.forecast FILE...
+
+The files are JSON lines of `benchmarks.recipe --out`: trainings of `ours` with a preset and steps, such as
+`--recipe '{"preset": "modern-1m", "max_steps": 500}'`, and the 5-gram model of each corpus. Prints the constants of
+`tasks.training.law`, and how far the law is off on each corpus when it is fitted to the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from tasks.training.law import ALPHA, BETA, worth
+
+
+@dataclass(frozen=True)
+class Point:
+    """A training.
+
+    Attributes:
+        corpus: name of its corpus.
+        ratio: its bits per byte divided by those of the 5-gram model of the same text.
+    """
+
+    corpus: str
+    parameters: int
+    read: int
+    tokens: int
+    ratio: float
+
+    def terms(self) -> tuple[float, float, float]:
+        """Return what the constants of the law multiply."""
+        return 1.0, self.parameters**-ALPHA, worth(self.read, self.tokens) ** -BETA
+
+
+def points_of(files: Iterable[Path]) -> list[Point]:
+    """Return the trainings in the files of which the 5-gram model with as many ids is there too."""
+    rows = [json.loads(line) for file in files for line in file.open()]
+    rival = {_text_of(row): row["bits_per_byte"] for row in rows if row["arm"] == "5-gram"}
+    return [
+        Point(row["corpus"], **row["counts"], ratio=row["bits_per_byte"] / rival[_text_of(row)])
+        for row in rows
+        if row.get("counts") and _text_of(row) in rival
+    ]
+
+
+def _text_of(row: dict[str, object]) -> tuple[object, object]:
+    recipe = row["recipe"]
+    assert isinstance(recipe, dict)
+    return row["corpus"], recipe.get("vocab_size", 0)
+
+
+def fit(points: Sequence[Point]) -> np.ndarray:
+    """Return (3,) constants of least squared error in the logarithm of the ratio."""
+    terms = np.array([point.terms() for point in points])
+    wanted = np.log([point.ratio for point in points])
+    found = least_squares(lambda logs: np.log(terms @ np.exp(logs)) - wanted, np.log([0.5, 10.0, 20.0]))
+    return np.asarray(np.exp(found.x))
+
+
+def errors(points: Sequence[Point], constants: np.ndarray) -> np.ndarray:
+    """Return (n,) logarithms of measured over expected ratios."""
+    expected = np.array([point.terms() for point in points]) @ constants
+    return np.log([point.ratio for point in points]) - np.log(expected)
+
+
+def main() -> None:
+    """Print the constants and the errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    points = points_of(parser.parse_args().files)
+    floor, of_size, of_tokens = fit(points)
+    print(f"{len(points)} trainings: E, A, B = {floor:.4f}, {of_size:.2f}, {of_tokens:.2f}")
+    for name in ("parameters", "tokens", "read"):
+        values = [getattr(point, name) for point in points]
+        print(f"{name}: {min(values):,} to {max(values):,}")
+    print("| corpus | trainings | mean error | largest | fitted without it |\n|---|---|---|---|---|")
+    left_out = []
+    for corpus in dict.fromkeys(point.corpus for point in points):
+        own = [point for point in points if point.corpus == corpus]
+        others = [point for point in points if point.corpus != corpus]
+        within = errors(own, fit(points))
+        if len(others) > 3:
+            left_out.extend(errors(own, fit(others)))
+        shown = f"{np.mean(left_out[-len(own) :]):+.3f}" if others else ""
+        print(f"| {corpus} | {len(own)} | {within.mean():+.3f} | {within[np.abs(within).argmax()]:+.3f} | {shown} |")
+    if left_out:
+        print(f"spread without its own corpus: {math.sqrt(np.mean(np.square(left_out))):.4f}")
+
+
+if __name__ == "__main__":
+    main()
