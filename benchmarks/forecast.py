@@ -1,25 +1,29 @@
 """The law of forecasts, fitted to measured trainings.
 
-    python -m benchmarks.forecast FILE...
+    python -m benchmarks.forecast [FILE...]
 
-The files are JSON lines of `benchmarks.recipe --out`: trainings of `ours` with a preset and steps, such as
-`--recipe '{"preset": "modern-1m", "max_steps": 500}'`, and the 5-gram model of each corpus. Prints the constants of
-`tasks.training.law`, and how far the law is off on each corpus when it is fitted to the others.
+Reads the trainings of `trainings.csv`, prints the constants of `tasks.training.law`, and how far the law is off on each
+corpus when it is fitted to the others. Given files of `benchmarks.recipe --out`, writes the trainings first: those of
+`ours` with a preset and steps, such as `--recipe '{"preset": "modern-1m", "max_steps": 500}'`, on corpora of which the
+5-gram model is in the files too.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from tasks.training.law import ALPHA, BETA, worth
+
+TRAININGS = Path(__file__).with_name("trainings.csv")
 
 
 @dataclass(frozen=True)
@@ -28,29 +32,49 @@ class Point:
 
     Attributes:
         corpus: name of its corpus.
-        ratio: its bits per byte divided by those of the 5-gram model of the same text.
+        tokens: of the training text.
+        read: tokens in all passes.
+        bits_per_byte: of the network.
+        ngram_bits_per_byte: of the 5-gram model of the same text.
     """
 
     corpus: str
     parameters: int
-    read: int
     tokens: int
-    ratio: float
+    read: int
+    bits_per_byte: float
+    ngram_bits_per_byte: float
+
+    @property
+    def ratio(self) -> float:
+        """What the law says."""
+        return self.bits_per_byte / self.ngram_bits_per_byte
 
     def terms(self) -> tuple[float, float, float]:
         """Return what the constants of the law multiply."""
         return 1.0, self.parameters**-ALPHA, worth(self.read, self.tokens) ** -BETA
 
 
+def trainings() -> list[Point]:
+    """Return the trainings that the law is fitted to."""
+    with TRAININGS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kinds = {"corpus": str, "bits_per_byte": float, "ngram_bits_per_byte": float}
+    return [Point(**{name: kinds.get(name, int)(value) for name, value in row.items()}) for row in rows]
+
+
 def points_of(files: Iterable[Path]) -> list[Point]:
     """Return the trainings in the files of which the 5-gram model with as many ids is there too."""
     rows = [json.loads(line) for file in files for line in file.open()]
     rival = {_text_of(row): row["bits_per_byte"] for row in rows if row["arm"] == "5-gram"}
-    return [
-        Point(row["corpus"], **row["counts"], ratio=row["bits_per_byte"] / rival[_text_of(row)])
-        for row in rows
-        if row.get("counts") and _text_of(row) in rival
+    known = [row for row in rows if row.get("counts") and _text_of(row) in rival]
+    found = [
+        Point(
+            row["corpus"], **row["counts"], bits_per_byte=row["bits_per_byte"], ngram_bits_per_byte=rival[_text_of(row)]
+        )
+        for row in known
     ]
+    return sorted(found, key=lambda point: (point.corpus, point.parameters, point.read))
 
 
 def _text_of(row: dict[str, object]) -> tuple[object, object]:
@@ -76,8 +100,13 @@ def errors(points: Sequence[Point], constants: np.ndarray) -> np.ndarray:
 def main() -> None:
     """Print the constants and the errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    points = points_of(parser.parse_args().files)
+    parser.add_argument("files", nargs="*", type=Path)
+    if files := parser.parse_args().files:
+        with TRAININGS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [item.name for item in fields(Point)], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(asdict(point) for point in points_of(files))
+    points = trainings()
     floor, of_size, of_tokens = fit(points)
     print(f"{len(points)} trainings: E, A, B = {floor:.4f}, {of_size:.2f}, {of_tokens:.2f}")
     for name in ("parameters", "tokens", "read"):
