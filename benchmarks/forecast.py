@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from tasks.training.law import ALPHA, BETA, worth
 
@@ -84,11 +83,9 @@ def _text_of(row: dict[str, object]) -> tuple[object, object]:
 
 
 def fit(points: Sequence[Point]) -> np.ndarray:
-    """Return (3,) constants of least squared error in the logarithm of the ratio."""
-    terms = np.array([point.terms() for point in points])
-    wanted = np.log([point.ratio for point in points])
-    found = least_squares(lambda logs: np.log(terms @ np.exp(logs)) - wanted, np.log([0.5, 10.0, 20.0]))
-    return np.asarray(np.exp(found.x))
+    """Return (3,) constants of least squared relative error."""
+    terms = np.array([point.terms() for point in points]) / np.array([[point.ratio] for point in points])
+    return np.linalg.lstsq(terms, np.ones(len(points)), rcond=None)[0]
 
 
 def errors(points: Sequence[Point], constants: np.ndarray) -> np.ndarray:

@@ -157,9 +157,11 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedDocuments:
 
 
 @torch.inference_mode()
-def document_nats(logits: Callable[[Tensor], Tensor], documents: EncodedDocuments, context: int) -> np.ndarray:
-    """Return (n,) nats of each document, lost bytes included, in windows that overlap by half."""
-    stride = max(1, context // 2)
+def document_nats(
+    logits: Callable[[Tensor], Tensor], documents: EncodedDocuments, context: int, *, apart: bool = False
+) -> np.ndarray:
+    """Return (n,) nats of each document, lost bytes included, in windows that overlap by half or are `apart`."""
+    stride = context if apart else max(1, context // 2)
     windows = chunk_pieces(documents.lengths, context, stride)
     start, length = documents.starts[windows.document] + windows.start, windows.length.astype(np.int64)
     first = np.where(windows.start > 0, context - stride + 1, 1)
@@ -176,7 +178,7 @@ def document_nats(logits: Callable[[Tensor], Tensor], documents: EncodedDocument
     return np.asarray(nats)
 
 
-def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> Trained:
+def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any], *, apart: bool = False) -> Trained:
     """Train as the pipeline does by default.
 
     Args:
@@ -225,7 +227,8 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> Tra
         f"{name}, {size:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
         f"{result.steps:,} steps{best}, {passes:.1f} passes"
     )
-    return Trained(document_nats(result.model.eval(), held, shape.max_seq_len), seconds, about, counts)
+    nats = document_nats(result.model.eval(), held, shape.max_seq_len, apart=apart)
+    return Trained(nats, seconds, about, counts)
 
 
 def _suggested(settings: suggest.SuggestSettings) -> str:
@@ -327,7 +330,7 @@ def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked:
     for arm in arms:
         recipe = asked.recipe if arm in ("ours", "5-gram") else {"lr": asked.peer_lr} if asked.peer_lr else {}
         if arm == "ours":
-            made = ours(texts, minutes, seed, recipe)
+            made = ours(texts, minutes, seed, recipe, apart=asked.apart)
         elif arm == "5-gram":
             made = ngrams(texts, recipe)
         else:
@@ -365,6 +368,7 @@ def main() -> None:
     parser.add_argument("--arms", default="ours,nanogpt,llama,5-gram", help=f"of {', '.join([*ARMS, *PEERS])}")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--recipe", type=json.loads, default={}, help="settings of ours, as JSON")
+    parser.add_argument("--apart", action="store_true", help="judge ours in windows that do not overlap, as `evaluate`")
     parser.add_argument("--peer-lr", type=float, default=0.0, help="learning rate of the plain loops")
     parser.add_argument("--out", type=Path, help="file to which JSON lines are appended")
     parser.add_argument("--beside", type=Path, help="JSON lines of earlier arms to compare with")

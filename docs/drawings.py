@@ -5,12 +5,16 @@ python -m docs.drawings      (part of `make reference`) writes them
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from docs.drawing import Point, arrow, box, document, text
+from benchmarks.forecast import trainings
+from docs.drawing import GREY, INK, Point, arrow, box, document, text
 from docs.stage_graph import stage_graph
+from tasks.training.law import expected_ratio
 
 IMAGES = Path(__file__).with_name("images")
+COLOURS = ("#4c78a8", "#e08214", "#3a923a", "#b5403a")  # of sizes of networks
 
 
 def drawings() -> dict[str, str]:
@@ -20,6 +24,7 @@ def drawings() -> dict[str, str]:
         "how-artefacts": artefacts(),
         "how-keys": keys(),
         "how-kill-anywhere": kill_anywhere(),
+        "how-good": how_good(),
     }
 
 
@@ -188,6 +193,42 @@ def kill_anywhere() -> str:
         parts.append(arrow([(556, top + 18), (580, top + 18)]))
         parts.append(box(582, top, 298, 36, [lost], "grey", first="small"))
     return document("The steps of a commit and what a kill leaves at each of them", 900, 420, parts)
+
+
+def how_good() -> str:
+    """Return the measured trainings and the law: bits per byte beside the 5-gram model, against tokens read."""
+    left, top, width, height = 70, 40, 720, 330
+    reads, ratios = (1e5, 1e7), (0.8, 1.8)
+    points = trainings()
+
+    def place(read: float, ratio: float) -> Point:
+        along = math.log(read / reads[0]) / math.log(reads[1] / reads[0])
+        return left + along * width, top + height * (ratios[1] - ratio) / (ratios[1] - ratios[0])
+
+    parts = [text(20, 24, "Bits per byte divided by those of the 5-gram model of the same text", "name", "start")]
+    for tick in range(round(10 * ratios[0]), round(10 * ratios[1]) + 1, 2):
+        _, y = place(reads[0], tick / 10)
+        parts.append(_polyline([(left, y), (left + width, y)], INK if tick == 10 else GREY, 1))
+        parts.append(text(left - 10, y + 4, f"{tick / 10:.1f}", "small", "end"))
+    for read, label in ((1e5, "100,000"), (1e6, "1 million"), (1e7, "10 million")):
+        parts.append(text(place(read, 1)[0], top + height + 20, label, "small"))
+    parts.append(text(left + width / 2, top + height + 42, "tokens read, in a text of 1 million", "small"))
+    for size, fill in zip(sorted({round(point.parameters, -5) for point in points}), COLOURS, strict=False):
+        steps = [10 ** (5 + place_ / 10) for place_ in range(21)]
+        drawn = [place(read, expected_ratio(size, read, 1e6)) for read in steps]
+        inside = [(x, y) for x, y in drawn if y >= top]
+        parts.append(_polyline(inside, fill, 2))
+        parts.append(text(inside[-1][0] + 8, inside[-1][1] + 4, f"{size / 1e6:g}M", "small", "start"))
+        for point in points:
+            if round(point.parameters, -5) == size and reads[0] <= point.read <= reads[1] and point.ratio <= ratios[1]:
+                x, y = place(point.read, point.ratio)
+                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{fill}" stroke="{INK}"/>')
+    return document("Bits per byte beside the 5-gram model, against tokens read", 860, 430, parts)
+
+
+def _polyline(points: list[Point], colour: str, width: float) -> str:
+    through = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{through}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
 
 
 def main() -> None:
