@@ -133,7 +133,7 @@ class TrainConfig(Settings):
             blocks, Jordan et al. 2024; "adamw" for everything else).
         lr: highest learning rate.
         muon_lr: highest learning rate of the matrices that "muon" trains; it follows the schedule as lr does. None
-            means 0.01.
+            means 0.02.
         schedule: learning rate schedule, "warmup_cosine" (linear warm-up, then a cosine down to the floor), "cosine"
             (from the first step), "constant", "noam" (linear warm-up, then the inverse square root of the step, Vaswani
             et al. 2017) or "wsd" (linear warm-up, a plateau, a linear fall to the floor).
@@ -234,7 +234,7 @@ class TrainConfig(Settings):
 
     def _check_decay(self) -> None:
         if self.optimizer == "muon":
-            self.resolve("muon_lr", 0.01)
+            self.resolve("muon_lr", 0.02)
         else:
             self.refuse(["muon_lr"], f"optimizer={self.optimizer!r} trains every weight with lr")
         self.resolve("weight_decay", 0.0 if self.optimizer == "adam" else 0.1)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 SUGGESTION_FILE = "suggestion.json"
 OPTIMIZER = "muon"  # reaches a loss in fewer tokens than AdamW, see `_reasons`
 PATIENCE = 3  # a small text is soon learnt by heart: then the weights before that are taken
-# a short training learns more at a high rate up to the end, and an average of the weights takes its noise away
-AVERAGE = {"average": 16, "min_lr_ratio": 0.6}
+# a short training learns more at the highest rate up to the end, and an average of the weights takes its noise away
+AVERAGE = {"average": 32, "min_lr_ratio": 1.0}
 SUGGESTED = ("batch_size", "optimizer", "patience", *AVERAGE)  # fields of a training that a suggestion decides
 SHARE_OF_BUDGET = 0.92  # of the minutes goes to steps; the rest to evaluation and checkpoints
 MIN_STEPS = 20  # that minutes become, however few they are
