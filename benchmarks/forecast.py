@@ -94,6 +94,16 @@ def errors(points: Sequence[Point], constants: np.ndarray) -> np.ndarray:
     return np.log([point.ratio for point in points]) - np.log(expected)
 
 
+def left_out(points: Sequence[Point]) -> np.ndarray:
+    """Return (n,) errors of each training by the law that is fitted to the other corpora."""
+    found = np.empty(len(points))
+    for corpus in {point.corpus for point in points}:
+        own = np.array([point.corpus == corpus for point in points])
+        others = [point for point in points if point.corpus != corpus]
+        found[own] = errors([point for point in points if point.corpus == corpus], fit(others))
+    return found
+
+
 def main() -> None:
     """Print the constants and the errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,23 +114,18 @@ def main() -> None:
             writer.writeheader()
             writer.writerows(asdict(point) for point in points_of(files))
     points = trainings()
-    floor, of_size, of_tokens = fit(points)
-    print(f"{len(points)} trainings: E, A, B = {floor:.4f}, {of_size:.2f}, {of_tokens:.2f}")
+    print(f"{len(points)} trainings: E, A, B = {', '.join(f'{constant:.5g}' for constant in fit(points))}")
     for name in ("parameters", "tokens", "read"):
         values = [getattr(point, name) for point in points]
         print(f"{name}: {min(values):,} to {max(values):,}")
-    print("| corpus | trainings | mean error | largest | fitted without it |\n|---|---|---|---|---|")
-    left_out = []
-    for corpus in dict.fromkeys(point.corpus for point in points):
-        own = [point for point in points if point.corpus == corpus]
-        others = [point for point in points if point.corpus != corpus]
-        within = errors(own, fit(points))
-        if len(others) > 3:
-            left_out.extend(errors(own, fit(others)))
-        shown = f"{np.mean(left_out[-len(own) :]):+.3f}" if others else ""
-        print(f"| {corpus} | {len(own)} | {within.mean():+.3f} | {within[np.abs(within).argmax()]:+.3f} | {shown} |")
-    if left_out:
-        print(f"spread without its own corpus: {math.sqrt(np.mean(np.square(left_out))):.4f}")
+    print("| corpus | parameters | tokens | read | bits per byte | 5-gram | ratio | by the law of the others |")
+    print("|---|---|---|---|---|---|---|---|")
+    off = left_out(points)
+    for point, error in zip(points, off, strict=True):
+        cells = [point.corpus, f"{point.parameters:,}", f"{point.tokens:,}", f"{point.read:,}"]
+        cells += [f"{value:.4f}" for value in (point.bits_per_byte, point.ngram_bits_per_byte, point.ratio)]
+        print(f"| {' | '.join(cells)} | {math.expm1(error):+.1%} |")
+    print(f"spread: {math.sqrt(np.mean(np.square(off))):.4f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 # ratio = E + A / parameters^alpha + B / tokens^beta, with the exponents of Hoffmann et al. 2022, table A3
-_E, _A, ALPHA, _B, BETA = 0.5, 10.0, 0.34, 20.0, 0.28
+E, A, ALPHA, B, BETA = 0.5, 10.0, 0.34, 20.0, 0.28
 _HALF_LIFE = 15.4  # passes after which reading again is worth little (Muennighoff et al. 2023, R* of data)
 SPREAD = 0.03  # standard deviation of the logarithm of the ratio about the law, on texts it was not fitted to
 MEASURED = {"parameters": (2e5, 6e6), "tokens": (3e5, 4e6), "read": (1e5, 2e7)}  # ranges of the trainings
@@ -29,7 +29,7 @@ def worth(read: float, tokens: float) -> float:
 
 def expected_ratio(parameters: float, read: float, tokens: float) -> float:
     """Return bits per byte of a network divided by those of the 5-gram model; lower is better."""
-    return _E + _A / parameters**ALPHA + _B / max(worth(read, tokens), 1.0) ** BETA
+    return E + A / parameters**ALPHA + B / max(worth(read, tokens), 1.0) ** BETA
 
 
 def is_measured(parameters: float, read: float, tokens: float) -> bool:
