@@ -129,7 +129,7 @@ def test_one_rule_that_drops_much_and_a_giant_cluster_are_worries(tmp_path: Path
 
 def test_the_summary_counts_what_the_page_counts(tmp_path: Path) -> None:
     _, summary = corpus_page(collect(everything(tmp_path)), CORPUS)
-    assert summary.startswith("12 files were found, 2 of them inside archives and tables.")
+    assert summary.startswith("12 files were found, 2 of them parts of archives, tables or long texts.")
     assert "| Documents in use | 4 |" in summary
     assert "| Tokens | none yet |" in summary
 
