@@ -34,7 +34,7 @@ class Point:
         tokens: of the training text.
         read: tokens in all passes.
         bits_per_byte: of the network.
-        ngram_bits_per_byte: of the 5-gram model of the same text.
+        reference: bits per byte of the first orders of the 5-gram model of the same text.
     """
 
     corpus: str
@@ -42,12 +42,12 @@ class Point:
     tokens: int
     read: int
     bits_per_byte: float
-    ngram_bits_per_byte: float
+    reference: float
 
     @property
     def ratio(self) -> float:
         """What the law says."""
-        return self.bits_per_byte / self.ngram_bits_per_byte
+        return self.bits_per_byte / self.reference
 
     def terms(self) -> tuple[float, float, float]:
         """Return what the constants of the law multiply."""
@@ -58,19 +58,17 @@ def trainings() -> list[Point]:
     """Return the trainings that the law is fitted to."""
     with TRAININGS.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    kinds = {"corpus": str, "bits_per_byte": float, "ngram_bits_per_byte": float}
+    kinds = {"corpus": str, "bits_per_byte": float, "reference": float}
     return [Point(**{name: kinds.get(name, int)(value) for name, value in row.items()}) for row in rows]
 
 
 def points_of(files: Iterable[Path]) -> list[Point]:
     """Return the trainings in the files of which the 5-gram model with as many ids is there too."""
     rows = [json.loads(line) for file in files for line in file.open()]
-    rival = {_text_of(row): row["bits_per_byte"] for row in rows if row["arm"] == "5-gram"}
-    known = [row for row in rows if row.get("counts") and _text_of(row) in rival]
+    references = {_text_of(row): row["counts"]["reference"] for row in rows if row["arm"] == "5-gram"}
+    known = [row for row in rows if row["arm"] == "ours" and _text_of(row) in references]
     found = [
-        Point(
-            row["corpus"], **row["counts"], bits_per_byte=row["bits_per_byte"], ngram_bits_per_byte=rival[_text_of(row)]
-        )
+        Point(row["corpus"], **row["counts"], bits_per_byte=row["bits_per_byte"], reference=references[_text_of(row)])
         for row in known
     ]
     return sorted(found, key=lambda point: (point.corpus, point.parameters, point.read))
@@ -118,12 +116,12 @@ def main() -> None:
     for name in ("parameters", "tokens", "read"):
         values = [getattr(point, name) for point in points]
         print(f"{name}: {min(values):,} to {max(values):,}")
-    print("| corpus | parameters | tokens | read | bits per byte | 5-gram | ratio | by the law of the others |")
+    print("| corpus | parameters | tokens | read | bits per byte | reference | ratio | by the law of the others |")
     print("|---|---|---|---|---|---|---|---|")
     off = left_out(points)
     for point, error in zip(points, off, strict=True):
         cells = [point.corpus, f"{point.parameters:,}", f"{point.tokens:,}", f"{point.read:,}"]
-        cells += [f"{value:.4f}" for value in (point.bits_per_byte, point.ngram_bits_per_byte, point.ratio)]
+        cells += [f"{value:.4f}" for value in (point.bits_per_byte, point.reference, point.ratio)]
         print(f"| {' | '.join(cells)} | {math.expm1(error):+.1%} |")
     print(f"spread: {math.sqrt(np.mean(np.square(off))):.4f}")
 

@@ -36,6 +36,7 @@ from benchmarks.corpora import corpus, read
 from benchmarks.peer_training import LlamaLoss, PlainGPT, PlainLoop, Recipe, Shape
 from model import ModelConfig, TrainConfig, Trainer, count_parameters, measure_step_seconds
 from model.data import IGNORE, SpanSource, trim
+from model.metrics import bits_per_byte
 from model.presets import LADDER
 from model.scoring import batches_by_length
 from storage.digest import sha256_json
@@ -49,6 +50,7 @@ from tasks.tokens.tokenise import encode_document
 from tasks.tokens.tokenizer import fit_tokenizer
 from tasks.tokens.tokenizer_kinds import CharTokenizer, Tokenizer
 from tasks.training import suggest
+from tasks.training.law import ORDERS
 from tasks.training.train import VALIDATION_SAMPLE, steps_of_epochs, train_config
 
 CHARACTERS = 256  # ids of the loop on characters; the rest of Unicode is charged
@@ -93,7 +95,8 @@ class Found:
         nats: nats of each validation document.
         seconds: wall clock of the training loop.
         about: network, steps and tokeniser, in words.
-        counts: of ours, its parameters, tokens of the training text, and tokens that were read.
+        counts: of ours, its parameters, tokens of the training text, and tokens that were read; of the 5-gram model,
+            bits per byte of its first orders.
     """
 
     corpus: str
@@ -107,7 +110,7 @@ class Found:
     n_bytes: list[int]
     recipe: dict[str, Any]
     threads: int
-    counts: dict[str, int]
+    counts: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Trained:
     nats: np.ndarray
     seconds: float
     about: str
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
 
 
 class Texts:
@@ -321,7 +324,8 @@ def ngrams(texts: Texts, recipe: dict[str, Any]) -> Trained:
     model = KneserNey.fit(documents.ids, documents.lengths, tokenizer.vocab_size, 5)
     seconds = time.perf_counter() - started
     nats = np.bincount(held.owner, weights=model.nll(held.ids, held.lengths), minlength=len(held.lengths))
-    return Trained(nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney")
+    reference = bits_per_byte(float(model.first(ORDERS).nll(held.ids, held.lengths).sum()), int(held.n_bytes.sum()))
+    return Trained(nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney", {"reference": reference})
 
 
 def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked: argparse.Namespace) -> Iterator[Found]:

@@ -196,7 +196,7 @@ def kill_anywhere() -> str:
 
 
 def how_good() -> str:
-    """Return the measured trainings and the law: bits per byte beside the 5-gram model, against tokens read."""
+    """Return the measured trainings and the law: bits per byte beside the trigram orders, against tokens read."""
     left, top, width, height = 70, 40, 720, 330
     reads, ratios = (1e5, 1e7), (0.8, 1.8)
     points = trainings()
@@ -205,7 +205,7 @@ def how_good() -> str:
         along = math.log(read / reads[0]) / math.log(reads[1] / reads[0])
         return left + along * width, top + height * (ratios[1] - ratio) / (ratios[1] - ratios[0])
 
-    parts = [text(20, 24, "Bits per byte divided by those of the 5-gram model of the same text", "name", "start")]
+    parts = [text(20, 24, "Bits per byte divided by those of a trigram model of the same text", "name", "start")]
     for tick in range(round(10 * ratios[0]), round(10 * ratios[1]) + 1, 2):
         _, y = place(reads[0], tick / 10)
         parts.append(_polyline([(left, y), (left + width, y)], INK if tick == 10 else GREY, 1))
@@ -223,7 +223,7 @@ def how_good() -> str:
             if round(point.parameters, -5) == size and reads[0] <= point.read <= reads[1] and point.ratio <= ratios[1]:
                 x, y = place(point.read, point.ratio)
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{fill}" stroke="{INK}"/>')
-    return document("Bits per byte beside the 5-gram model, against tokens read", 860, 430, parts)
+    return document("Bits per byte beside a trigram model, against tokens read", 860, 430, parts)
 
 
 def _polyline(points: list[Point], colour: str, width: float) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,10 @@ class KneserNey:
             Order(key, count, below, vocab_size) for key, count, below in zip(keys, counts, contexts, strict=True)
         )
         return cls(tuple(orders), vocab_size, len(predicted))
+
+    def first(self, orders: int) -> KneserNey:
+        """Return the model of the first orders only."""
+        return replace(self, orders=self.orders[:orders])
 
     def nll(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the negative log-likelihood of every token but each document's first, for which it is 0.

@@ -1,8 +1,8 @@
 """The stage `forecast`: the bits per byte that a training is expected to reach, before it begins.
 
-The n-gram model of the training text is measured on the evaluation set, in seconds. Beside it, what a network of the
-suggested kind reaches depends on its parameters and the tokens it reads, by `tasks.training.law`. Sizes and times far
-from those that the law was fitted to have no forecast.
+The n-gram model of the training text is measured on the evaluation set, in seconds. Relative to its first orders, what
+a network of the suggested kind reaches depends on its parameters and the tokens it reads, by `tasks.training.law`.
+Sizes and times far from those that the law was fitted to have no forecast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tasks.evaluation.ngram import KneserNey
 from tasks.report.wording import table
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
-from tasks.training.law import SPREAD, expected_ratio, is_measured
+from tasks.training.law import ORDERS, SPREAD, expected_ratio, is_measured
 from tasks.training.suggest import SHARE_OF_BUDGET, read_suggestion
 
 FORECAST_FILE = "forecast.json"
@@ -78,15 +78,17 @@ class Outlook:
         tokens: of the training text.
         max_epochs: most passes.
         ngram_bits: bits per byte of the n-gram model.
+        reference: those of its first `law.ORDERS` orders.
     """
 
     suggestion: Mapping[str, Any]
     tokens: int
     max_epochs: float
     ngram_bits: float
+    reference: float
 
-    def ratios(self, minutes: float) -> Iterator[tuple[float, Expected]]:
-        """Yield the expected ratio to the n-gram model, and the forecast, of each network that was timed."""
+    def each(self, minutes: float) -> Iterator[tuple[float, Expected]]:
+        """Yield the expected bits per byte, and the forecast, of each network that was timed."""
         model, train = self.suggestion["model"], self.suggestion["train"]
         per_step = model["max_seq_len"] * train["batch_size"] * train["grad_accum"]
         for item in self.suggestion["candidates"]:
@@ -95,23 +97,22 @@ class Outlook:
             read = 60 * minutes * SHARE_OF_BUDGET / item["step_seconds"] * per_step
             read = min(read, self.max_epochs * self.tokens)
             sizes = item["parameters"], read, self.tokens
-            ratio, wide = expected_ratio(*sizes), math.exp(NINE_OF_TEN * SPREAD)
-            bits = ratio * self.ngram_bits if is_measured(*sizes) else None
-            ends = (None, None) if bits is None else (bits / wide, bits * wide)
-            yield ratio, Expected(minutes, item["name"], read / self.tokens, bits, *ends)
+            bits, wide = expected_ratio(*sizes) * self.reference, math.exp(NINE_OF_TEN * SPREAD)
+            told = (bits, bits / wide, bits * wide) if is_measured(*sizes) else (None, None, None)
+            yield bits, Expected(minutes, item["name"], read / self.tokens, *told)
 
     def best(self, minutes: float) -> Expected:
         """Return the forecast of the network that is best for a time."""
-        return min(self.ratios(minutes), key=lambda item: item[0])[1]
+        return min(self.each(minutes), key=lambda item: item[0])[1]
 
     def of(self, preset: str, minutes: float) -> Expected:
         """Return the forecast of a network."""
-        return next(found for _, found in self.ratios(minutes) if found.preset == preset)
+        return next(found for _, found in self.each(minutes) if found.preset == preset)
 
     def minutes_to_beat(self) -> float | None:
         """Return the minutes after which a network is expected to beat the n-gram model; None if none does."""
         times = (1.1**n for n in range(-30, round(math.log(LONGEST, 1.1))))
-        return next((time for time in times if any(ratio < 1 for ratio, _ in self.ratios(time))), None)
+        return next((time for time in times if any(bits < self.ngram_bits for bits, _ in self.each(time))), None)
 
 
 @stage("forecast", version=1, keep_with=("suggestion", "dataset", "evalset"))
@@ -132,10 +133,17 @@ def forecast(
     known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
     encoded = encode_documents(known, settings.framing, texts)
     model = KneserNey.load(work.folder(ngram))
-    nats = model.nll(encoded.ids, encoded.lengths).sum() + charged_nats(known, encoded).sum()
-    bits = bits_per_byte(float(nats), int(encoded.n_bytes.sum()), int(encoded.lost_bytes.sum()))
-    found = read_suggestion(work.folder(suggestion))
-    outlook = Outlook(found, manifest_of(work.store, dataset).counts["train_tokens"], settings.max_epochs, bits)
+    charged = float(charged_nats(known, encoded).sum())
+    bits, reference = (
+        bits_per_byte(
+            float(each.nll(encoded.ids, encoded.lengths).sum()) + charged,
+            int(encoded.n_bytes.sum()),
+            int(encoded.lost_bytes.sum()),
+        )
+        for each in (model, model.first(ORDERS))
+    )
+    found, tokens = read_suggestion(work.folder(suggestion)), manifest_of(work.store, dataset).counts["train_tokens"]
+    outlook = Outlook(found, tokens, settings.max_epochs, bits, reference)
     others = [outlook.best(minutes) for minutes in OUTLOOK if minutes != settings.minutes]
     answer = {
         "order": len(model.orders),

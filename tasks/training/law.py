@@ -1,8 +1,9 @@
-"""What a network reaches beside the n-gram model of the same text, as a law of parameters and tokens.
+"""What a network reaches beside an n-gram model of the same text, as a law of parameters and tokens.
 
-The law has the form of Hoffmann et al. 2022, in bits per byte relative to the 5-gram model's, with tokens that are read
-again counting less and less (Muennighoff et al. 2023). Its constants are fitted by `python -m benchmarks.forecast` to
-trainings of the suggested kind, on texts of several kinds and sizes.
+The law has the form of Hoffmann et al. 2022, in bits per byte relative to those of the first three orders of the n-gram
+model: of all orders, with these the law differs least between texts. Tokens that are read again count less and less
+(Muennighoff et al. 2023). Its constants are fitted by `python -m benchmarks.forecast` to trainings of the suggested
+kind, on texts of several kinds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 
 # ratio = E + A / parameters^alpha + B / tokens^beta, with the exponents of Hoffmann et al. 2022, table A3
 E, A, ALPHA, B, BETA = 0.5, 10.0, 0.34, 20.0, 0.28
+ORDERS = 3  # of the n-gram model, by whose bits per byte the law multiplies
 _HALF_LIFE = 15.4  # passes after which reading again is worth little (Muennighoff et al. 2023, R* of data)
 SPREAD = 0.03  # standard deviation of the logarithm of the ratio about the law, on texts it was not fitted to
 MEASURED = {"parameters": (2e5, 6e6), "tokens": (3e5, 4e6), "read": (1e5, 2e7)}  # ranges of the trainings
@@ -28,7 +30,7 @@ def worth(read: float, tokens: float) -> float:
 
 
 def expected_ratio(parameters: float, read: float, tokens: float) -> float:
-    """Return bits per byte of a network divided by those of the 5-gram model; lower is better."""
+    """Return bits per byte of a network divided by those of `ORDERS` orders of the n-gram model; lower is better."""
     return E + A / parameters**ALPHA + B / max(worth(read, tokens), 1.0) ** BETA
 
 

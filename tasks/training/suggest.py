@@ -76,7 +76,7 @@ class Candidate:
     step_seconds: float | None = None  # of one optimiser step, measured; None where it was not tried
     steps: int = 0  # that the time has room for
     passes: float = 0.0  # over the training text
-    score: float = math.inf  # expected bits per byte, relative to those of the n-gram model
+    score: float = math.inf  # of `expected_ratio`, lower is better
     note: str = ""  # why it was not tried, or not taken
 
 
