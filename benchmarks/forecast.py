@@ -31,14 +31,14 @@ class Point:
 
     Attributes:
         corpus: name of its corpus.
-        tokens: of the training text.
-        read: tokens in all passes.
+        body, ids, tokens, read: see `tasks.training.law.expected_ratio`.
         bits_per_byte: of the network.
         reference: bits per byte of the first orders of the 5-gram model of the same text.
     """
 
     corpus: str
-    parameters: int
+    body: int
+    ids: int
     tokens: int
     read: int
     bits_per_byte: float
@@ -51,7 +51,7 @@ class Point:
 
     def terms(self) -> tuple[float, float, float]:
         """Return what the constants of the law multiply."""
-        return 1.0, self.parameters**-ALPHA, worth(self.read, self.tokens) ** -BETA
+        return 1.0, self.body**-ALPHA, worth(self.read, self.tokens, self.ids) ** -BETA
 
 
 def trainings() -> list[Point]:
@@ -71,7 +71,7 @@ def points_of(files: Iterable[Path]) -> list[Point]:
         Point(row["corpus"], **row["counts"], bits_per_byte=row["bits_per_byte"], reference=references[_text_of(row)])
         for row in known
     ]
-    return sorted(found, key=lambda point: (point.corpus, point.parameters, point.read))
+    return sorted(found, key=lambda point: (point.corpus, point.body, point.read))
 
 
 def _text_of(row: dict[str, object]) -> tuple[object, object]:
@@ -113,14 +113,14 @@ def main() -> None:
             writer.writerows(asdict(point) for point in points_of(files))
     points = trainings()
     print(f"{len(points)} trainings: E, A, B = {', '.join(f'{constant:.5g}' for constant in fit(points))}")
-    for name in ("parameters", "tokens", "read"):
+    for name in ("body", "ids", "tokens", "read"):
         values = [getattr(point, name) for point in points]
         print(f"{name}: {min(values):,} to {max(values):,}")
-    print("| corpus | parameters | tokens | read | bits per byte | reference | ratio | by the law of the others |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| corpus | body | ids | tokens | read | bits per byte | reference | ratio | by the law of the others |")
+    print("|---|---|---|---|---|---|---|---|---|")
     off = left_out(points)
     for point, error in zip(points, off, strict=True):
-        cells = [point.corpus, f"{point.parameters:,}", f"{point.tokens:,}", f"{point.read:,}"]
+        cells = [point.corpus, *(f"{count:,}" for count in (point.body, point.ids, point.tokens, point.read))]
         cells += [f"{value:.4f}" for value in (point.bits_per_byte, point.reference, point.ratio)]
         print(f"| {' | '.join(cells)} | {math.expm1(error):+.1%} |")
     print(f"spread: {math.sqrt(np.mean(np.square(off))):.4f}")

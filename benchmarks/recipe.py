@@ -34,7 +34,7 @@ from torch import Tensor
 
 from benchmarks.corpora import corpus, read
 from benchmarks.peer_training import LlamaLoss, PlainGPT, PlainLoop, Recipe, Shape
-from model import ModelConfig, TrainConfig, Trainer, count_parameters, measure_step_seconds
+from model import ModelConfig, TrainConfig, Trainer, measure_step_seconds
 from model.data import IGNORE, SpanSource, trim
 from model.metrics import bits_per_byte
 from model.presets import LADDER
@@ -95,7 +95,7 @@ class Found:
         nats: nats of each validation document.
         seconds: wall clock of the training loop.
         about: network, steps and tokeniser, in words.
-        counts: of ours, its parameters, tokens of the training text, and tokens that were read; of the 5-gram model,
+        counts: of ours, those of `law.expected_ratio`; of the 5-gram model,
             bits per byte of its first orders.
     """
 
@@ -222,12 +222,12 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any], *, apa
     result = Trainer(shape, final, learning, checking).fit()
     seconds = time.perf_counter() - started
     read = result.steps * final.batch_size * final.grad_accum
-    size, passes = count_parameters(shape)["total"], read / len(learning)
+    (size,), passes = suggest.candidates({name: shape.to_dict()}), read / len(learning)
     tokens = int(documents.lengths[n_held:].sum())
-    counts = {"parameters": size, "tokens": tokens, "read": round(tokens * passes)}
+    counts = {"body": size.body, "ids": shape.vocab_size, "tokens": tokens, "read": round(tokens * passes)}
     best = "" if result.best_step in (None, result.steps) else f", best at {result.best_step:,}"
     about = (
-        f"{name}, {size:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
+        f"{name}, {size.parameters:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
         f"{result.steps:,} steps{best}, {passes:.1f} passes"
     )
     nats = document_nats(result.model.eval(), held, shape.max_seq_len, apart=apart)
@@ -236,10 +236,11 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any], *, apa
 
 def _suggested(settings: suggest.SuggestSettings) -> str:
     """Return the preset that the stage `suggest` would choose on this machine."""
-    sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
     work = SimpleNamespace(machine=SimpleNamespace(device="cpu"), progress=SimpleNamespace(update=lambda *_: None))
-    candidates = suggest._timed(cast(Any, work), settings, sizes, ExecutionSettings())
-    return min(candidates, key=lambda item: item.score).name
+    networks = suggest.candidates(settings.shapes)
+    return min(
+        suggest._timed(cast(Any, work), settings, networks, ExecutionSettings()), key=lambda item: item.score
+    ).name
 
 
 def _median_step(shape: ModelConfig, plan: TrainConfig, seconds: float) -> float:
@@ -324,7 +325,7 @@ def ngrams(texts: Texts, recipe: dict[str, Any]) -> Trained:
     model = KneserNey.fit(documents.ids, documents.lengths, tokenizer.vocab_size, 5)
     seconds = time.perf_counter() - started
     nats = np.bincount(held.owner, weights=model.nll(held.ids, held.lengths), minlength=len(held.lengths))
-    reference = bits_per_byte(float(model.first(ORDERS).nll(held.ids, held.lengths).sum()), int(held.n_bytes.sum()))
+    reference = bits_per_byte(float(model.nll(held.ids, held.lengths, ORDERS).sum()), int(held.n_bytes.sum()))
     return Trained(nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney", {"reference": reference})
 
 

@@ -198,7 +198,7 @@ def kill_anywhere() -> str:
 def how_good() -> str:
     """Return the measured trainings and the law: bits per byte beside the trigram orders, against tokens read."""
     left, top, width, height = 70, 40, 720, 330
-    reads, ratios = (1e5, 1e7), (0.8, 1.8)
+    reads, ratios = (1e5, 1e7), (0.7, 1.5)
     points = trainings()
 
     def place(read: float, ratio: float) -> Point:
@@ -206,21 +206,28 @@ def how_good() -> str:
         return left + along * width, top + height * (ratios[1] - ratio) / (ratios[1] - ratios[0])
 
     parts = [text(20, 24, "Bits per byte divided by those of a trigram model of the same text", "name", "start")]
-    for tick in range(round(10 * ratios[0]), round(10 * ratios[1]) + 1, 2):
+    for tick in range(round(10 * ratios[0]), round(10 * ratios[1]) + 1):
         _, y = place(reads[0], tick / 10)
         parts.append(_polyline([(left, y), (left + width, y)], INK if tick == 10 else GREY, 1))
         parts.append(text(left - 10, y + 4, f"{tick / 10:.1f}", "small", "end"))
     for read, label in ((1e5, "100,000"), (1e6, "1 million"), (1e7, "10 million")):
         parts.append(text(place(read, 1)[0], top + height + 20, label, "small"))
-    parts.append(text(left + width / 2, top + height + 42, "tokens read, in a text of 1 million", "small"))
-    for size, fill in zip(sorted({round(point.parameters, -5) for point in points}), COLOURS, strict=False):
+    parts.append(
+        text(
+            left + width / 2,
+            top + height + 42,
+            "tokens read; curves: parameters in blocks, for a text of 1 million tokens of 1,024 ids",
+            "small",
+        )
+    )
+    for size, fill in zip(sorted({round(point.body, -5) for point in points}), COLOURS, strict=False):
         steps = [10 ** (5 + place_ / 10) for place_ in range(21)]
-        drawn = [place(read, expected_ratio(size, read, 1e6)) for read in steps]
+        drawn = [place(read, expected_ratio(size, 1024, 1e6, read)) for read in steps]
         inside = [(x, y) for x, y in drawn if y >= top]
         parts.append(_polyline(inside, fill, 2))
         parts.append(text(inside[-1][0] + 8, inside[-1][1] + 4, f"{size / 1e6:g}M", "small", "start"))
         for point in points:
-            if round(point.parameters, -5) == size and reads[0] <= point.read <= reads[1] and point.ratio <= ratios[1]:
+            if round(point.body, -5) == size and reads[0] <= point.read <= reads[1] and point.ratio <= ratios[1]:
                 x, y = place(point.read, point.ratio)
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{fill}" stroke="{INK}"/>')
     return document("Bits per byte beside a trigram model, against tokens read", 860, 430, parts)

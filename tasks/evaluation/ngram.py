@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -236,16 +237,13 @@ class KneserNey:
         )
         return cls(tuple(orders), vocab_size, len(predicted))
 
-    def first(self, orders: int) -> KneserNey:
-        """Return the model of the first orders only."""
-        return replace(self, orders=self.orders[:orders])
-
-    def nll(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def nll(self, ids: np.ndarray, lengths: np.ndarray, orders: int | None = None) -> np.ndarray:
         """Return the negative log-likelihood of every token but each document's first, for which it is 0.
 
         Args:
             ids: (N,) tokens, one document after the other.
             lengths: (n,) tokens of each document.
+            orders: use the first orders only; None means all.
 
         Returns:
             (N,) float64 nats.
@@ -254,7 +252,7 @@ class KneserNey:
         probability = np.full(len(ids), 1 / self.vocab_size)
         # index of the n-1-gram before each token; order 0 has a single one
         context = np.zeros(len(ids), dtype=np.int64)
-        for n, order in enumerate(self.orders, 1):
+        for n, order in enumerate(islice(self.orders, orders), 1):
             index = np.empty(len(ids), dtype=np.int64)
             for begin in range(0, len(ids), PREDICTED_AT_ONCE):
                 part = slice(begin, begin + PREDICTED_AT_ONCE)

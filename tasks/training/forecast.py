@@ -96,7 +96,7 @@ class Outlook:
                 continue
             read = 60 * minutes * SHARE_OF_BUDGET / item["step_seconds"] * per_step
             read = min(read, self.max_epochs * self.tokens)
-            sizes = item["parameters"], read, self.tokens
+            sizes = item["body"], model["vocab_size"], self.tokens, read
             bits, wide = expected_ratio(*sizes) * self.reference, math.exp(NINE_OF_TEN * SPREAD)
             told = (bits, bits / wide, bits * wide) if is_measured(*sizes) else (None, None, None)
             yield bits, Expected(minutes, item["name"], read / self.tokens, *told)
@@ -136,11 +136,11 @@ def forecast(
     charged = float(charged_nats(known, encoded).sum())
     bits, reference = (
         bits_per_byte(
-            float(each.nll(encoded.ids, encoded.lengths).sum()) + charged,
+            float(model.nll(encoded.ids, encoded.lengths, orders).sum()) + charged,
             int(encoded.n_bytes.sum()),
             int(encoded.lost_bytes.sum()),
         )
-        for each in (model, model.first(ORDERS))
+        for orders in (None, ORDERS)
     )
     found, tokens = read_suggestion(work.folder(suggestion)), manifest_of(work.store, dataset).counts["train_tokens"]
     outlook = Outlook(found, tokens, settings.max_epochs, bits, reference)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,7 @@ class Candidate:
 
     name: str
     parameters: int
+    body: int  # of these in the blocks
     step_seconds: float | None = None  # of one optimiser step, measured; None where it was not tried
     steps: int = 0  # that the time has room for
     passes: float = 0.0  # over the training text
@@ -94,6 +95,19 @@ def _kind(device: str) -> str:
     return "cpu" if device.startswith("cpu") else "cuda"  # GPUs are described by their names
 
 
+def candidates(shapes: Mapping[str, dict[str, Any]]) -> list[Candidate]:
+    """Return the networks from the smallest on, not timed yet.
+
+    Args:
+        shapes: fields of `model.ModelConfig` by name.
+    """
+    from model import ModelConfig, count_parameters
+
+    counts = {name: count_parameters(ModelConfig.from_dict(shape)) for name, shape in shapes.items()}
+    found = [Candidate(name, of["total"], of["attention"] + of["mlp"] + of["norm"]) for name, of in counts.items()]
+    return sorted(found, key=lambda item: item.parameters)
+
+
 def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     """Return the shape nearest to `TOKENS_PER_PARAMETER` tokens a parameter, for a training whose tokens are given."""
     wanted = math.log(max(1.0, tokens_read / TOKENS_PER_PARAMETER))
@@ -103,55 +117,48 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
 @stage("suggest", version=4, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
-    from model import ModelConfig, count_parameters
-
-    sizes = {name: count_parameters(ModelConfig.from_dict(shape))["total"] for name, shape in settings.shapes.items()}
+    found = candidates(settings.shapes)
     if settings.minutes:
-        candidates = list(_timed(work, settings, sizes, execution or ExecutionSettings()))
-        best = min(candidates, key=lambda item: item.score)
+        found = list(_timed(work, settings, found, execution or ExecutionSettings()))
+        best = min(found, key=lambda item: item.score)
     else:
-        chosen = shape_of_tokens(sizes, settings.read_tokens)
-        candidates = [Candidate(name, size) for name, size in sizes.items()]
-        best = next(item for item in candidates if item.name == chosen)
+        chosen = shape_of_tokens({item.name: item.parameters for item in found}, settings.read_tokens)
+        best = next(item for item in found if item.name == chosen)
     if best.step_seconds is None and settings.minutes:
-        raise UserError(f"no network fits this machine: {'; '.join(item.note for item in candidates)}")
+        raise UserError(f"no network fits this machine: {'; '.join(item.note for item in found)}")
     answer = {
         "preset": best.name,
         "model": settings.shapes[best.name],
         "train": settings.train[best.name],
         "max_steps": best.steps,
         "step_seconds": best.step_seconds,
-        "why": list(_reasons(settings, best, candidates)),
-        "candidates": [
-            {**asdict(item), "score": None if math.isinf(item.score) else item.score} for item in candidates
-        ],
+        "why": list(_reasons(settings, best, found)),
+        "candidates": [{**asdict(item), "score": None if math.isinf(item.score) else item.score} for item in found],
     }
     (work.out / SUGGESTION_FILE).write_text(json.dumps(answer, indent=1))
-    work.counts["rows"] = len(candidates)
+    work.counts["rows"] = len(found)
     return sha256_json({name: answer[name] for name in ("model", "train", "max_steps")})
 
 
 def _timed(
-    work: Work, settings: SuggestSettings, sizes: dict[str, int], execution: ExecutionSettings
+    work: Work, settings: SuggestSettings, networks: Sequence[Candidate], execution: ExecutionSettings
 ) -> Iterator[Candidate]:
-    """Time the candidates from the smallest on, until one is predicted to be worse than the one before."""
+    """Time the networks from the smallest on, until one is expected to be worse than the one before."""
     room = SHARE_OF_MEMORY * _memory_bytes(work.machine.device)
     before, tried, last = math.inf, 0, 0.0
-    names = sorted(sizes, key=lambda name: sizes[name])
-    for number, name in enumerate(names):
-        if sizes[name] * BYTES_PER_PARAMETER > room and len(names) > 1:
-            needed = sizes[name] * BYTES_PER_PARAMETER / 1e9
-            yield Candidate(name, sizes[name], note=f"{name} would take {needed:.1f} GB, more than half of the memory")
+    for number, item in enumerate(networks):
+        if (needed := item.parameters * BYTES_PER_PARAMETER) > room and len(networks) > 1:
+            yield replace(item, note=f"{item.name} would take {needed / 1e9:.1f} GB, more than half of the memory")
             continue
-        network, plan = settings.shapes[name], settings.train[name]
+        network, plan = settings.shapes[item.name], settings.train[item.name]
         seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, execution)
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
-        score = expected_ratio(sizes[name], read, settings.tokens or read)
+        score = expected_ratio(item.body, network["vocab_size"], settings.tokens or read, read)
         tried += 1
-        work.progress.update(number + 1, len(names), name)
-        yield Candidate(name, sizes[name], seconds, steps, passes, score)
+        work.progress.update(number + 1, len(networks), item.name)
+        yield replace(item, step_seconds=seconds, steps=steps, passes=passes, score=score)
         if tried > 1 and (score > before or steps < WORTHWHILE_STEPS):
             return
         before = score
@@ -176,7 +183,7 @@ def _memory_bytes(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Candidate]) -> Iterator[str]:
+def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candidate]) -> Iterator[str]:
     shape, plan = settings.shapes[best.name], settings.train[best.name]
     if plan["optimizer"] == OPTIMIZER:
         yield "Muon trains the matrices: in a measurement 280 of its steps did what 400 of AdamW's do."
@@ -197,7 +204,7 @@ def _reasons(settings: SuggestSettings, best: Candidate, candidates: Sequence[Ca
     )
     if settings.tokens:
         yield f"They read the training text of about {settings.tokens:,} tokens {best.passes:.1f} times."
-    others = [item.name for item in candidates if item is not best and item.step_seconds is not None]
+    others = [item.name for item in found if item is not best and item.step_seconds is not None]
     if others:
         yield (
             f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; by a law fitted to "

@@ -13,7 +13,8 @@ from benchmarks.forecast import fit, left_out, points_of, trainings
 from tasks.training import law
 
 CONSTANTS = np.array([law.E, law.A, law.B])
-SIZES = [(2e5, 1e5, 1e6), (2e5, 1e6, 1e6), (1e6, 1e6, 2e6), (1e6, 5e6, 2e6), (5e6, 5e6, 3e6)]
+NAMES = ("body", "ids", "tokens", "read")
+SIZES = [(2e5, 512, 1e6, 1e5), (2e5, 512, 1e6, 1e6), (1e6, 2048, 2e6, 1e6), (1e6, 512, 2e6, 5e6), (5e6, 4096, 3e6, 5e6)]
 
 
 def row(arm: str, bits: float, corpus: str = "a", **counts: float) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def test_the_ranges_are_those_of_the_measured_trainings() -> None:
 
 
 def test_the_fit_recovers_the_law_from_the_rows_of_a_benchmark(tmp_path: Path) -> None:
-    made = [row("ours", 2.0 * law.expected_ratio(*one), parameters=one[0], read=one[1], tokens=one[2]) for one in SIZES]
+    made = [row("ours", 2.0 * law.expected_ratio(*one), **dict(zip(NAMES, one, strict=True))) for one in SIZES]
     rows = [
         *made,
         row("5-gram", 1.9, reference=2.0),
