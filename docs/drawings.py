@@ -208,7 +208,7 @@ def how_good() -> str:
     parts = [text(20, 24, "Bits per byte divided by those of a trigram model of the same text", "name", "start")]
     for tick in range(round(10 * ratios[0]), round(10 * ratios[1]) + 1):
         _, y = place(reads[0], tick / 10)
-        parts.append(_polyline([(left, y), (left + width, y)], INK if tick == 10 else GREY, 1))
+        parts.append(_polyline([(left, y), (left + width, y)], INK if tick == 10 else GREY, 1 if tick == 10 else 0.4))
         parts.append(text(left - 10, y + 4, f"{tick / 10:.1f}", "small", "end"))
     for read, label in ((1e5, "100,000"), (1e6, "1 million"), (1e7, "10 million")):
         parts.append(text(place(read, 1)[0], top + height + 20, label, "small"))
