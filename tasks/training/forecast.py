@@ -110,9 +110,11 @@ class Outlook:
         return next(found for _, found in self.each(minutes) if found.preset == preset)
 
     def minutes_to_beat(self) -> float | None:
-        """Return the minutes after which a network is expected to beat the n-gram model; None if none does."""
-        times = (1.1**n for n in range(-30, round(math.log(LONGEST, 1.1))))
-        return next((time for time in times if any(bits < self.ngram_bits for bits, _ in self.each(time))), None)
+        """Return the minutes after which a network is forecast to beat the n-gram model; None if none is."""
+        for time in (1.1**n for n in range(-30, round(math.log(LONGEST, 1.1)))):
+            if any((found.bits_per_byte or math.inf) < self.ngram_bits for _, found in self.each(time)):
+                return time
+        return None
 
 
 @stage("forecast", version=1, keep_with=("suggestion", "dataset", "evalset"))
@@ -176,7 +178,7 @@ def forecast_sentence(found: Mapping[str, Any]) -> str:
     if asked["bits_per_byte"] <= found["ngram_bits_per_byte"]:
         return f"{told}."
     needed = found["minutes_to_beat"]
-    after = "no network that was timed would beat it" if needed is None else f"beating it takes {minutes_text(needed)}"
+    after = "how many it takes was not measured" if needed is None else f"beating it takes {minutes_text(needed)}"
     return f"{told}, and {asked['minutes']:g} minutes are too few for a network to beat it: {after}."
 
 
