@@ -46,7 +46,7 @@ class Point:
 
     @property
     def ratio(self) -> float:
-        """What the law says."""
+        """Bits per byte relative to the reference."""
         return self.bits_per_byte / self.reference
 
     def terms(self) -> tuple[float, float, float]:

@@ -51,7 +51,7 @@ class ForecastSettings:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a time gives.
+    """Forecast for a time.
 
     Attributes:
         minutes: the time.

@@ -1,4 +1,4 @@
-"""What a network reaches beside an n-gram model of the same text, as a law of parameters and tokens.
+"""Bits per byte of a network beside an n-gram model of the same text, as a law of parameters and tokens.
 
 The law has the form of Hoffmann et al. 2022, in bits per byte relative to those of the first three orders of the n-gram
 model: of all orders, with these the law differs least between texts. Tokens that are read again count less and less

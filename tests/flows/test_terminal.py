@@ -58,11 +58,15 @@ def test_a_result_says_what_to_do_next_and_where_to_look() -> None:
     metrics = {"val/bits_per_byte": 2.0, "val/loss": 1.0}
     model = {"name": "sheepfold", "version": "1", "alias": "champion", "reason": "it is the first model"}
     found: dict[str, Any] = {"pages": [page], "stages": stages, "metrics": metrics, "model": model, "completions": None}
-    said = result_text({**found, "report": "/p/report.md", "tracking": "mlflow ui", "notes": ["clear up"]})
+    expected = {"asked": {"bits_per_byte": 2.1, "low": 1.9, "high": 2.3}}
+    said = result_text(
+        {**found, "forecast": expected, "report": "/p/report.md", "tracking": "mlflow ui", "notes": ["clear up"]}
+    )
     for part in (
         "- Version 1 needs 2 bits.",
         "1 of 2 stages cached; the others took 9.0 s: train 9.0 s.",
         "this model             2.0000        2.72   1.0000",
+        "expected                 2.10 (1.90 to 2.30)",
         "models:/sheepfold/1 is champion: it is the first model.",
         "Next\n  - Train longer.",
         "/p/e.html",
