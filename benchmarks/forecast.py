@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,10 +75,8 @@ def points_of(files: Iterable[Path]) -> list[Point]:
     return sorted(found, key=lambda point: (point.corpus, point.body, point.read))
 
 
-def _text_of(row: dict[str, object]) -> tuple[object, object]:
-    recipe = row["recipe"]
-    assert isinstance(recipe, dict)
-    return row["corpus"], recipe.get("vocab_size", 0)
+def _text_of(row: dict[str, Any]) -> tuple[str, int]:
+    return row["corpus"], row["recipe"].get("vocab_size", 0)
 
 
 def fit(points: Sequence[Point]) -> np.ndarray:

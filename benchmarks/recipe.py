@@ -95,8 +95,7 @@ class Found:
         nats: nats of each validation document.
         seconds: wall clock of the training loop.
         about: network, steps and tokeniser, in words.
-        counts: of ours, those of `law.expected_ratio`; of the 5-gram model,
-            bits per byte of its first orders.
+        counts: of ours, those of `law.expected_ratio`; of the 5-gram model, bits per byte of its first orders.
     """
 
     corpus: str
@@ -238,9 +237,8 @@ def _suggested(settings: suggest.SuggestSettings) -> str:
     """Return the preset that the stage `suggest` would choose on this machine."""
     work = SimpleNamespace(machine=SimpleNamespace(device="cpu"), progress=SimpleNamespace(update=lambda *_: None))
     networks = suggest.candidates(settings.shapes)
-    return min(
-        suggest._timed(cast(Any, work), settings, networks, ExecutionSettings()), key=lambda item: item.score
-    ).name
+    timed = suggest._timed(cast(Any, work), settings, networks, ExecutionSettings())
+    return min(timed, key=lambda item: item.score).name
 
 
 def _median_step(shape: ModelConfig, plan: TrainConfig, seconds: float) -> float:

@@ -296,7 +296,7 @@ def _sections(text: str, length: int) -> Iterator[Row]:
         else:
             ends = (text.rfind(mark, start + length // 2, stop) + len(mark) for mark in ("\n\n", "\n"))
             stop = next((end for end in ends if end > start + length // 2), stop)
-        if part := text[start:stop].strip():
+        if (part := text[start:stop].strip("\n")).strip():
             number += 1
             yield Row(f"section {number}", number, {"": part})
         start = stop

@@ -25,7 +25,7 @@ from tasks.evaluation.ngram import KneserNey
 from tasks.report.wording import table
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
-from tasks.training.law import ORDERS, SPREAD, expected_ratio, is_measured
+from tasks.training.law import ORDERS, SPREAD, TOKENS_PER_STEP, expected_ratio, is_measured
 from tasks.training.suggest import SHARE_OF_BUDGET, read_suggestion
 
 FORECAST_FILE = "forecast.json"
@@ -98,7 +98,8 @@ class Outlook:
             read = min(read, self.max_epochs * self.tokens)
             sizes = item["body"], model["vocab_size"], self.tokens, read
             bits, wide = expected_ratio(*sizes) * self.reference, math.exp(NINE_OF_TEN * SPREAD)
-            told = (bits, bits / wide, bits * wide) if is_measured(*sizes) else (None, None, None)
+            is_known = per_step == TOKENS_PER_STEP and is_measured(*sizes)
+            told = (bits, bits / wide, bits * wide) if is_known else (None, None, None)
             yield bits, Expected(minutes, item["name"], read / self.tokens, *told)
 
     def best(self, minutes: float) -> Expected:

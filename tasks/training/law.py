@@ -13,6 +13,7 @@ import math
 # ratio = E + A / body^alpha + B / (tokens / ids^share)^beta, with the exponents of Hoffmann et al. 2022, table A3
 E, A, ALPHA, B, BETA = 0.38112, 6.2762, 0.34, 15.204, 0.28
 IDS_SHARE = 0.25  # the share
+TOKENS_PER_STEP = 2_048  # of all trainings that the law was fitted to
 ORDERS = 3  # of the n-gram model, by whose bits per byte the law multiplies
 _HALF_LIFE = 15.4  # passes after which reading again is worth little (Muennighoff et al. 2023, R* of data)
 SPREAD = 0.050  # standard deviation of the logarithm of the ratio about the law, on texts it was not fitted to

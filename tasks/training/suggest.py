@@ -210,7 +210,8 @@ def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candida
             f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; by a law fitted to "
             "measured trainings it reaches the fewest bits per byte in this time."
         )
-    yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network."
+    kept = ", is kept to the end, and the last weights are averaged" if plan["average"] else ""
+    yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network{kept}."
 
 
 def read_suggestion(folder: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_the_fit_recovers_the_law_from_the_rows_of_a_benchmark(tmp_path: Path) -
     rows = [
         *made,
         row("5-gram", 1.9, reference=2.0),
-        row("ours", 9.0, "without a 5-gram model", parameters=1, read=1, tokens=1),
+        row("ours", 9.0, "without a 5-gram model", body=1, ids=1, tokens=1, read=1),
     ]
     file = tmp_path / "rows.json"
     file.write_text("".join(f"{json.dumps(one)}\n" for one in rows))

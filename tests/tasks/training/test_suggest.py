@@ -14,6 +14,7 @@ from storage.home import Home
 from storage.lineage import manifest_of
 from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
 from tasks.training.suggest import (
+    AVERAGE,
     candidates_of,
     read_suggestion,
     shape_of_tokens,
@@ -39,6 +40,12 @@ def test_what_is_given_of_the_network_holds_for_every_candidate_that_it_fits() -
     assert {shape["n_head"] for shape in shapes.values()} == {4}
     with pytest.raises(UserError, match="n_head"):
         candidates_of(ModelSettings(overrides={"n_head": 7}), TrainSettings(), 300, 64, CPU)
+
+
+def test_a_schedule_of_ones_own_comes_without_the_suggested_average() -> None:
+    for given, average in (({}, AVERAGE["average"]), ({"schedule": "constant"}, 0)):
+        _, plans = candidates_of(ModelSettings(), TrainSettings(overrides=given), 300, 64, CPU)
+        assert {plan["average"] for plan in plans.values()} == {average}
 
 
 @pytest.fixture
