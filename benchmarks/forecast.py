@@ -4,8 +4,8 @@
 
 Reads the trainings of `trainings.csv`, prints the constants of `tasks.training.law`, and how far the law is off on each
 corpus when it is fitted to the others. Given files of `benchmarks.recipe --out`, writes the trainings first: those of
-`ours` with a preset and steps, such as `--recipe '{"preset": "modern-1m", "max_steps": 500}'`, on corpora of which the
-5-gram model is in the files too.
+`ours`, such as those by `--apart --recipe '{"train.max_steps": 500}'`, on corpora of which the 5-gram model is in the
+files too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def points_of(files: Iterable[Path]) -> list[Point]:
 
 
 def _text_of(row: dict[str, Any]) -> tuple[str, int]:
-    return row["corpus"], row["recipe"].get("vocab_size", 0)
+    return row["corpus"], row["recipe"].get("tokenizer.vocab_size", 0)
 
 
 def fit(points: Sequence[Point]) -> np.ndarray:

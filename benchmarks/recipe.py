@@ -1,15 +1,15 @@
-"""Our default training and plain loops at equal wall clock, on corpora of a few megabytes.
+"""The training of `sheepfold train` and plain loops at equal wall clock, on corpora of a few megabytes.
 
     python -m benchmarks.recipe [--megabytes 2,10] [--minutes 3,10] [--threads 2] [--arms ours,nanogpt,llama]
         [--seeds 1] [--recipe JSON] [--out FILE] [--beside FILE] [--corpora FOLDER] [--source FOLDER]
 
-`ours` is the training that `sheepfold run` suggests, by `model.Trainer`; the fields of `--recipe` change it, as in
-'{"vocab_size": 1024, "preset": "modern-1m", "drop_resid": 0.1, "lr": 0.002}'. `nanogpt` is its loop
-on characters with its CPU configuration, and on our tokens; `llama` is the LLaMA of `transformers` on our tokens. The
-minutes are those of the training loop, ours with its evaluations; steps are timed before. Every arm predicts the same
-documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte that is not in its
-vocabulary. Intervals are of the paired bootstrap over documents. `--out` appends a JSON line per arm, and arms of an
-earlier `--beside` file join the table.
+`ours` is that command on the folder of the corpus, with the settings of `--recipe`, as in
+'{"tokenizer.vocab_size": 1024, "train.lr": 0.002}'. `nanogpt` is its loop on characters with its CPU configuration, and
+on our tokens; `llama` is the LLaMA of `transformers` on our tokens. The minutes are those of the stage `train`, and of
+the plain loops, whose steps are timed before. `--threads` is for the latter; `taskset` limits both. Every arm predicts
+the same documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte that is
+not in its vocabulary. Intervals are of the paired bootstrap over documents. `--out` appends a JSON line per arm, and
+arms of an earlier `--beside` file join the table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -34,27 +35,27 @@ from torch import Tensor
 
 from benchmarks.corpora import corpus, read
 from benchmarks.peer_training import LlamaLoss, PlainGPT, PlainLoop, Recipe, Shape
-from model import ModelConfig, TrainConfig, Trainer, measure_step_seconds
+from model import TrainConfig, count_parameters
 from model.data import IGNORE, SpanSource, trim
 from model.metrics import bits_per_byte
-from model.presets import LADDER
 from model.scoring import batches_by_length
 from storage.digest import sha256_json
-from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
+from storage.lineage import manifest_of
+from storage.store import Store
+from tasks.core.child import module_command, python_path
 from tasks.evaluation.compare import paired_bootstrap
 from tasks.evaluation.evaluate import TOKENS_AT_ONCE, EncodedDocuments
 from tasks.evaluation.ngram import KneserNey
-from tasks.tokens.packing import chunk_pieces, is_isolated, pieces_of
+from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenise import encode_document
 from tasks.tokens.tokenizer import fit_tokenizer
 from tasks.tokens.tokenizer_kinds import CharTokenizer, Tokenizer
-from tasks.training import suggest
+from tasks.training.bundle import Bundle
 from tasks.training.law import ORDERS
-from tasks.training.train import VALIDATION_SAMPLE, steps_of_epochs, train_config
+from tasks.training.suggest import MIN_STEPS
 
 CHARACTERS = 256  # ids of the loop on characters; the rest of Unicode is charged
-HELD_SHARE = 0.1  # of our training documents, for early stopping, as the pipeline's default holds out
 PROBE_SHARE = 0.03  # of the minutes, to time steps before
 WARMUP = 0.05  # share of the steps, as nanoGPT's 100 of 2,000
 
@@ -77,12 +78,12 @@ class Peer:
     fused: bool = True
 
 
-# The shapes on tokens have about the size of modern-1m. Their learning rates are estimates, not tuned yet: compare
-# RATE 1e-3, 3e-3 and 6e-3 by `python -m benchmarks.recipe --megabytes 2 --arms nanogpt-bpe,llama --peer-lr RATE`.
+# The shapes on tokens have about the size of modern-1m. Their learning rates are the best of 1.5e-3, 3e-3 and 6e-3, see
+# `python -m benchmarks.recipe --megabytes 2 --minutes 5 --threads 1 --arms nanogpt-bpe,llama --peer-lr RATE`.
 PEERS = {
     "nanogpt-char": Peer(4, 4, 128, 64, 12, lr=1e-3, fused=False),
     "nanogpt-bpe": Peer(4, 4, 128, 256, 8, lr=3e-3),
-    "llama": Peer(4, 4, 128, 256, 8, lr=3e-3, d_ff=384),
+    "llama": Peer(4, 4, 128, 256, 8, lr=6e-3, d_ff=384),
 }
 ARMS = {"ours": ["ours"], "nanogpt": ["nanogpt-char", "nanogpt-bpe"], "llama": ["llama"], "5-gram": ["5-gram"]}
 
@@ -128,11 +129,15 @@ class Texts:
     Args:
         name: name of the corpus in the table.
         train, held: texts for training and validation.
+        folder: folder of both.
+        home: home of our trainings.
     """
 
-    def __init__(self, name: str, train: Sequence[str], held: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, train: Sequence[str], held: Sequence[str], folder: Path = Path(), home: Path = Path()
+    ) -> None:
         self.name = f"{name} ({sha256_json([list(train), list(held)])[:8]})"
-        self.train, self.held = train, held
+        self.train, self.held, self.folder, self.home = train, held, folder, home
         self.tokenizer = cache(self._tokenizer)
         self.ids = cache(self._ids)
 
@@ -181,92 +186,35 @@ def document_nats(
 
 
 def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any], *, apart: bool = False) -> Trained:
-    """Train as the pipeline does by default.
+    """Train by the command that users run.
 
     Args:
-        recipe: fields of ModelConfig and of TrainConfig, and `vocab_size`, `preset`, `packing`, `precision`,
-            `max_epochs`.
+        recipe: settings by their dotted names.
+        apart: judge in windows that do not overlap, as `evaluate` does.
     """
-    given = dict(recipe)
-    tokenizer = texts.tokenizer("auto" if "vocab_size" not in given else "bpe", given.pop("vocab_size", 0))
-    documents, held = texts.ids(tokenizer)
-    name, packing = given.pop("preset", AUTO), given.pop("packing", "chunk")
-    own = {item.name for item in fields(TrainConfig)} - {"precision"}
-    further = {key: given.pop(key) for key in ("precision", "max_epochs") if key in given}
-    training = {key: given.pop(key) for key in sorted(own & given.keys())}
-    steps = given_steps = training.pop("max_steps", 0)
-    settings = TrainSettings(minutes=minutes, seed=seed, overrides=training, **further)
-    on_ladder = name == AUTO or name in LADDER
-    network = ModelSettings(preset=AUTO if on_ladder else name, overrides=given)
-    tokens, each = suggest.rounded(len(documents.ids)), suggest.rounded(documents.lengths.mean())
-    context = min(suggest.LONGEST["cpu"], max(suggest.SHORTEST, each))
-    shapes, plans = suggest.candidates_of(network, settings, tokenizer.vocab_size, context, "cpu")
-    if name == AUTO:
-        name = _suggested(suggest.SuggestSettings(minutes, tokens, each, 0, shapes, plans, "cpu"))
-    shape = ModelConfig.from_dict(shapes[name])
-    plan = {key: plans[name][key] for key in suggest.SUGGESTED}
-    settled = train_config(settings, shapes[name], "cpu", 1_000, **plan)
-    if not steps:
-        seconds = _median_step(shape, TrainConfig.from_dict(settled), 60 * minutes * PROBE_SHARE)
-        steps = max(suggest.MIN_STEPS, int(60 * minutes * suggest.SHARE_OF_BUDGET / seconds))
-    n_held = int(np.searchsorted(np.cumsum(documents.lengths), HELD_SHARE * len(documents.ids)))
-    n_held = max(1, n_held) if settled["patience"] else 0
-    learning = _source(documents, np.arange(n_held, len(documents.lengths)), shape.max_seq_len, packing)
-    checking = _source(documents, np.arange(n_held), shape.max_seq_len, packing, VALIDATION_SAMPLE) if n_held else None
-    most = steps_of_epochs(settings.max_epochs, settled, len(learning))
-    if not given_steps:
-        plan |= {"minutes": minutes, "most_steps": most}
-    final = TrainConfig.from_dict(train_config(settings, shapes[name], "cpu", min(steps, most), **plan))
-    started = time.perf_counter()
-    result = Trainer(shape, final, learning, checking).fit()
-    seconds = time.perf_counter() - started
-    read = result.steps * final.batch_size * final.grad_accum
-    (size,), passes = suggest.candidates({name: shape.to_dict()}), read / len(learning)
-    tokens = int(documents.lengths[n_held:].sum())
-    counts = {"body": size.body, "ids": shape.vocab_size, "tokens": tokens, "read": round(tokens * passes)}
-    best = "" if result.best_step in (None, result.steps) else f", best at {result.best_step:,}"
+    budget = {} if "train.max_steps" in recipe else {"train.minutes": minutes}
+    given = {"train.seed": seed, **budget, **recipe}
+    changes = [part for name, value in given.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+    command = [*module_command("flows.cli"), "train", str(texts.folder / "train"), "--home", str(texts.home), "--json"]
+    environment = {**os.environ, **python_path()}
+    printed = subprocess.run([*command, *changes], stdout=subprocess.PIPE, env=environment, check=True).stdout
+    key = next(stage["key"] for stage in json.loads(printed)["stages"] if stage["stage"] == "train")
+    store = Store(texts.home / "store")
+    made = next(manifest for manifest in store.manifests("train") if manifest.key == key)
+    (dataset,) = made.input_refs("dataset")
+    counts = manifest_of(store, dataset).counts
+    bundle = Bundle(store.folder(made.ref))
+    shape, plan = bundle.model_config, TrainConfig.from_dict(bundle.config["train"])
+    steps, parameters = made.counts["rows"], count_parameters(shape)
+    passes = steps * plan.batch_size * plan.grad_accum / counts["train_sequences"]
     about = (
-        f"{name}, {size.parameters:,} parameters, {tokenizer.vocab_size} ids, {final.optimizer}, "
-        f"{result.steps:,} steps{best}, {passes:.1f} passes"
+        f"{parameters['total']:,} parameters, {shape.vocab_size} ids, {plan.optimizer}, {steps:,} steps, "
+        f"{passes:.1f} passes"
     )
-    nats = document_nats(result.model.eval(), held, shape.max_seq_len, apart=apart)
-    return Trained(nats, seconds, about, counts)
-
-
-def _suggested(settings: suggest.SuggestSettings) -> str:
-    """Return the preset that the stage `suggest` would choose on this machine."""
-    work = SimpleNamespace(machine=SimpleNamespace(device="cpu"), progress=SimpleNamespace(update=lambda *_: None))
-    networks = suggest.candidates(settings.shapes)
-    timed = suggest._timed(cast(Any, work), settings, networks, ExecutionSettings())
-    return min(timed, key=lambda item: item.score).name
-
-
-def _median_step(shape: ModelConfig, plan: TrainConfig, seconds: float) -> float:
-    first = measure_step_seconds(shape, plan, steps=3)
-    return measure_step_seconds(shape, plan, steps=max(3, min(50, int(seconds / first))))
-
-
-def _source(
-    documents: EncodedDocuments, rows: np.ndarray, context: int, packing: str, limit: int | None = None
-) -> SpanSource:
-    """Return the sequences of some documents."""
-    pieces = pieces_of(documents.lengths[rows], context, packing)
-    if limit is not None:
-        pieces = pieces.take(pieces.sequence < limit)
-    start = documents.starts[rows][pieces.document] + pieces.start
-    single = pieces.sequences == len(pieces)
-    opens = np.flatnonzero(np.diff(pieces.sequence, prepend=-1))
-    return SpanSource(
-        [documents.ids],
-        np.zeros_like(start),
-        start,
-        pieces.length,
-        context,
-        0,
-        offsets=None if single else np.append(opens, len(pieces)),
-        ahead=pieces.ahead,
-        isolated=is_isolated(packing) and not single,
-    )
+    body, tokens = sum(parameters[part] for part in ("attention", "mlp", "norm")), counts["train_tokens"]
+    law = {"body": body, "ids": shape.vocab_size, "tokens": tokens, "read": round(tokens * passes)}
+    nats = document_nats(bundle.model, encoded(bundle.tokenizer, texts.held), shape.max_seq_len, apart=apart)
+    return Trained(nats, made.seconds, about, law)
 
 
 def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) -> Trained:
@@ -292,7 +240,7 @@ def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) ->
             made.random.manual_seed(seed)
             return made
 
-        steps = max(suggest.MIN_STEPS, int(60 * minutes / _timed_step(loop(1_000), 60 * minutes * PROBE_SHARE)))
+        steps = max(MIN_STEPS, int(60 * minutes / _timed_step(loop(1_000), 60 * minutes * PROBE_SHARE)))
         trained = loop(steps)
         started = time.perf_counter()
         for _ in range(steps):
@@ -316,7 +264,7 @@ def _timed_step(loop: PlainLoop, seconds: float) -> float:
 
 def ngrams(texts: Texts, recipe: dict[str, Any]) -> Trained:
     """Fit the 5-gram model of our tokens."""
-    size = recipe.get("vocab_size", 0)
+    size = recipe.get("tokenizer.vocab_size", 0)
     tokenizer = texts.tokenizer("bpe" if size else "auto", size)
     documents, held = texts.ids(tokenizer)
     started = time.perf_counter()
@@ -362,6 +310,25 @@ def lines(found: Sequence[Found]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def rows(asked: argparse.Namespace, arms: Sequence[str], homes: Path) -> Iterator[str]:
+    """Measure, and yield the rows of the table."""
+    before = [Found(**json.loads(line)) for line in asked.beside.open()] if asked.beside else []
+    for size in [""] if asked.source else asked.megabytes.split(","):
+        folder = asked.source or asked.corpora / size
+        parts = read(folder) if asked.source else corpus(float(size), folder)
+        texts = Texts(f"{size} MB" if size else folder.name, *parts, folder, homes / (size or "source"))
+        for minutes in map(float, asked.minutes.split(",")):
+            known = [item for item in before if (item.corpus, item.minutes) == (texts.name, minutes)]
+            found = [item for item in known if item.arm not in arms and item.threads == asked.threads]
+            for seed in range(1, asked.seeds + 1):
+                for item in measure(texts, minutes, arms, seed, asked):
+                    found.append(item)
+                    if asked.out:
+                        with asked.out.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(asdict(item)) + "\n")
+            yield from lines(found)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -382,22 +349,11 @@ def main() -> None:
     arms = [name for part in asked.arms.split(",") for name in ARMS.get(part, [part])]
     if unknown := sorted(set(arms) - {"ours", "5-gram", *PEERS}):
         parser.error(f"--arms has {', '.join(unknown)}; expected {', '.join([*ARMS, *PEERS])}")
-    before = [Found(**json.loads(line)) for line in asked.beside.open()] if asked.beside else []
     print("| corpus | minutes | arm | bits per byte | seconds | ours / it | 95 % interval | about |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    for size in [""] if asked.source else asked.megabytes.split(","):
-        parts = read(asked.source) if asked.source else corpus(float(size), asked.corpora / size)
-        texts = Texts(f"{size} MB" if size else asked.source.name, *parts)
-        for minutes in map(float, asked.minutes.split(",")):
-            known = [item for item in before if (item.corpus, item.minutes) == (texts.name, minutes)]
-            found = [item for item in known if item.arm not in arms and item.threads == asked.threads]
-            for seed in range(1, asked.seeds + 1):
-                for item in measure(texts, minutes, arms, seed, asked):
-                    found.append(item)
-                    if asked.out:
-                        with asked.out.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(asdict(item)) + "\n")
-            print("\n".join(lines(found)), flush=True)
+    with tempfile.TemporaryDirectory() as homes:
+        for row in rows(asked, arms, Path(homes)):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,10 @@ class ExecutionSettings(Execution):
     """Execution of a training; it changes no result except in the last bits."""
 
     processes: int = option(
-        1, "Processes that train together on this machine, each on a GPU or a share of the cores.", ge=1
+        0,
+        "Processes that train together on this machine, each on a GPU or a share of the cores. 0 means one, but one "
+        "per core where a CPU trains for some minutes.",
+        ge=0,
     )
 
     def fields(self) -> dict[str, Any]:

@@ -21,14 +21,18 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model.callbacks import Callbacks, TrainingStopped
 from storage.atomic import write_file
 from storage.errors import UserError
 from tasks.core.child import ChildEnded, ChildProcess, module_command, python_path, serve
+from tasks.core.machine import usable_cores
+
+if TYPE_CHECKING:
+    from tasks.core.settings import ExecutionSettings
 
 logger = logging.getLogger("sheepfold")
 
@@ -102,6 +106,23 @@ class Launched:
 
 class RankError(RuntimeError):
     """A rank died, or failed with an exception of another package."""
+
+
+def settled(execution: ExecutionSettings, device: str, plan: Mapping[str, Any], minutes: float) -> ExecutionSettings:
+    """Return the settings with a number of processes: as many as cores where a CPU trains for some minutes, else one.
+
+    The threads of a process wait for each other in each operation, processes once a step. Steps or tokens may be so few
+    that processes are not worth starting.
+
+    Args:
+        plan: fields of `model.TrainConfig`; the processes divide the sequences of a step evenly.
+        minutes: budget in minutes; 0 where steps or tokens are given.
+    """
+    if execution.processes:
+        return execution
+    sequences = plan["batch_size"] * plan["grad_accum"]
+    most = usable_cores() if minutes and device == "cpu" and Nodes.from_environment().count == 1 else 1
+    return replace(execution, processes=max(n for n in range(1, most + 1) if sequences % n == 0))
 
 
 def launch(

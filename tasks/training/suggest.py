@@ -24,7 +24,7 @@ from tasks.core.machine import describe_device, detect_device, threads_each
 from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings, networks_of
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
-from tasks.training.launch import Job, Nodes, launch, time_step
+from tasks.training.launch import Job, Nodes, launch, settled, time_step
 from tasks.training.law import expected_ratio
 from tasks.training.throughput import in_thread_that_ends
 from tasks.training.train import model_config, train_config, vocab_size_of
@@ -147,11 +147,13 @@ def _timed(
     room = SHARE_OF_MEMORY * _memory_bytes(work.machine.device)
     before, tried, last = math.inf, 0, 0.0
     for number, item in enumerate(networks):
-        if (needed := item.parameters * BYTES_PER_PARAMETER) > room and len(networks) > 1:
+        network, plan = settings.shapes[item.name], settings.train[item.name]
+        means = settled(execution, work.machine.device, plan, settings.minutes)
+        needed = item.parameters * BYTES_PER_PARAMETER * means.processes
+        if needed > room and len(networks) > 1:
             yield replace(item, note=f"{item.name} would take {needed / 1e9:.1f} GB, more than half of the memory")
             continue
-        network, plan = settings.shapes[item.name], settings.train[item.name]
-        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, execution)
+        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, means)
         steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
@@ -268,11 +270,13 @@ def suggest_settings(
     device = describe_device(detect_device())
     shapes, plans = candidates_of(settings.model, settings.train, vocab_size_of(run, tokenizer), seq_len, device)
     tokens, document = _document_tokens(run, shards) if len(shapes) > 1 else (0, 0)
-    by_steps = settings.train.max_steps * plans[next(iter(plans))]["batch_size"] * seq_len
+    plan = plans[next(iter(plans))]
+    by_steps = settings.train.max_steps * plan["batch_size"] * seq_len
     read_tokens = by_steps or settings.train.max_tokens
     minutes = 0.0 if read_tokens else settings.train.minutes
-    means = ", ".join(filter(None, (device, settings.execution.words())))
-    return SuggestSettings(minutes, tokens, document, read_tokens, shapes, plans, means)
+    means = settled(settings.execution, detect_device(), plan, minutes).words()
+    described = ", ".join(filter(None, (device, means)))
+    return SuggestSettings(minutes, tokens, document, read_tokens, shapes, plans, described)
 
 
 def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]:

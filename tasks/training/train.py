@@ -38,7 +38,7 @@ from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.launch import Job, launch, train_job
+from tasks.training.launch import Job, launch, settled, train_job
 from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, curve_names, first_ids, sync_journal
 
 if TYPE_CHECKING:
@@ -319,7 +319,8 @@ def train(
     network = ModelConfig.from_dict(settings.model)
     work.seed(settings.train["seed"])
     logger.info("train: %s", training_sentence(settings, work.machine.device))
-    execution, tags = execution or ExecutionSettings(), dict(tags or {})
+    tags, minutes = dict(tags or {}), settings.train.get("minutes", 0.0)
+    execution = settled(execution or ExecutionSettings(), work.machine.device, settings.train, minutes)
     tracking = Tracking(work.home)
     attempt_file = work.scratch / ATTEMPT_FILE  # a resume reads it and continues the same attempt
     if not attempt_file.exists():

@@ -67,7 +67,9 @@ def test_every_arm_reports_the_same_documents(
         (tmp_path / "small" / part).mkdir(parents=True)
         for number in numbers:
             (tmp_path / "small" / part / f"{number}.txt").write_text(text_of(number, 12_000))
-    settings = {"vocab_size": 300, "preset": "modern-200k", "max_seq_len": 64, "batch_size": 2, "max_steps": 5}
+    network = {"preset": "modern-200k", "max_seq_len": 64}
+    settings = {f"model.{name}": value for name, value in network.items()}
+    settings |= {"tokenizer.vocab_size": 300, "train.batch_size": 2, "train.max_steps": 5}
     out = tmp_path / "out.jsonl"
     small = {name: replace(peer, n_layer=1, d_model=16, rows=2) for name, peer in recipe.PEERS.items()}
     monkeypatch.setattr(recipe, "PEERS", small)
@@ -87,7 +89,7 @@ def test_every_arm_reports_the_same_documents(
 @pytest.mark.full
 def test_a_llama_of_transformers_learns_the_words() -> None:
     texts = recipe.Texts("t", [text_of(number, 12_000) for number in range(20)], [text_of(20, 12_000)])
-    nats, seconds, about = recipe.plain("llama", texts, 0.02, 1)
-    assert nats[0] < 12_000 * math.log(2) * 6
-    assert seconds > 0
-    assert "steps" in about
+    found = recipe.plain("llama", texts, 0.02, 1)
+    assert found.nats[0] < 12_000 * math.log(2) * 6
+    assert found.seconds > 0
+    assert "steps" in found.about

@@ -28,8 +28,9 @@ from model import ModelConfig, NonFiniteLoss, TrainConfig, Trainer, Transformer,
 from model.callbacks import Callbacks, TrainingStopped
 from model.data import Group
 from storage.errors import UserError
+from tasks.core.settings import ExecutionSettings
 from tasks.tokens.index import open_sequences
-from tasks.training.launch import Job, Nodes, RankError, _cause, error_file, launch, torchrun
+from tasks.training.launch import Job, Nodes, RankError, _cause, error_file, launch, settled, torchrun
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
 PLAN = TrainConfig(max_steps=4, batch_size=4, eval_every=2, lr=3e-3)
@@ -254,6 +255,24 @@ def test_a_second_machine_joins(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_step_that_the_processes_cannot_share_is_refused(job: Job, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"execution\.processes is 3: 3 processes cannot share the 4 sequences"):
         launch(job, 3, tmp_path / "ranks")
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "sequences", "minutes", "expected"),
+    [
+        (0, "cpu", 8, 3.0, 4),
+        (0, "cpu", 6, 3.0, 3),  # that divide the sequences
+        (0, "cpu", 8, 0.0, 1),
+        (0, "cuda", 8, 3.0, 1),
+        (2, "cpu", 8, 0.0, 2),
+    ],
+)
+def test_a_training_by_the_clock_takes_a_process_for_each_core(
+    given: int, device: str, sequences: int, minutes: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.training.launch.usable_cores", lambda: 5)
+    plan = {"batch_size": sequences // 2, "grad_accum": 2}
+    assert settled(ExecutionSettings(processes=given), device, plan, minutes).processes == expected
 
 
 def test_the_first_error_is_told_and_not_its_consequences(tmp_path: Path) -> None:

@@ -412,7 +412,7 @@ KEYS = {
     "mix": "7aa22c9868e2dd31",
     "model": "c516c48bd0aa3a38",
     "train": "4217de8c69a1a288",
-    "execution": "a474b7d82cce25be",
+    "execution": "cb1a03730ece1670",
     "evaluate": "cc7757b92f702002",
     "gates": "25aa3a369f941433",
     "generate": "35bacf218e8a5261",

@@ -341,7 +341,7 @@ def test_another_number_of_minutes_is_measured_anew(
     monkeypatch.setattr("model.step.measure_step_seconds", lambda *_, **__: seconds[0])
 
     def steps(minutes: float) -> int:
-        settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}")
+        settings = tiny_settings("train.max_steps=0", f"train.minutes={minutes}", "execution.processes=1")
         with direct_run(prepared_home) as run:
             prepared = run_prepare(prepared_home, tiny_source, settings).prepared
             suggestion = suggest_training(run, settings, prepared)
