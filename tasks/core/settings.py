@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import tasks.tokens.settings
 
 AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
+OPTIMIZER = "muon"  # that is proposed: it reaches a loss in fewer tokens than AdamW, see `tasks.training.suggest`
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")  # a training has one
 PATHS = ("passwords.file", "tokenizer.file")
 ENVIRONMENT = "SHEEPFOLD_"
@@ -502,7 +503,8 @@ def _check_network(settings: Settings) -> None:
         model = replace(model, overrides=kept)
     try:
         contexts = [network.max_seq_len for network in networks_of(model, vocab_size=512).values()]
-        TrainConfig.from_dict({**train.overrides, "max_steps": 1, "seed": train.seed})
+        optimizer = {"optimizer": OPTIMIZER} if model.preset == AUTO else {}
+        TrainConfig.from_dict({**optimizer, **train.overrides, "max_steps": 1, "seed": train.seed})
     except ValueError as error:
         raise UserError(str(error)) from error
     strides = {"dataset.stride": settings.dataset.stride, "evaluate.stride": settings.evaluate.stride}

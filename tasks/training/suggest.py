@@ -21,7 +21,7 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.core.machine import describe_device, detect_device, threads_each
-from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings, networks_of
+from tasks.core.settings import AUTO, OPTIMIZER, ExecutionSettings, ModelSettings, TrainSettings, networks_of
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
 from tasks.training.launch import Job, Nodes, launch, settled, time_step
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tasks.core.settings import Settings
 
 SUGGESTION_FILE = "suggestion.json"
-OPTIMIZER = "muon"  # reaches a loss in fewer tokens than AdamW, see `_reasons`
 PATIENCE = 3  # a small text is soon learnt by heart: then the weights before that are taken
 # a short training learns more at the highest rate up to the end, and an average of the weights takes its noise away
 AVERAGE = {"average": 32, "min_lr_ratio": 1.0}

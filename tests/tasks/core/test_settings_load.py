@@ -427,3 +427,10 @@ def test_the_defaults_of_a_section_have_the_key_they_always_had(section: str) ->
 def test_every_setting_has_a_meaning() -> None:
     assert set(KEYS) == set(SECTIONS)
     assert all(info.description and info.description[-1] in ".`" for info in all_settings().values())
+
+
+def test_settings_of_muon_hold_where_the_optimizer_is_proposed() -> None:
+    given = ["train.muon_lr=0.03"]
+    assert load_settings(None, parse_assignments(given)).train.overrides == {"muon_lr": 0.03}
+    with pytest.raises(UserError, match="muon_lr=0.03 has no effect"):
+        load_settings(None, parse_assignments([*given, "model.preset=modern-1m"]))
