@@ -94,6 +94,8 @@ class Budget:
 
     def _mark(self, step: int, seconds: float) -> None:
         """Keep the plans of the last part of the steps, which an evaluation among them does not dominate."""
+        if step == 1:
+            self._plans.clear()  # the first step takes longer than others, many times as long with several processes
         self._plans.append((step, seconds))
         while len(self._plans) > 2 and step - self._plans[1][0] >= self.plan.steps / INTERVALS:
             self._plans.pop(0)
@@ -101,7 +103,7 @@ class Budget:
     def busy(self) -> str:
         """Return a sentence if steps take much longer than the first plan expected; else an empty text."""
         expected = 60 * self._config.minutes / self._config.max_steps
-        is_known = self.plan.share >= SETTLED and self.plan.step >= self.plan.steps / INTERVALS
+        is_known = self.plan.step > 1 and self.plan.share >= SETTLED and self.plan.step >= self.plan.steps / INTERVALS
         if not is_known or self.pace < BUSY * expected:
             return ""
         return (

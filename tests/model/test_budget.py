@@ -191,3 +191,13 @@ def test_ranks_with_other_clocks_follow_the_plans_of_the_first() -> None:
         first.after(step, lambda value: told.append(value) or value)  # type: ignore[func-returns-value]
         other.after(step, lambda value: told[-1])
         assert other.plan == first.plan
+
+
+def test_a_long_first_step_is_not_taken_for_a_busy_machine() -> None:
+    budget, seconds, said = Budget(TrainConfig(max_steps=300, minutes=0.5), lambda: seconds, began=0.0), 0.0, []
+    for step in range(1, 40):
+        seconds += 2.0 if step == 1 else 0.1
+        budget.after(step, lambda found: found)
+        said.append(budget.busy())
+    assert not any(said)
+    assert budget.plan.steps == pytest.approx(280, rel=0.05)
