@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCE ?=
-MINUTES ?= 3
+MINUTES ?= 5
 
 .PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference pictures clean
 

@@ -249,7 +249,7 @@ def main() -> None:
     """Write the pictures, and print their files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=IMAGES, help="where to (default: docs/images)")
-    parser.add_argument("--minutes", default="3", help="budget of the training (default: 3)")
+    parser.add_argument("--minutes", default="5", help="budget of the training (default: 5)")
     asked = parser.parse_args()
     for file in draw(asked.folder, asked.minutes):
         print(f"{file.stat().st_size:>8,} bytes  {file}")

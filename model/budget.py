@@ -80,11 +80,12 @@ class Budget:
         """Continue the plan and the clock of a recorded history."""
         if not (self._config.minutes and history):
             return
+        start = self.seconds  # of this process, which no pace should hold
         self._began -= history[-1][SECONDS]
         for row in history:
             if STEPS in row:
                 self.plan = Plan(row["step"], row[SHARE], row[STEPS])
-                self._mark(row["step"], row[SECONDS])
+                self._mark(row["step"], row[SECONDS] + start)
 
     def place(self, step: int) -> float:
         """Return the place of a step on the learning rate schedule, in steps of the first plan, from 0."""
@@ -103,7 +104,7 @@ class Budget:
     def busy(self) -> str:
         """Return a sentence if steps take much longer than the first plan expected; else an empty text."""
         expected = 60 * self._config.minutes / self._config.max_steps
-        is_known = self.plan.step > 1 and self.plan.share >= SETTLED and self.plan.step >= self.plan.steps / INTERVALS
+        is_known = self.plan.step > max(1, self.plan.steps / INTERVALS) and self.plan.share >= SETTLED
         if not is_known or self.pace < BUSY * expected:
             return ""
         return (
@@ -129,7 +130,8 @@ class Budget:
         self.pace = (seconds - then) / (step - earlier)
         steps = step + max(0, round((usable - seconds) / max(self.pace, 1e-9)))
         steps = min(steps, max(step, self._config.most_steps or steps))
-        seconds, share, steps = agree((seconds, min(1.0, seconds / usable), steps))
+        share = seconds / max(seconds + self.pace * (steps - step), 1e-9)
+        seconds, share, steps = agree((seconds, share, steps))
         self.plan = Plan(step, share, steps)
         self._mark(step, seconds)
         return {SECONDS: seconds, SHARE: share, STEPS: steps}

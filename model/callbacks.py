@@ -28,16 +28,17 @@ class Callbacks:
     def checkpoint(self, step: int) -> None:
         """Flush records of the steps so far to the disk; called before the checkpoint of this step is written."""
 
-    def event(self, step: int, kind: str, message: str) -> None:
-        """Receive a message for the user; kind is "advice", "execution", "spike", "busy" or "early stop"."""
+    def event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
+        """Receive a message for the user.
+
+        Args:
+            kind: "advice", "execution", "spike", "busy" or "early stop".
+            sequences: training sequences that it is about.
+        """
         warnings.warn(message, stacklevel=2)
 
     def sample(self, step: int, model: Any) -> None:
         """Generate samples after an evaluation; called with a single rank only. The network must not be changed."""
-
-    def documents(self, sequences: Sequence[int]) -> str:
-        """Return a sentence for messages that names the documents of training sequences."""
-        return ""
 
 
 class TrainingStopped(Exception):

@@ -110,7 +110,7 @@ class RunCheckpoints:
                 stacklevel=3,
             )
         changed = (
-            saved.step < self.stepper.config.max_steps
+            (self.stepper.config.minutes or saved.step < self.stepper.config.max_steps)
             and self.val_source is not None
             and any("val/loss" in row for row in saved.history)
             and saved.validation != self._validation

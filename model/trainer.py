@@ -212,11 +212,7 @@ class Trainer:
         """Take a step. Returns its row, and whether any rank asked to stop, and to save."""
         indices, batches = data
         lr = learning_rate(self.budget.place(step), self.train_config)
-        try:
-            result = stepper.run(batches, lr, step, indices, flags)
-        except NonFiniteLoss as error:
-            error.args = (f"{error} {self.callbacks.documents(error.suspects or indices)}".rstrip(),)
-            raise
+        result = stepper.run(batches, lr, step, indices, flags)
         stopping, due = result.flags
         row: Row = {
             "step": step,
@@ -229,8 +225,7 @@ class Trainer:
         if spike is not None:
             row[SPIKE_SCORE] = spike[0]
             if SPIKE_SCORE not in (history[-1] if history else {}):  # only the first of consecutive spikes is reported
-                documents = self.callbacks.documents(indices) if self.ranks.is_first else ""
-                self._event(step, "spike", f"spike at step {step}: {spike[1]}. {documents}".removesuffix(". "))
+                self._event(step, "spike", f"spike at step {step}: {spike[1]}", indices)
         return row, stopping, due
 
     def _data(self, step: int, stepper: Stepper) -> StepData:
@@ -289,6 +284,6 @@ class Trainer:
                 f"ends at step {row['step']} of {last} with the weights of step {best_step(history)}",
             )
 
-    def _event(self, step: int, kind: str, message: str) -> None:
+    def _event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
         if self.ranks.is_first:
-            self.callbacks.event(step, kind, message)
+            self.callbacks.event(step, kind, message, sequences)

@@ -5,6 +5,7 @@ Everything is created at first use, so that a run with all artefacts cached star
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from functools import cached_property
@@ -22,12 +23,25 @@ if TYPE_CHECKING:
 # thread then waits: steps took twice as long beside one busy process, and far longer beside two. Read with torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processors in a period of as many, or `max`
+
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of cores that this process may run on; a container may have a part of the machine's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not CPU_QUOTA.exists():
+        return cores
+    quota, period = CPU_QUOTA.read_text().split()
+    return cores if quota == "max" else min(cores, math.ceil(int(quota) / int(period)))
+
+
+def memory_bytes(device: str) -> int:
+    """Return the memory of the device, in bytes."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def detect_device() -> str:

@@ -189,8 +189,8 @@ class ExecutionSettings(Execution):
 
     processes: int = option(
         0,
-        "Processes that train together on this machine, each on a GPU or a share of the cores. 0 means one, but one "
-        "per core where a CPU trains for some minutes.",
+        "Processes that train together on this machine, each on a GPU or a share of the cores. 0 means one, and up to "
+        "one per core where a CPU trains for some minutes: as many as divide a step's sequences, in half the memory.",
         ge=0,
     )
 
@@ -289,7 +289,8 @@ def settings_of(section: str) -> dict[str, FieldInfo]:
     if section in _PASSED_ON:
         del found["overrides"]
         found |= {name: info for name, info in _fields(_PASSED_ON[section]).items() if name not in found}
-        found.pop("vocab_size", None)  # the tokeniser's
+        for name in ("vocab_size", "most_steps"):  # the tokeniser's; of `train.max_epochs`
+            found.pop(name, None)
     return found
 
 

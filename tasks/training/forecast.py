@@ -26,7 +26,7 @@ from tasks.report.wording import table
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.law import ORDERS, SPREAD, TOKENS_PER_STEP, expected_ratio, is_measured
-from tasks.training.suggest import SHARE_OF_BUDGET, read_suggestion
+from tasks.training.suggest import read_suggestion, steps_in
 
 FORECAST_FILE = "forecast.json"
 OUTLOOK = (10.0, 60.0, 480.0)  # minutes
@@ -94,7 +94,7 @@ class Outlook:
         for item in self.suggestion["candidates"]:
             if item["step_seconds"] is None:
                 continue
-            read = 60 * minutes * SHARE_OF_BUDGET / item["step_seconds"] * per_step
+            read = steps_in(minutes, item["step_seconds"]) * per_step
             read = min(read, self.max_epochs * self.tokens)
             sizes = item["body"], model["vocab_size"], self.tokens, read
             bits, wide = expected_ratio(*sizes) * self.reference, math.exp(NINE_OF_TEN * SPREAD)
@@ -118,7 +118,7 @@ class Outlook:
         return None
 
 
-@stage("forecast", version=1, keep_with=("suggestion", "dataset", "evalset"))
+@stage("forecast", version=2, keep_with=("suggestion", "dataset", "evalset"))
 def forecast(
     work: Work,
     settings: ForecastSettings,

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from model.callbacks import Callbacks, TrainingStopped
 from storage.atomic import write_file
 from storage.errors import UserError
 from tasks.core.child import ChildEnded, ChildProcess, module_command, python_path, serve
-from tasks.core.machine import usable_cores
+from tasks.core.machine import memory_bytes, usable_cores
 
 if TYPE_CHECKING:
     from tasks.core.settings import ExecutionSettings
@@ -40,6 +40,8 @@ NODES, MASTER = "SHEEPFOLD_NODES", "SHEEPFOLD_MASTER"
 JOB_FILE, LOG_FILE, WEIGHTS_FILE = "job.json", "ranks.log", "model.safetensors"
 POLL_SECONDS = 0.2  # interval of checks for a stop request
 GRACE_SECONDS = 10.0  # time for the ranks to exit before they are killed
+BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
+SHARE_OF_MEMORY = 0.5  # for these, in all processes
 LOG_LINES = 15  # last lines of the log in an error without a recorded cause
 _OURS = ("model", "storage", "tasks", "builtins")  # packages whose exceptions keep their types here
 # messages of gloo and NCCL after another rank has exited
@@ -108,8 +110,10 @@ class RankError(RuntimeError):
     """A rank died, or failed with an exception of another package."""
 
 
-def settled(execution: ExecutionSettings, device: str, plan: Mapping[str, Any], minutes: float) -> ExecutionSettings:
-    """Return the settings with a number of processes: as many as cores where a CPU trains for some minutes, else one.
+def settled(
+    execution: ExecutionSettings, device: str, plan: Mapping[str, Any], minutes: float, parameters: int = 0
+) -> ExecutionSettings:
+    """Return the settings with a number of processes: up to one per core where a CPU trains for some minutes, else one.
 
     The threads of a process wait for each other in each operation, processes once a step. Steps or tokens may be so few
     that processes are not worth starting.
@@ -117,11 +121,14 @@ def settled(execution: ExecutionSettings, device: str, plan: Mapping[str, Any], 
     Args:
         plan: fields of `model.TrainConfig`; the processes divide the sequences of a step evenly.
         minutes: budget in minutes; 0 where steps or tokens are given.
+        parameters: size of the network, of which each process has a copy; 0 if unknown.
     """
     if execution.processes:
         return execution
     sequences = plan["batch_size"] * plan["grad_accum"]
     most = usable_cores() if minutes and device == "cpu" and Nodes.from_environment().count == 1 else 1
+    if most > 1 and parameters:
+        most = min(most, max(1, int(SHARE_OF_MEMORY * memory_bytes(device) / (BYTES_PER_PARAMETER * parameters))))
     return replace(execution, processes=max(n for n in range(1, most + 1) if sequences % n == 0))
 
 
@@ -309,9 +316,9 @@ class Channel(Callbacks):
         while self._acknowledged.get() != step:
             pass
 
-    def event(self, step: int, kind: str, message: str) -> None:
+    def event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
         """Report an event."""
-        self.send("event", step, kind, message)
+        self.send("event", step, kind, message, list(sequences))
 
     def _listen(self, requests: Iterator[dict[str, Any]]) -> None:
         for message in requests:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,11 +19,11 @@ from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
-from tasks.core.machine import describe_device, detect_device, threads_each
+from tasks.core.machine import describe_device, detect_device, memory_bytes, threads_each
 from tasks.core.settings import AUTO, OPTIMIZER, ExecutionSettings, ModelSettings, TrainSettings, networks_of
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
-from tasks.training.launch import Job, Nodes, launch, settled, time_step
+from tasks.training.launch import BYTES_PER_PARAMETER, SHARE_OF_MEMORY, Job, Nodes, launch, settled, time_step
 from tasks.training.law import expected_ratio
 from tasks.training.throughput import in_thread_that_ends
 from tasks.training.train import model_config, train_config, vocab_size_of
@@ -38,16 +37,15 @@ PATIENCE = 3  # a small text is soon learnt by heart: then the weights before th
 # a short training learns more at the highest rate up to the end, and an average of the weights takes its noise away
 AVERAGE = {"average": 32, "min_lr_ratio": 1.0}
 SUGGESTED = ("batch_size", "optimizer", "patience", *AVERAGE)  # fields of a training that a suggestion decides
-SHARE_OF_BUDGET = 0.92  # of the minutes goes to steps; the rest to evaluation and checkpoints
-MIN_STEPS = 20  # that minutes become, however few they are
+START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
+SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
+MIN_STEPS = 20  # of the first plan, however few the minutes are
 SLOW_STEP = 0.2  # seconds; the next larger network is timed for fewer steps
 WORTHWHILE_STEPS = 200  # a network that takes fewer has not learnt what it could
 SHORTEST = 64  # context
 LONGEST = {"cpu": 256, "cuda": 1024}
 TOKENS_PER_STEP = {"cpu": 2048, "cuda": 32768}
 TOKENS_PER_PARAMETER = 20  # where steps or tokens are given and no time (Hoffmann et al. 2022)
-BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
-SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,13 @@ def shape_of_tokens(sizes: dict[str, int], tokens_read: int) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name]) - wanted))
 
 
-@stage("suggest", version=4, unkeyed=("execution",))
+def steps_in(minutes: float, step_seconds: float) -> int:
+    """Return the steps that minutes have room for."""
+    seconds = max(0.0, 60 * minutes - START_SECONDS)
+    return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
+
+
+@stage("suggest", version=5, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)
@@ -136,24 +140,24 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
     }
     (work.out / SUGGESTION_FILE).write_text(json.dumps(answer, indent=1))
     work.counts["rows"] = len(found)
-    return sha256_json({name: answer[name] for name in ("model", "train", "max_steps")})
+    return sha256_json(answer)
 
 
 def _timed(
     work: Work, settings: SuggestSettings, networks: Sequence[Candidate], execution: ExecutionSettings
 ) -> Iterator[Candidate]:
     """Time the networks from the smallest on, until one is expected to be worse than the one before."""
-    room = SHARE_OF_MEMORY * _memory_bytes(work.machine.device)
+    room = SHARE_OF_MEMORY * memory_bytes(work.machine.device)
     before, tried, last = math.inf, 0, 0.0
     for number, item in enumerate(networks):
         network, plan = settings.shapes[item.name], settings.train[item.name]
-        means = settled(execution, work.machine.device, plan, settings.minutes)
+        means = settled(execution, work.machine.device, plan, settings.minutes, item.parameters)
         needed = item.parameters * BYTES_PER_PARAMETER * means.processes
         if needed > room and len(networks) > 1:
             yield replace(item, note=f"{item.name} would take {needed / 1e9:.1f} GB, more than half of the memory")
             continue
         seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, means)
-        steps = max(MIN_STEPS, int(settings.minutes * 60 * SHARE_OF_BUDGET / seconds))
+        steps = steps_in(settings.minutes, seconds)
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
         passes = read / settings.tokens if settings.tokens else 0.0
         score = expected_ratio(item.body, network["vocab_size"], settings.tokens or read, read)
@@ -174,14 +178,6 @@ def _step_seconds(
     if means.processes > 1:
         return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
     return in_thread_that_ends(partial(time_step, job))
-
-
-def _memory_bytes(device: str) -> int:
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candidate]) -> Iterator[str]:
@@ -243,7 +239,8 @@ def candidates_of(
         if model.preset == AUTO:
             rows = batch_for(shape["max_seq_len"], device)
             suggested = {"batch_size": rows, "optimizer": OPTIMIZER, "patience": PATIENCE}
-            suggested |= {} if "schedule" in train.overrides else AVERAGE
+            is_averaged = "schedule" not in train.overrides and train.overrides.get("average") != 0
+            suggested |= AVERAGE if is_averaged else {}
         plans[name] = train_config(train, shape, _kind(device), 1_000, **suggested)
     return shapes, plans
 

@@ -384,7 +384,8 @@ class Watch(Callbacks):
         self._points = PointBuffer(tracking, run_id, CURVE_SECONDS)
         self._clock_steps = ClockSteps()
         self.journal = Journal(work.scratch / LINES_FILE)
-        cost, limit = flops_per_token(network) / processes, limit_of(self._device, precision)
+        devices = processes if self._device.startswith("cuda") else 1  # one CPU has all processes
+        cost, limit = flops_per_token(network) / devices, limit_of(self._device, precision)
         self._speed = Speedometer(cost, limit.flops)
         self.journal.start(cost, limit.flops, limit.source)
         self._validation = ""
@@ -420,12 +421,10 @@ class Watch(Callbacks):
         """Make the journal durable. MLflow's curve need not be: `sync_run` adds points that a kill loses."""
         self.journal.flush()
 
-    def documents(self, sequences: Sequence[int]) -> str:
-        """Return the documents of training sequences."""
-        return self._documents_of(sequences)
-
-    def event(self, step: int, kind: str, message: str) -> None:
-        """Note and log an event; that of a step that is computed again is logged once."""
+    def event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
+        """Note and log an event with its documents; that of a step that is computed again is logged once."""
+        if sequences:
+            message = f"{message}. {self._documents_of(sequences)}"
         if self.journal.event(step, kind, message):
             level = logging.INFO if kind in _QUIET else logging.WARNING
             logger.log(level, "train: step %d: %s: %s", step, kind, message)

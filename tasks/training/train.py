@@ -313,14 +313,15 @@ def train(
     began = time.monotonic()
     import torch
 
-    from model import ModelConfig, NonFiniteLoss, OutOfMemory
+    from model import ModelConfig, NonFiniteLoss, OutOfMemory, count_parameters
     from model.checkpoint import load_weights
 
     network = ModelConfig.from_dict(settings.model)
     work.seed(settings.train["seed"])
     logger.info("train: %s", training_sentence(settings, work.machine.device))
     tags, minutes = dict(tags or {}), settings.train.get("minutes", 0.0)
-    execution = settled(execution or ExecutionSettings(), work.machine.device, settings.train, minutes)
+    device, size = work.machine.device, count_parameters(network)["total"]
+    execution = settled(execution or ExecutionSettings(), device, settings.train, minutes, size)
     tracking = Tracking(work.home)
     attempt_file = work.scratch / ATTEMPT_FILE  # a resume reads it and continues the same attempt
     if not attempt_file.exists():
@@ -355,10 +356,8 @@ def train(
             result = stoppable(compute, stop)
             watch.finish(load_weights(result.weights, network), result.steps)
         except (NonFiniteLoss, OutOfMemory) as error:
-            documents = ""
-            if isinstance(error, NonFiniteLoss) and processes > 1:  # ranks do not know the documents
-                documents = f". {documents_of(error.indices)}"
-            raise UserError(f"the training stopped: {error}{documents}") from error
+            found = error.suspects or error.indices if isinstance(error, NonFiniteLoss) else []
+            raise UserError(f"the training stopped: {error} {documents_of(found)}".rstrip()) from error
         except BaseException as interruption:
             if isinstance(interruption.__cause__, TrainingStopped):
                 logger.warning("%s", interruption.__cause__)

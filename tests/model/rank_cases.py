@@ -150,7 +150,7 @@ def _guarded(
         execution=Execution(sharding=sharding),
         ranks=ranks,
         checkpoint_dir=folder,
-        callbacks=calling(event=lambda step, kind, message: events.append((step, kind))),
+        callbacks=calling(event=lambda step, kind, message, sequences: events.append((step, kind))),
     )
     result = trainer.fit()
     whole = sharding == "ddp" or ranks.is_first

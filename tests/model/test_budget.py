@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ class Clock(Callbacks):
     def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
         self.now += self.cost(step)
 
-    def event(self, step: int, kind: str, message: str) -> None:
+    def event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
         pass
 
 
@@ -76,7 +76,9 @@ def test_time_is_kept_for_the_evaluation_after_the_last_step() -> None:
 
 
 def test_steps_are_bounded_on_a_machine_that_is_faster_than_expected() -> None:
-    assert spend(1, 100, lambda step: 0.01, most_steps=250)[2] == 250
+    _, budget, steps = spend(1, 100, lambda step: 0.01, most_steps=250)
+    assert steps == 250
+    assert budget.place(250) == pytest.approx(100, rel=0.02)  # the whole schedule
 
 
 def test_the_place_on_the_schedule_is_the_share_of_the_time() -> None:
@@ -118,8 +120,8 @@ def fit(
 def test_a_stopped_run_resumes_by_the_recorded_plans_and_ends_with_the_same_weights(
     fit: Callable[..., TrainResult],
 ) -> None:
-    def cost(step: int) -> float:
-        return 0.25 if step < 25 else 0.5
+    def cost(step: int) -> float:  # of the step at which one run is stopped, nothing, because that time is lost
+        return 0.0 if step == 22 else 0.25 if step < 25 else 0.5
 
     whole = fit("whole", Clock(cost))
     stop = threading.Event()
@@ -131,8 +133,7 @@ def test_a_stopped_run_resumes_by_the_recorded_plans_and_ends_with_the_same_weig
 
     with pytest.raises(TrainingStopped):
         fit("parts", Clock(stops, begins=1000.0), stop)
-    # loading takes as long as step 22 took after its row was written, so that the clocks agree again
-    resumed = fit("parts", Clock(cost, begins=5000.0, loading=cost(22)))
+    resumed = fit("parts", Clock(cost, begins=5000.0))
     assert resumed.resumed_from == 22
     assert resumed.history == whole.history
     ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
@@ -160,7 +161,7 @@ def test_a_busy_machine_is_named_once_with_what_it_costs(fit: Callable[..., Trai
     class Told(Clock):
         events: list[str] = []  # noqa: RUF012 - one instance
 
-        def event(self, step: int, kind: str, message: str) -> None:
+        def event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
             self.events.append(f"{kind}: {message}")
 
     fit("busy", told := Told(lambda step: 0.75 if step < 12 else 1.5))
@@ -178,6 +179,24 @@ def test_the_time_before_the_first_step_counts_and_is_not_taken_for_slow_steps()
         assert budget.busy() == ""
     assert clock.now == pytest.approx(MINUTE, rel=0.02)
     assert step == pytest.approx(500, rel=0.02)
+
+
+def test_the_start_of_a_resumed_process_counts_and_is_not_taken_for_slow_steps() -> None:
+    config = TrainConfig(max_steps=600, minutes=1)
+    clock, history = Clock(lambda step: 0.1), []
+    first = Budget(config, clock)
+    for step in range(1, 101):
+        clock.step(step, 0, {})
+        history.append({"step": step, **first.after(step, lambda value: value)})
+    clock = Clock(lambda step: 0.1, begins=1000.0)
+    resumed = Budget(config, clock, began=992.0)
+    resumed.resume(history)
+    while step < resumed.plan.steps:
+        step += 1
+        clock.step(step, 0, {})
+        resumed.after(step, lambda value: value)
+        assert resumed.pace == 0 or resumed.pace == pytest.approx(0.1)
+    assert resumed.seconds == pytest.approx(MINUTE, rel=0.02)
 
 
 def test_ranks_with_other_clocks_follow_the_plans_of_the_first() -> None:

@@ -33,16 +33,12 @@ from model.step import Stepper
 class Events(Callbacks):
     """Events of a run, without those that every run reports."""
 
-    def __init__(self, documents: Callable[[Sequence[int]], str] = lambda numbers: "") -> None:
-        self.found: list[tuple[int, str, str]] = []
-        self._documents = documents
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str, str, int]] = []
 
-    def event(self, step: int, kind: str, message: str) -> None:
+    def event(self, step: int, kind: str, message: str, sequences: Sequence[int] = ()) -> None:
         if kind != "advice":
-            self.found.append((step, kind, message))
-
-    def documents(self, sequences: Sequence[int]) -> str:
-        return self._documents(sequences)
+            self.found.append((step, kind, message, len(sequences)))
 
 
 def run(folder: Path | None = None, **settings: Any) -> TrainResult:
@@ -52,16 +48,16 @@ def run(folder: Path | None = None, **settings: Any) -> TrainResult:
     return Trainer(NETWORK, config, source, checkpoint_dir=folder, **settings).fit()
 
 
-def test_a_leap_is_reported_with_its_documents_and_changes_nothing() -> None:
-    events = Events(lambda numbers: f"Read: {len(numbers)} of them.")
+def test_a_leap_is_reported_with_its_sequences_and_changes_nothing() -> None:
+    events = Events()
     found = run(callbacks=events)
     unwatched = run(config={"spike_zscore": 1e9})
     (row,) = (row for row in found.history if "spike/score" in row)
     assert row["step"] == LEAP and row["spike/score"] > 8
     assert [{k: v for k, v in row.items() if k != "spike/score"} for row in found.history] == unwatched.history
-    ((step, kind, message),) = events.found
-    assert (step, kind) == (LEAP, "spike")
-    assert message.startswith(f"spike at step {LEAP}: the ") and message.endswith("Read: 4 of them.")
+    ((step, kind, message, n_sequences),) = events.found
+    assert (step, kind, n_sequences) == (LEAP, "spike", 4)
+    assert message.startswith(f"spike at step {LEAP}: the ")
 
 
 def test_without_a_listener_a_leap_is_a_warning() -> None:
@@ -92,7 +88,7 @@ def test_a_run_ends_early_with_the_best_weights(with_folder: bool, tmp_path: Pat
     assert (result.best_step, result.steps) == (best, best + 2 * LEARNED.eval_every)
     assert result.history[-1]["step"] == result.steps < LEARNED.max_steps
     assert evaluate_source(result.model, val, 8).loss == losses[best]
-    ((step, kind, message),) = events.found
+    ((step, kind, message, _),) = events.found
     assert (step, kind) == (result.steps, "early stop")
     assert f"ends at step {step} of 200 with the weights of step {best}" in message
 
@@ -139,9 +135,7 @@ def test_poisoned_weights_are_named_and_nothing_is_saved(
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_of_a_step_the_guilty_sequences_and_their_documents_are_named(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_step_the_guilty_sequences_are_named(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_with_noise()
     guilty = int(order(N_SEQUENCES, PLAIN.seed, 0)[6 * ROWS + 2])  # the third one of step 7
     marked = source.batch(np.array([guilty])).inputs[0]
@@ -154,14 +148,11 @@ def test_of_a_step_the_guilty_sequences_and_their_documents_are_named(
         # the root's value at 0 is 0, its slope is infinite
         return found * math.nan if what == "loss" else found + (0 * stepper.model.norm.weight).sum().sqrt()
 
-    def documents_of(numbers: Sequence[int]) -> str:
-        return f"Document of {list(numbers)}."
-
     monkeypatch.setattr(Stepper, "_nll", nll)
     with pytest.raises(NonFiniteLoss) as caught:
-        run(tmp_path, source=source, callbacks=Events(documents_of))
+        run(tmp_path, source=source, callbacks=Events())
     assert (caught.value.step, caught.value.suspects) == (7, [guilty])
-    assert f"Computed alone, only [{guilty}] are not finite: check them. Document of [{guilty}]." in str(caught.value)
+    assert f"Computed alone, only [{guilty}] are not finite: check them." in str(caught.value)
     saved = load_checkpoint(tmp_path)
     assert saved.step == 6
     assert all(tensor.isfinite().all() for tensor in saved.weights.values())

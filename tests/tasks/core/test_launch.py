@@ -275,6 +275,14 @@ def test_a_training_by_the_clock_takes_a_process_for_each_core(
     assert settled(ExecutionSettings(processes=given), device, plan, minutes).processes == expected
 
 
+def test_the_copies_of_a_network_take_no_more_than_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.training.launch.usable_cores", lambda: 8)
+    monkeypatch.setattr("tasks.training.launch.memory_bytes", lambda device: 16_000_000_000)
+    plan = {"batch_size": 8, "grad_accum": 1}
+    found = [settled(ExecutionSettings(), "cpu", plan, 3.0, size).processes for size in (10**6, 124 * 10**6, 10**9)]
+    assert found == [8, 4, 1]
+
+
 def test_the_first_error_is_told_and_not_its_consequences(tmp_path: Path) -> None:
     errors = [
         {"kind": "builtins.RuntimeError", "message": "Connection closed by peer", "is_consequence": True, "time": 1.0},

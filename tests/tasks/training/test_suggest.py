@@ -48,6 +48,11 @@ def test_a_schedule_of_ones_own_comes_without_the_suggested_average() -> None:
         assert {plan["average"] for plan in plans.values()} == {average}
 
 
+def test_without_the_average_the_learning_rate_falls() -> None:
+    _, plans = candidates_of(ModelSettings(), TrainSettings(overrides={"average": 0}), 300, 64, CPU)
+    assert {plan["min_lr_ratio"] for plan in plans.values()} == {0.1}
+
+
 @pytest.fixture
 def home(tiny: Ran, tmp_path: Path) -> Home:
     return copy_of_store(tiny, tmp_path / "home", "train", "dataset", "suggest")

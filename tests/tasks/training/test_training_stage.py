@@ -347,10 +347,10 @@ def test_another_number_of_minutes_is_measured_anew(
             suggestion = suggest_training(run, settings, prepared)
             return int(read_suggestion(run.store.folder(suggestion))["max_steps"])
 
-    assert steps(0.1) == int(6 * 0.92 / 0.1)
+    assert steps(1) == int(52 * 0.96 / 0.1)
     seconds[0] = 0.05
-    assert steps(0.1) == int(6 * 0.92 / 0.1)
-    assert steps(0.2) == int(12 * 0.92 / 0.05)
+    assert steps(1) == int(52 * 0.96 / 0.1)
+    assert steps(2) == int(112 * 0.96 / 0.05)
 
 
 LABELS = np.array([31, 2, 30, 7, 1, 16, 31, 10])  # 128 in all
