@@ -5,7 +5,10 @@ python -m docs.drawings      (part of `make reference`) writes them
 
 from __future__ import annotations
 
+import csv
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.forecast import trainings
@@ -14,6 +17,7 @@ from docs.stage_graph import stage_graph
 from tasks.training.law import expected_ratio
 
 IMAGES = Path(__file__).with_name("images")
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "recipe.csv"
 COLOURS = ("#4c78a8", "#e08214", "#3a923a", "#b5403a")  # of sizes of networks
 
 
@@ -25,6 +29,7 @@ def drawings() -> dict[str, str]:
         "how-keys": keys(),
         "how-kill-anywhere": kill_anywhere(),
         "how-good": how_good(),
+        "minutes-and-megabytes": minutes_and_megabytes(),
     }
 
 
@@ -197,40 +202,88 @@ def kill_anywhere() -> str:
 
 def how_good() -> str:
     """Return the measured trainings and the law: bits per byte beside the trigram orders, against tokens read."""
-    left, top, width, height = 70, 40, 720, 330
-    reads, ratios = (1e5, 1e7), (0.7, 1.5)
+    axes = Axes(70, 40, 720, 330, (1e5, 1e7), (0.7, 1.5))
     points = trainings()
-
-    def place(read: float, ratio: float) -> Point:
-        along = math.log(read / reads[0]) / math.log(reads[1] / reads[0])
-        return left + along * width, top + height * (ratios[1] - ratio) / (ratios[1] - ratios[0])
-
     parts = [text(20, 24, "Bits per byte divided by those of a trigram model of the same text", "name", "start")]
-    for tick in range(round(10 * ratios[0]), round(10 * ratios[1]) + 1):
-        _, y = place(reads[0], tick / 10)
-        parts.append(_polyline([(left, y), (left + width, y)], INK if tick == 10 else GREY, 1 if tick == 10 else 0.4))
-        parts.append(text(left - 10, y + 4, f"{tick / 10:.1f}", "small", "end"))
-    for read, label in ((1e5, "100,000"), (1e6, "1 million"), (1e7, "10 million")):
-        parts.append(text(place(read, 1)[0], top + height + 20, label, "small"))
-    parts.append(
-        text(
-            left + width / 2,
-            top + height + 42,
-            "tokens read; curves: parameters in blocks, for a text of 1 million tokens of 1,024 ids",
-            "small",
-        )
+    parts += axes.grid(
+        {1e5: "100,000", 1e6: "1 million", 1e7: "10 million"},
+        "tokens read; curves: parameters in blocks, for a text of 1 million tokens of 1,024 ids",
     )
     for size, fill in zip(sorted({round(point.body, -5) for point in points}), COLOURS, strict=False):
-        steps = [10 ** (5 + place_ / 10) for place_ in range(21)]
-        drawn = [place(read, expected_ratio(size, 1024, 1e6, read)) for read in steps]
-        inside = [(x, y) for x, y in drawn if y >= top]
-        parts.append(_polyline(inside, fill, 2))
-        parts.append(text(inside[-1][0] + 8, inside[-1][1] + 4, f"{size / 1e6:g}M", "small", "start"))
+        reads = [10 ** (5 + place / 10) for place in range(21)]
+        drawn = [(read, expected_ratio(size, 1024, 1e6, read)) for read in reads]
+        parts += axes.series([at for at in drawn if at[1] <= axes.up[1]], fill, f"{size / 1e6:g}M")
         for point in points:
-            if round(point.body, -5) == size and reads[0] <= point.read <= reads[1] and point.ratio <= ratios[1]:
-                x, y = place(point.read, point.ratio)
-                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{fill}" stroke="{INK}"/>')
+            if round(point.body, -5) == size and point.ratio <= axes.up[1]:
+                parts.append(axes.dot((point.read, point.ratio), fill))
     return document("Bits per byte beside a trigram model, against tokens read", 860, 430, parts)
+
+
+def minutes_and_megabytes() -> str:
+    """Return the measured bits per byte of our training, a plain loop and the 5-gram model, by minutes and by text."""
+    with MEASURED.open(newline="") as file:
+        rows = [
+            {**row, "megabytes": float(row["megabytes"]), "minutes": float(row["minutes"])}
+            for row in csv.DictReader(file)
+        ]
+    parts: list[str] = []
+    for left, name, ticks, where, title in (
+        (60, "minutes", (0.5, 1, 2, 5), {"megabytes": 1.1}, "the sample corpus, 1.1 MB"),
+        (480, "megabytes", (2, 10, 50), {"minutes": 10.0}, "ten minutes"),
+    ):
+        axes = Axes(left, 50, 300, 300, (ticks[0], ticks[-1]), (1.4, 2.4))
+        parts += [text(left, 28, f"Bits per byte: {title}", "name", "start")]
+        parts += axes.grid({float(tick): f"{tick}" for tick in ticks}, name)
+        for fill, model in zip(COLOURS, dict.fromkeys(row["model"] for row in rows), strict=False):
+            shown = [row for row in rows if row["model"] == model and where.items() <= row.items()]
+            found = sorted((float(row[name]), float(row["bits_per_byte"])) for row in shown)
+            if found:
+                parts += axes.series(found, fill, model) + [axes.dot(at, fill) for at in found]
+    return document(
+        "Bits per byte against minutes and megabytes, beside a plain loop and a 5-gram model", 900, 410, parts
+    )
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A plot; the horizontal axis is logarithmic.
+
+    Attributes:
+        left, top, width, height: in pixels.
+        along, up: ranges of both axes.
+    """
+
+    left: float
+    top: float
+    width: float
+    height: float
+    along: Point
+    up: Point
+
+    def place(self, at: Point) -> Point:
+        """Return the place of values in the drawing."""
+        share = math.log(at[0] / self.along[0]) / math.log(self.along[1] / self.along[0])
+        return self.left + share * self.width, self.top + self.height * (self.up[1] - at[1]) / (self.up[1] - self.up[0])
+
+    def grid(self, ticks: Mapping[float, str], label: str) -> list[str]:
+        """Return a line for each tenth or fifth, and words below the plot."""
+        step, below = 10 if self.up[1] - self.up[0] < 1 else 5, self.top + self.height
+        parts = [text(self.left + self.width / 2, below + 42, label, "small")]
+        for tick in range(round(step * self.up[0]), round(step * self.up[1]) + 1):
+            _, y = self.place((self.along[0], tick / step))
+            parts.append(_polyline([(self.left, y), (self.left + self.width, y)], GREY, 1 if tick == step else 0.4))
+            parts.append(text(self.left - 10, y + 4, f"{tick / step:.1f}", "small", "end"))
+        return parts + [text(self.place((at, 1))[0], below + 20, words, "small") for at, words in ticks.items()]
+
+    def series(self, points: Sequence[Point], colour: str, label: str) -> list[str]:
+        """Return a line with a label at its end."""
+        drawn = [self.place(at) for at in points]
+        return [_polyline(drawn, colour, 2), text(drawn[-1][0] + 8, drawn[-1][1] + 4, label, "small", "start")]
+
+    def dot(self, at: Point, colour: str) -> str:
+        """Return a measured value."""
+        x, y = self.place(at)
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}" stroke="{INK}"/>'
 
 
 def _polyline(points: list[Point], colour: str, width: float) -> str:
