@@ -135,6 +135,7 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     questions["passwords.txt"] = "a password\n"
     for name, text in questions.items():
         (folder / name).write_text(text)
+    (folder / "book.txt").write_text("\n\n".join(path.read_text() for path in prose))
     with closing(sqlite3.connect(folder / "mails.sqlite")) as mails, mails:
         mails.execute("create table mails (body text)")
         mails.executemany("insert into mails values (?)", [(path.read_text(),) for path in prose[2:6]])
