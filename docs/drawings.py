@@ -18,7 +18,7 @@ from tasks.training.law import expected_ratio
 
 IMAGES = Path(__file__).with_name("images")
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "recipe.csv"
-COLOURS = ("#4c78a8", "#e08214", "#3a923a", "#b5403a")  # of sizes of networks
+COLOURS = ("#4c78a8", "#e08214", "#3a923a", "#b5403a")  # of sizes of networks, and of models
 
 
 def drawings() -> dict[str, str]:

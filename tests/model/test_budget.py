@@ -19,14 +19,13 @@ MINUTE = 60.0
 
 
 class Clock(Callbacks):
-    """A clock that a training moves: each step takes `cost(step)` seconds, and loading a checkpoint `loading`."""
+    """A clock that a training moves: each step takes `cost(step)` seconds."""
 
-    def __init__(self, cost: Callable[[int], float], begins: float = 0.0, loading: float = 0.0) -> None:
-        self.cost, self.now, self.loading = cost, begins, loading
+    def __init__(self, cost: Callable[[int], float], begins: float = 0.0) -> None:
+        self.cost, self.now = cost, begins
 
     def __call__(self) -> float:
-        now, self.now, self.loading = self.now, self.now + self.loading, 0.0
-        return now
+        return self.now
 
     def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
         self.now += self.cost(step)

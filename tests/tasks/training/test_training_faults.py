@@ -1,4 +1,4 @@
-"""A training that goes wrong says which documents it was reading."""
+"""A training that goes wrong, or leaps, says which documents it was reading."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from model.step import Stepper
 from storage.errors import UserError
 from tasks.lineage.training_data import documents_in
 from tasks.tokens.index import load_index
+from tasks.training.telemetry import read_notes
 
 
 def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +45,15 @@ def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkey
         tracking = run.tracking
         (failed,) = tracking.client.search_runs([tracking.experiment_id])
         assert failed.info.status == "FAILED"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_leap_of_the_loss_names_its_documents(processes: int, tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "texts")
+    given = ("train.spike_zscore=0.000001", "train.max_steps=60", f"execution.processes={processes}")
+    with direct_run(with_tracking(home_at(tmp_path / "home"))) as run:
+        _, prepared, _ = ingest_and_prepare(run, str(source), tiny_settings(*given))
+        trained = train_model(run, tiny_settings(*given), prepared)
+        spikes = [event for event in read_notes(run.store.folder(trained)).events if event.kind == "spike"]
+    assert spikes
+    assert all("Documents in these sequences: " in event.message for event in spikes)
