@@ -173,19 +173,19 @@ class PlainLoop:
             return tuple(one.pin_memory().to(self.device, non_blocking=True) for one in (ids, targets))  # type: ignore[return-value]
         return ids, targets
 
-    def learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
+    def learning_rate(self, done: float) -> float:
+        """Return the learning rate after `done` steps."""
         recipe = self.recipe
-        if self.done < recipe.warmup:
-            return recipe.lr * (self.done + 1) / (recipe.warmup + 1)
-        progress = min(1.0, (self.done - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
+        if done < recipe.warmup:
+            return recipe.lr * (done + 1) / (recipe.warmup + 1)
+        progress = min(1.0, (done - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
         return recipe.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (recipe.lr - recipe.min_lr)
 
     def step(self, batch: tuple[Tensor, Tensor] | None = None, lr: float | None = None) -> float:
         """Take one step; returns its loss."""
         ids, targets = self.batch() if batch is None else batch
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate() if lr is None else lr
+            group["lr"] = self.learning_rate(self.done) if lr is None else lr
         with self._autocast():
             loss = self.loss(ids, targets)
         loss.backward()

@@ -6,10 +6,10 @@
 `ours` is that command on the folder of the corpus, with the settings of `--recipe`, as in
 '{"tokenizer.vocab_size": 1024, "train.lr": 0.002}'. `nanogpt` is its loop on characters with its CPU configuration, and
 on our tokens; `llama` is the LLaMA of `transformers` on our tokens. The minutes are those of the stage `train`, and of
-the plain loops, whose steps are timed before. `--threads` is for the latter; `taskset` limits both. Every arm predicts
-the same documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte that is
-not in its vocabulary. Intervals are of the paired bootstrap over documents. `--out` appends a JSON line per arm, and
-arms of an earlier `--beside` file join the table.
+the plain loops, whose schedule follows the clock. `--threads` is for the latter; `taskset` limits both. Every arm
+predicts the same documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte
+that is not in its vocabulary. Intervals are of the paired bootstrap over documents. `--out` appends a JSON line per
+arm, and arms of an earlier `--beside` file join the table.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ from tasks.tokens.tokenizer import fit_tokenizer
 from tasks.tokens.tokenizer_kinds import CharTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
 from tasks.training.law import ORDERS
-from tasks.training.suggest import MIN_STEPS
 
 CHARACTERS = 256  # ids of the loop on characters; the rest of Unicode is charged
-PROBE_SHARE = 0.03  # of the minutes, to time steps before
-WARMUP = 0.05  # share of the steps, as nanoGPT's 100 of 2,000
+SCHEDULE, WARMUP = 2_000, 100  # steps of nanoGPT's schedule, which is stretched over the minutes
 
 
 @dataclass(frozen=True)
@@ -232,34 +230,19 @@ def plain(arm: str, texts: Texts, minutes: float, seed: int, lr: float = 0.0) ->
         file = Path(folder) / "train.bin"
         documents.ids.astype(np.uint16).tofile(file)
 
-        def loop(steps: int) -> PlainLoop:
-            torch.manual_seed(seed)
-            network = LlamaLoss(shape, peer.d_ff) if peer.d_ff else PlainGPT(shape)
-            warmup = max(1, round(WARMUP * steps))
-            made = PlainLoop(network, file, shape, Recipe(steps, rate, rate / 10, warmup, fused=peer.fused))
-            made.random.manual_seed(seed)
-            return made
-
-        steps = max(MIN_STEPS, int(60 * minutes / _timed_step(loop(1_000), 60 * minutes * PROBE_SHARE)))
-        trained = loop(steps)
-        started = time.perf_counter()
-        for _ in range(steps):
-            trained.step()
-        seconds = time.perf_counter() - started
-    network = cast(Any, trained.network).eval()
+        torch.manual_seed(seed)
+        network = LlamaLoss(shape, peer.d_ff) if peer.d_ff else PlainGPT(shape)
+        loop = PlainLoop(network, file, shape, Recipe(SCHEDULE, rate, rate / 10, WARMUP, fused=peer.fused))
+        loop.random.manual_seed(seed)
+        started, seconds = time.perf_counter(), 0.0
+        while seconds < 60 * minutes:
+            loop.step(lr=loop.learning_rate(SCHEDULE * seconds / 60 / minutes))
+            seconds = time.perf_counter() - started
+    network.eval()
     n_parameters = sum(weight.numel() for weight in network.parameters())
-    about = f"{n_parameters:,} parameters, {tokenizer.vocab_size} ids, lr {rate:g}, {steps:,} steps, "
-    about += f"{steps * shape.tokens / len(documents.ids):.1f} passes"
+    about = f"{n_parameters:,} parameters, {tokenizer.vocab_size} ids, lr {rate:g}, {loop.done:,} steps, "
+    about += f"{loop.done * shape.tokens / len(documents.ids):.1f} passes"
     return Trained(document_nats(network.logits, held, shape.context), seconds, about)
-
-
-def _timed_step(loop: PlainLoop, seconds: float) -> float:
-    times: list[float] = []
-    while len(times) < 5 or sum(times) < seconds:
-        started = time.perf_counter()
-        loop.step()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[2:])
 
 
 def ngrams(texts: Texts, recipe: dict[str, Any]) -> Trained:

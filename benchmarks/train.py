@@ -300,7 +300,7 @@ def curve_rows() -> Iterator[Row]:
         largest, left, right = 0.0, 0.0, 0.0
         for step in range(1, CURVE_STEPS + 1):
             ids, targets = theirs.batch()
-            lr = theirs.learning_rate()
+            lr = theirs.learning_rate(theirs.done)
             left = ours.stepper.run([Batch(ids.numpy(), targets.numpy())], lr, step, []).loss
             right = theirs.step((ids, targets), lr)
             largest = max(largest, abs(left / right - 1))
