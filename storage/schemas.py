@@ -42,8 +42,8 @@ def _schema(name: str, columns: str) -> pa.Schema:
     """Return the schema of a table.
 
     Args:
-        columns: `name` for a string, `name:type` for another type of Arrow (or `span`), `name:[type]` for a list; `?`
-            at the end allows null.
+        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `block`), `name:[type]` for a
+            list; `?` at the end allows null.
     """
     fields = [_field(column) for column in columns.split()]
     return pa.schema(fields, {"sheepfold.table": name, "sheepfold.schema_version": str(SCHEMA_VERSION)})
@@ -59,6 +59,9 @@ def _type(kind: str) -> pa.DataType:
         return pa.list_(_type(kind[1:-1]))
     if kind == "span":
         return pa.struct([_field("kind"), _field("start:int64"), _field("length:int64")])
+    if kind == "block":
+        sides = [_field(f"{name}:float64") for name in ("left", "bottom", "right", "top", "size")]
+        return pa.struct([_field("kind"), _field("text:large_string"), *sides, _field("bold:bool")])
     return pa.type_for_alias(kind)
 
 
@@ -78,7 +81,7 @@ EXTRACTS = _schema(
 )
 
 # One row per page; a TIFF frame and a whole text file are pages too.
-PAGES = _schema("pages", "doc_id page:int32 text:large_string method engine confidence:float64? error?")
+PAGES = _schema("pages", "doc_id page:int32 text:large_string method engine confidence:float64? error? blocks:[block]")
 
 # One row per document of a segment: its normalised text, and how the text was extracted.
 NORMALISED = _schema(

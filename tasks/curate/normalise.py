@@ -13,18 +13,19 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, NORMALISED, PAGES_FILE
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
-from tasks.readers.records import CONTAINERS
-from tasks.text.cleaning import NormaliseSettings, document_text
+from tasks.readers.records import CONTAINERS, Block
+from tasks.text.cleaning import NormaliseSettings, document_text, normalise_text
+from tasks.text.markdown import document_markdown
 
 RECORD_COLUMNS = ["doc_id", "kind", "title", "programming_language", "status"]
-PAGE_COLUMNS = ["doc_id", "page", "text", "method", "confidence"]
+PAGE_COLUMNS = ["doc_id", "page", "text", "method", "confidence", "blocks"]
 
 
 def document_row(
     record: dict[str, Any], pages: Sequence[dict[str, Any]], settings: NormaliseSettings
 ) -> dict[str, Any]:
     """Return the row of `normalised` from a document's extraction record and its pages in order."""
-    text = document_text(pages, record["kind"], settings)
+    text = _text(pages, record["kind"], settings)
     encoded = text.encode()
     read = [page for page in pages if page["method"] in ("ocr", "both")]
     sure = [page["confidence"] for page in read if page["confidence"] is not None]
@@ -41,7 +42,19 @@ def document_row(
     return {**row, "digest": sha256_json(content)}
 
 
-@stage("normalise", version=2, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
+def _text(pages: Sequence[dict[str, Any]], kind: str, settings: NormaliseSettings) -> str:
+    """Return Markdown where the layout of a page is known, else plain text."""
+    if not any(page["blocks"] for page in pages):
+        return document_text(pages, kind, settings)
+    blocks = [(page["page"], [Block(**block) for block in page["blocks"]] or _lines(page["text"])) for page in pages]
+    return normalise_text(document_markdown(blocks), "text", repair=settings.repair_mojibake)
+
+
+def _lines(text: str) -> list[Block]:
+    return [Block("lines", text.strip("\n"))] if text.strip() else []
+
+
+@stage("normalise", version=3, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
     """Convert the pages of one segment to one normalised text per document."""
     folder = work.folder(segment)

@@ -21,9 +21,12 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
 from tasks.readers.decode import clean, one_line
+from tasks.readers.layout import find_blocks
 from tasks.readers.ocr import OcrError, OcrUnavailable, ocr_image
-from tasks.readers.reading_order import text_in_column_order
-from tasks.readers.records import ExtractionProblem, ExtractOptions, PageText
+from tasks.readers.pdf_lines import read_pieces
+from tasks.readers.reading_order import rows_in_order
+from tasks.readers.records import Block, ExtractionProblem, ExtractOptions, Method, PageText
+from tasks.readers.ruled import read_grids
 from tasks.readers.text_layer import Routing, agree, count_legible, is_legible, merge_lines, route_page
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 _POINTS_PER_INCH = 72
 SECOND_OPINION_BYTES = 2 * 1024**2
 SOUND_SHARE = 0.85
+TOLD_SHARE = 0.9  # of a page's characters, whose places tell its layout
 # pypdf writes the name of a glyph that it cannot map.
 _GLYPH_NAME = re.compile(r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])")
 
@@ -129,11 +133,14 @@ def _read_page(
         return replace(blank, error=f"page cannot be loaded: {error}"), False
     with closing(page):
         try:
-            text, routing = _read_layer(page)
+            text, routing, blocks = _read_layer(page, options.markdown)
         except pdfium.PdfiumError as error:
             return replace(blank, error=f"text layer cannot be read: {error}"), False
         cleaned = clean(text)
-        layer = PageText(index + 1, cleaned, "text" if cleaned.strip() else "none", routing.engine)
+        for block in blocks:
+            block.text = clean(block.text)
+        method: Method = "text" if cleaned.strip() else "none"
+        layer = PageText(index + 1, cleaned, method, routing.engine, blocks=[vars(block) for block in blocks])
         if routing.route in ("picture", "better"):
             reader = second_opinion()
             other = _read_page_with_pypdf(reader, index).text if reader else ""
@@ -148,16 +155,23 @@ def _read_page(
         return _read_by_ocr(page, layer, text, routing, options), True
 
 
-def _read_layer(page: pdfium.PdfPage) -> tuple[str, Routing]:
-    """Return the text layer of a page, without PDFium's marks but not yet cleaned, and its route."""
+def _read_layer(page: pdfium.PdfPage, markdown: bool) -> tuple[str, Routing, list[Block]]:
+    """Return the text layer of a page, without PDFium's marks but not yet cleaned, its route and its blocks."""
     with closing(page.get_textpage()) as layer:
         n_characters = layer.count_chars()
         text = _text(layer, n_characters)
-        text = text_in_column_order(page, layer, text, n_characters)
+        grids = read_grids(page) if markdown else []
+        pieces = list(read_pieces(layer, text, grids))
+        rows, moved = rows_in_order(pieces)
+        # lines that are not upright are in no piece
+        told = sum(len(piece.text) for piece in pieces) >= TOLD_SHARE * sum(map(len, text.split()))
+        blocks = find_blocks(rows, grids) if markdown and told else []
+        if moved:
+            text = "\r\n".join(" ".join(piece.text for piece in row) for row in rows)
         # PDFium writes U+FFFE (in other calls U+0002) for the line-end hyphen of a word that it joined. A later stage,
         # which sees the whole document, decides whether the hyphen belongs to the word.
         text = text.replace("\ufffe", "-\n").replace("\u0002", "-\n")
-        return text, route_page(page, layer, text, n_characters)
+        return text, route_page(page, layer, text, n_characters), blocks
 
 
 def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:

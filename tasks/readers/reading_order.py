@@ -1,187 +1,174 @@
-"""Restore the reading order of two-column PDF pages that are stored row by row.
+"""Reading order of the pieces of a PDF page, for any number of columns.
 
-PDFium returns text in the order of the file. Most programs write one column after the other; some write line by line
-across both columns, which interleaves their sentences. Such a page has rows of two long pieces with the same gutter
-between them, each filling its column; tables have short, ragged cells, tables of contents have leaders in the gap, and
-both are left as they are. A few sampled boxes rule out most pages; only the others are measured in full.
+Most files hold one column after the other; some are written line by line across all columns, which interleaves their
+sentences. Such a page goes back and forth between columns of long lines that fill them. Tables have short, ragged
+cells and stay row by row.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
-from collections.abc import Iterator
-from ctypes import byref, c_double
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
 
-import pypdfium2 as pdfium
-import pypdfium2.raw as pdfium_c
+from tasks.readers.pdf_lines import Piece
 
-MINIMUM_CHARACTERS = 400  # Pages with less text are not examined.
-SAMPLE_CHARACTERS = 200  # Two rows of two columns.
-SAMPLE_BOXES = 16
-SAME_EDGE = 3  # Points.
-MINIMUM_ROWS = 10  # Rows with a gutter on the page.
-NARROWEST_GUTTER = 8  # Points.
-SHARE_OF_ROWS = 0.6  # Of the rows with text on both sides of the gutter or across it; of lines that fill their column.
-SHORTEST_COLUMN_LINE = 25  # Characters, in the median: cells of tables are shorter.
-FILLED = 0.8  # Share of a column's width that most of its lines fill.
-MINIMUM_GUTTER = 0.6  # In line heights: wider than any space between words.
-RIGHT_COLUMN_ZONE = (0.4, 0.75)  # Shares of the page's width between which a right column begins.
-GUTTER_ZONE = (0.3, 0.7)  # Shares of the width of the text.
-SAME_ROW = 0.6  # Line heights between the pieces of a row at most: columns need not share their baselines.
-MOST_ROWS = 300
+Row = list[Piece]  # pieces beside each other, from left to right
 
-_HYPHENATED = re.compile("[\u0002\ufffe]\r\n")  # PDFium marks a line-end hyphen of a word that it joined.
+SAME_EDGE = 3  # points
+SAME_ROW = 0.5  # font sizes between the lower edges of the pieces of a row
+MINIMUM_MOVES = 6  # steps to the right, from one piece to the next, of a page that interleaves columns
+MOVE_HEIGHT = 1.5  # font sizes that such a step may go up or down: columns need not share their baselines
+MINIMUM_LINES = 6  # of a column
+GUTTER = 0.6  # font sizes: wider than any space between words
+MOST_TRIED = 4  # edges at which a column may begin, each with others inside its sides
+MOST_CROSSING = 0.5  # pieces across a gutter, relative to the lines of the shorter column beside it
+SHORTEST_COLUMN_LINE = 12  # characters, in the median: cells of tables are shorter
+LEAST_TEXT = 200  # characters of a column
+SHARE_OF_CELLS = 0.4  # lines of a column that may have a piece that begins at the same place inside
+FILLED, SHARE_FILLED = 0.7, 0.5  # share of a column's width that this share of its lines fills
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Consecutive characters of a line without a wide gap: character range [start, end), box in points."""
-
-    start: int
-    end: int
-    left: float
-    right: float
-    bottom: float
-    top: float
-
-    @property
-    def height(self) -> float:
-        return self.top - self.bottom
-
-    def continues_at(self, left: float, bottom: float) -> bool:
-        """Return True if a character with its box at (left, bottom) belongs to this piece."""
-        gap = left - self.right
-        return -self.height < gap < MINIMUM_GUTTER * self.height and abs(bottom - self.bottom) < SAME_ROW * self.height
+def rows_in_order(pieces: Sequence[Piece]) -> tuple[list[Row], bool]:
+    """Return the pieces of a page as rows in reading order, and whether this differs from the order of the file."""
+    starts = _columns(pieces, max(piece.right for piece in pieces)) if _goes_back_and_forth(pieces) else None
+    if not starts or not _interleaved(pieces, starts):
+        return _rows(pieces), False
+    return list(_by_column(pieces, starts)), True
 
 
-_Row = list[_Piece]
-
-
-def text_in_column_order(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_characters: int) -> str:
-    """Return the text of a page with its two columns one after the other, if the file interleaves them.
-
-    Args:
-        text: The text in the order of the file; returned unchanged for all other pages.
-        n_characters: Number of characters of `layer`.
-    """
-    if n_characters < MINIMUM_CHARACTERS or not _looks_suspicious(page, layer, n_characters):
-        return text
-    rows = _rows(layer, n_characters)
-    gutter = _gutter(rows)
-    if gutter is None:
-        return text
-    found = []
-    for line in _by_column(rows, gutter):
-        start = line[0].start
-        found.append(layer.get_text_range(start, line[-1].end - start, errors="surrogatepass").rstrip())
-    return _HYPHENATED.sub("\ufffe", "\r\n".join(found))
-
-
-def _looks_suspicious(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, n_characters: int) -> bool:
-    """Return True if in all samples a right piece starts after a gap, at the same x."""
-    width = pdfium_c.FPDF_GetPageWidthF(page)
-    zone = (RIGHT_COLUMN_ZONE[0] * width, RIGHT_COLUMN_ZONE[1] * width)
-    # the middle first: on most pages it is the only sample
-    places = _right_column_starts(layer, n_characters // 2, zone)
-    for quarter in (1, 3):
-        if not places:
-            return False
-        others = _right_column_starts(layer, quarter * n_characters // 4, zone)
-        places = [x for x in places if any(abs(x - other) <= SAME_EDGE for other in others)]
-    return bool(places)
-
-
-def _right_column_starts(layer: pdfium.PdfTextPage, first: int, zone: tuple[float, float]) -> list[float]:
-    n_boxes = min(pdfium_c.FPDFText_CountRects(layer, first, SAMPLE_CHARACTERS), SAMPLE_BOXES)
-    left, top, right, bottom = c_double(), c_double(), c_double(), c_double()
-    outputs = byref(left), byref(top), byref(right), byref(bottom)
-    starts = []
-    end_before = bottom_before = math.inf
-    for index in range(n_boxes):
-        pdfium_c.FPDFText_GetRect(layer, index, *outputs)
-        jumps = left.value - end_before > NARROWEST_GUTTER and abs(bottom.value - bottom_before) < NARROWEST_GUTTER
-        if jumps and zone[0] < left.value < zone[1]:
-            starts.append(left.value)
-        end_before, bottom_before = right.value, bottom.value
-    return starts
-
-
-def _rows(layer: pdfium.PdfTextPage, n_characters: int) -> list[_Row]:
-    rows: list[_Row] = []
-    box = pdfium_c.FS_RECTF()
-    for index in range(n_characters):
-        # generated by PDFium (spaces, line ends), without a position
-        if pdfium_c.FPDFText_IsGenerated(layer, index) == 1:
-            continue
-        if not pdfium_c.FPDFText_GetLooseCharBox(layer, index, byref(box)) or box.right <= box.left:
-            continue
+def _rows(pieces: Sequence[Piece]) -> list[Row]:
+    """Return the rows of pieces in the order of the file."""
+    rows: list[Row] = []
+    for piece in pieces:
         last = rows[-1][-1] if rows else None
-        if last and last.continues_at(box.left, box.bottom):
-            last.end, last.right = index + 1, max(last.right, box.right)
-            continue
-        piece = _Piece(index, index + 1, box.left, box.right, box.bottom, box.top)
-        if last and piece.left >= last.right and abs(piece.bottom - last.bottom) < SAME_ROW * last.height:
+        if last and piece.left >= last.right and abs(piece.bottom - last.bottom) < SAME_ROW * last.size:
             rows[-1].append(piece)
         else:
             rows.append([piece])
     return rows
 
 
-def _gutter(rows: list[_Row]) -> float | None:
-    """Return the x of the gutter between two interleaved columns, in points; None if there are no such columns."""
-    left, right = min(row[0].left for row in rows), max(row[-1].right for row in rows)
-    zone = (left + GUTTER_ZONE[0] * (right - left), left + GUTTER_ZONE[1] * (right - left))
-    gaps = [
-        (before.right, after.left)
-        for row in rows[:MOST_ROWS]
-        for before, after in itertools.pairwise(row)
-        if before.right <= zone[1] and after.left >= zone[0]
-    ]
-    if len(gaps) < MINIMUM_ROWS:
-        return None
-    # the middle of a gap that lies within the most gaps
-    middles = {min(max((start + end) / 2, zone[0]), zone[1]) for start, end in gaps}
-    gutter = max(sorted(middles), key=lambda x: sum(start <= x <= end for start, end in gaps))
-    parted = [sides for row in rows if all(sides := _sides(row, gutter)) and not _crosses(row, gutter)]
-    n_crossing = sum(_crosses(row, gutter) for row in rows)
-    if len(parted) < max(MINIMUM_ROWS, SHARE_OF_ROWS * (len(parted) + n_crossing)):
-        return None
-    return gutter if all(_is_column([sides[side] for sides in parted]) for side in (0, 1)) else None
+def _goes_back_and_forth(pieces: Sequence[Piece]) -> bool:
+    """Return True if the order of the file steps to the right often."""
+    moves = sum(
+        after.left >= before.right and abs(after.bottom - before.bottom) < MOVE_HEIGHT * before.size
+        for before, after in pairwise(pieces)
+    )
+    return moves >= MINIMUM_MOVES
 
 
-def _is_column(lines: list[_Row]) -> bool:
-    """Return True for lines of running text: long enough, and most as wide as the column."""
-    from statistics import median  # only here: its imports take longer than most pages
-
-    characters = median(line[-1].end - line[0].start for line in lines)
-    width = max(line[-1].right for line in lines) - min(line[0].left for line in lines)
-    # lines of one piece: more gaps than the gutter mean a table
-    n_filled = sum(len(line) == 1 and line[0].right - line[0].left >= FILLED * width for line in lines)
-    return characters >= SHORTEST_COLUMN_LINE and n_filled >= SHARE_OF_ROWS * len(lines)
+def _interleaved(pieces: Sequence[Piece], starts: Sequence[float]) -> bool:
+    """Return True if the order of the file changes between the columns from line to line."""
+    places = [number for piece in pieces if (number := _column(piece, starts)) is not None]
+    shortest = min(map(places.count, range(len(starts) + 1)))
+    return sum(one != other for one, other in pairwise(places)) >= max(MINIMUM_MOVES, shortest // 2)
 
 
-def _crosses(row: _Row, gutter: float) -> bool:
-    """Return True if a piece of the row spans the gutter, as in a title."""
-    return any(piece.left < gutter < piece.right for piece in row)
+def _columns(pieces: Sequence[Piece], end: float) -> list[float] | None:
+    """Return x of the left edge of each column of text but the first; None if the pieces are not columns of text.
+
+    Args:
+        end: Left edge of what is on the right of the pieces.
+    """
+    for start in _column_starts(pieces):
+        left = _columns([piece for piece in pieces if piece.right <= start], start)
+        right = _columns([piece for piece in pieces if piece.left >= start - SAME_EDGE], end)
+        if left is not None and right is not None:
+            return [*left, start, *right]
+    return [] if _is_column(pieces, end) else None
 
 
-def _sides(row: _Row, gutter: float) -> tuple[_Row, _Row]:
-    return [piece for piece in row if piece.right <= gutter], [piece for piece in row if piece.right > gutter]
-
-
-def _by_column(rows: list[_Row], gutter: float) -> Iterator[_Row]:
-    """Yield the lines in reading order: between two rows that cross the gutter, the left column first."""
-    left: list[_Row] = []
-    right: list[_Row] = []
-    for row in rows:
-        if _crosses(row, gutter):
-            yield from (*left, *right, row)
-            left, right = [], []
+def _column_starts(pieces: Sequence[Piece]) -> list[float]:
+    """Return left edges at which a column may begin, with another one beside it, the most likely first."""
+    size = median(piece.size for piece in pieces)
+    found = []
+    for start in _common_edges(pieces):
+        left = [piece for piece in pieces if piece.right <= start]
+        right = [piece for piece in pieces if piece.left >= start - SAME_EDGE]
+        fewer = min(len(left), len(right))
+        crossing = len(pieces) - len(left) - len(right)
+        if fewer < MINIMUM_LINES or crossing > MOST_CROSSING * fewer:
             continue
-        for line, column in zip(_sides(row, gutter), (left, right), strict=True):
-            if line:
-                column.append(line)
-    yield from (*left, *right)
+        low, high = min(piece.bottom for piece in right), max(piece.top for piece in right)
+        beside = sum(low - size < piece.bottom < high for piece in left)
+        if start - max(piece.right for piece in left) >= GUTTER * size and 2 * beside >= len(left):
+            found.append((crossing / fewer, start))
+    return [start for _, start in sorted(found)[:MOST_TRIED]]
+
+
+def _common_edges(pieces: Sequence[Piece]) -> Iterator[float]:
+    """Yield the left edges that several pieces share, from left to right."""
+    edges = sorted(piece.left for piece in pieces)
+    last = edges[0]
+    for edge, other in zip(edges, edges[MINIMUM_LINES // 2 :], strict=False):
+        if edge - last > SAME_EDGE and other - edge <= SAME_EDGE:
+            yield edge
+            last = edge
+
+
+def _divide(pieces: Sequence[Piece], starts: Sequence[float]) -> list[list[Piece]]:
+    """Return the pieces of each column, without those that cross a gutter."""
+    columns: list[list[Piece]] = [[] for _ in range(len(starts) + 1)]
+    for piece in pieces:
+        if (number := _column(piece, starts)) is not None:
+            columns[number].append(piece)
+    return columns
+
+
+def _column(piece: Piece, starts: Sequence[float]) -> int | None:
+    """Return the number of the column that holds a piece, from 0; None if it crosses a gutter."""
+    first = sum(piece.left >= start - SAME_EDGE for start in starts)
+    last = sum(piece.right > start + SAME_EDGE for start in starts)
+    return first if first == last else None
+
+
+def _is_column(pieces: Sequence[Piece], end: float) -> bool:
+    """Return True for lines of running text: long enough, and most as wide as the column.
+
+    Args:
+        end: Left edge of the next column.
+    """
+    rows = _rows_by_place(pieces)
+    start = min(piece.left for piece in pieces)
+    filled = sum(row[-1].right - start >= FILLED * (end - start) for row in rows)
+    characters = median(sum(len(piece.text) for piece in row) for row in rows)
+    long_enough = characters >= SHORTEST_COLUMN_LINE and characters * len(rows) >= LEAST_TEXT
+    if not long_enough or filled < SHARE_FILLED * len(rows):
+        return False
+    # cells begin below each other, the words after a wide space do not
+    inner = sorted(piece.left for row in rows for piece in row[1:])
+    below = max((bisect_right(inner, edge + SAME_EDGE) - place for place, edge in enumerate(inner)), default=0)
+    return below < SHARE_OF_CELLS * len(rows)
+
+
+def _by_column(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row]:
+    """Yield the rows in reading order: between two pieces that cross a gutter, one column after the other."""
+    pending: list[Piece] = []
+    for row in _rows_by_place(pieces):
+        if any(_column(piece, starts) is None for piece in row):
+            yield from _columns_in_order(pending, starts)
+            yield row
+            pending = []
+        else:
+            pending += row
+    yield from _columns_in_order(pending, starts)
+
+
+def _columns_in_order(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row]:
+    for column in _divide(pieces, starts):
+        yield from _rows_by_place(column)
+
+
+def _rows_by_place(pieces: Sequence[Piece]) -> list[Row]:
+    """Return the rows of pieces from top to bottom."""
+    rows: list[Row] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.bottom):
+        if rows and rows[-1][0].bottom - piece.bottom < SAME_ROW * piece.size:
+            rows[-1].append(piece)
+        else:
+            rows.append([piece])
+    for row in rows:
+        row.sort(key=lambda piece: piece.left)
+    return rows

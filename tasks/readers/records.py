@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.core.option import option
 
@@ -60,6 +60,31 @@ class Detected:
     programming_language: str | None = None
 
 
+BlockKind = Literal["paragraph", "item", "table", "code", "lines"]
+
+
+@dataclass
+class Block:
+    """A part of a page.
+
+    Attributes:
+        kind: "paragraph", "item" of a list, "table", "code", or "lines" whose layout is not known.
+        text: Its lines; of a table, Markdown.
+        left, bottom, right, top: Box in points, from the lower left corner of the page.
+        size: Size of most of its text, in points.
+        bold: Whether all its text is bold.
+    """
+
+    kind: BlockKind
+    text: str
+    left: float = 0.0
+    bottom: float = 0.0
+    right: float = 0.0
+    top: float = 0.0
+    size: float = 0.0
+    bold: bool = False
+
+
 @dataclass(frozen=True)
 class PageText:
     """The text of one page, with the method that read it.
@@ -74,6 +99,7 @@ class PageText:
         error: Error on this page, or None. A page may have both a text and an error.
         error_code: Set if the page was lost for a reason that another attempt may not meet: a deadline, the memory
             limit, a missing OCR engine. It becomes the document's `reason_code`.
+        blocks: `vars` of the blocks of its text, in reading order; none if its layout is not known.
     """
 
     page: int
@@ -83,6 +109,7 @@ class PageText:
     confidence: float | None = None
     error: str | None = None
     error_code: ReasonCode = ""
+    blocks: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -130,6 +157,9 @@ class Extraction:
 class ExtractOptions:
     """Options that change what is extracted; part of the key of a result."""
 
+    markdown: bool = option(
+        True, "Find headings, paragraphs, lists, tables and code of PDFs; their text becomes Markdown."
+    )
     ocr: bool = option(True, "Read pages and images without a text layer by OCR.")
     ocr_languages: str = option("eng", 'Language codes of Tesseract, joined by "+", such as eng+deu.')
     ocr_dpi: int = option(300, "Resolution at which PDF pages are rendered for OCR, in dots per inch.", ge=1)

@@ -378,29 +378,34 @@ class _Edge(NamedTuple):
 
 
 def strip_running_heads(texts: Sequence[str], numbers: Sequence[int] | None = None) -> list[str]:
-    """Remove the running heads of the pages of a document.
+    """Remove the running heads of the pages of a document; see `running_lines`."""
+    return [
+        "\n".join(line for place, line in enumerate(text.split("\n")) if place not in gone)
+        for text, gone in zip(texts, running_lines(texts, numbers), strict=True)
+    ]
 
-    Lines are removed from the edge inwards, at most three per edge, until one does not repeat, and never in the middle
-    of a page. If more lines repeat, none are removed: the document is a form. Linear in the length of the pages.
+
+def running_lines(texts: Sequence[str], numbers: Sequence[int] | None = None) -> list[set[int]]:
+    """Return the places of the lines of each page that are running heads, from 0.
+
+    They are found from the edge inwards, at most three per edge, until one does not repeat, and never in the middle
+    of a page. If more lines repeat, none are found: the document is a form. Linear in the length of the pages.
 
     Args:
         texts: The texts of its pages in order.
         numbers: The numbers of these pages, from 1; needed if pages are missing.
     """
+    gone: list[set[int]] = [set() for _ in texts]
     if len(texts) < MIN_PAGES:
-        return list(texts)
+        return gone
     numbers = list(numbers or range(1, len(texts) + 1))
     split = [text.split("\n") for text in texts]
-    gone: list[set[int]] = [set() for _ in texts]
     for bottom in (False, True):
         edges = [_edge(lines, number, bottom) for lines, number in zip(split, numbers, strict=True)]
         running = _running_keys(edges, numbers)
         for place, edge in enumerate(edges):
             gone[place].update(_running_lines(edge, running))
-    return [
-        "\n".join(line for place, line in enumerate(lines) if place not in removed)
-        for lines, removed in zip(split, gone, strict=True)
-    ]
+    return gone
 
 
 def _edge(lines: Sequence[str], number: int, bottom: bool) -> _Edge:

@@ -14,12 +14,15 @@ WIDTH, HEIGHT = 612, 792
 
 
 def page_pdf(content: str, scan: Image.Image | None = None) -> bytes:
-    """One page with Helvetica as /F1; the scan covers it and is drawn first."""
+    """One page with the fonts /F1 Helvetica, /F2 its bold and /F3 Courier; the scan covers it and is drawn first."""
     writer = pypdf.PdfWriter()
     page = writer.add_blank_page(WIDTH, HEIGHT)
-    names = {"Type": "Font", "Subtype": "Type1", "BaseFont": "Helvetica"}
-    font = DictionaryObject({NameObject(f"/{name}"): NameObject(f"/{value}") for name, value in names.items()})
-    resources = DictionaryObject({NameObject("/Font"): DictionaryObject({NameObject("/F1"): font})})
+    fonts = DictionaryObject()
+    for number, base in enumerate(("Helvetica", "Helvetica-Bold", "Courier"), 1):
+        names = {"Type": "Font", "Subtype": "Type1", "BaseFont": base}
+        font = {NameObject(f"/{name}"): NameObject(f"/{value}") for name, value in names.items()}
+        fonts[NameObject(f"/F{number}")] = DictionaryObject(font)
+    resources = DictionaryObject({NameObject("/Font"): fonts})
     if scan is not None:
         image = writer._add_object(_image(scan))
         resources[NameObject("/XObject")] = DictionaryObject({NameObject("/Scan"): image})
@@ -44,7 +47,22 @@ def _image(scan: Image.Image) -> StreamObject:
     return stream
 
 
-def text_lines(lines: Sequence[str], left: float = 72, top: float = 700, leading: float = 14, mode: int = 0) -> str:
+def text_lines(
+    lines: Sequence[str],
+    left: float = 72,
+    top: float = 700,
+    leading: float = 14,
+    mode: int = 0,
+    font: str = "F1",
+    size: float = 12,
+) -> str:
     """A content stream that writes lines one below the other; mode 3 draws nothing."""
     shown = [f"1 0 0 1 {left} {top - leading * row} Tm ({line}) Tj" for row, line in enumerate(lines)]
-    return f"BT /F1 12 Tf {mode} Tr " + "\n".join(shown) + " ET\n"
+    return f"BT /{font} {size} Tf {mode} Tr " + "\n".join(shown) + " ET\n"
+
+
+def ruled(xs: Sequence[float], ys: Sequence[float]) -> str:
+    """A content stream that draws a grid."""
+    level = [f"{xs[0]} {y} m {xs[-1]} {y} l S" for y in ys]
+    upright = [f"{x} {ys[0]} m {x} {ys[-1]} l S" for x in xs]
+    return "0.5 w " + "\n".join([*level, *upright]) + "\n"

@@ -65,6 +65,45 @@ def test_a_line_across_both_columns_below_them_stays_below():
     assert lines_of(content) == [*LEFT, *RIGHT, TITLE]
 
 
+COST = ["The cost of a run follows", "the change, not the size", "of the corpus: one more", "file takes a moment only"]
+TRACE = ["Every number is traced to", "the files from which it", "came, and each of those", "has a row of its own too"]
+KILL = [
+    "A kill at any moment will",
+    "cost nothing, as all that",
+    "was done is in the store",
+    "and the rest is repeated",
+]
+THREE = [COST * 4, TRACE * 4, KILL * 4]
+
+
+def row_by_row(columns: list[list[str]], lefts: list[float], shift: float = 0) -> str:
+    return "".join(
+        text_lines([line], left=left, top=680 - shift * number - 14 * row)
+        for row, lines in enumerate(zip(*columns, strict=True))
+        for number, (line, left) in enumerate(zip(lines, lefts, strict=True))
+    )
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_three_columns_written_row_by_row_are_read_one_after_the_other(shift):
+    content = row_by_row(THREE, [60, 220, 380], shift)
+    assert lines_of(content) == [line for column in THREE for line in column]
+
+
+def test_rows_of_numbers_in_three_columns_stay_rows():
+    rows = [[f"{column}{row}.{row * 7 % 10}5" for row in range(16)] for column in (1, 2, 3)]
+    content = row_by_row(rows, [60, 220, 380])
+    (page,) = extract_pdf(page_pdf(content), OPTIONS)
+    assert page.text == as_in_the_file(content)
+
+
+def test_wide_spaces_do_not_make_columns():
+    spread = ["   ".join(line.split()) for line in LEFT]
+    content = text_lines(spread, left=60)
+    (page,) = extract_pdf(page_pdf(content), OPTIONS)
+    assert page.text == as_in_the_file(content)
+
+
 def test_columns_written_one_after_the_other_are_as_in_the_file():
     content = text_lines(LEFT, left=60) + text_lines(RIGHT, left=320)
     (page,) = extract_pdf(page_pdf(content), OPTIONS)

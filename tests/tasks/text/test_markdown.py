@@ -1,0 +1,75 @@
+"""A document's blocks as Markdown: headings, running heads and paragraphs over pages are judged by the whole."""
+
+from __future__ import annotations
+
+from tasks.readers.records import Block
+from tasks.text.markdown import document_markdown
+
+LINE = "The cost of a run follows the change and not the size of the corpus."
+
+
+def paragraph(text: str = LINE, size: float = 10, bold: bool = False, top: float = 400) -> Block:
+    return Block("paragraph", text, 72, top - 12, 500, top, size, bold)
+
+
+def markdown(*pages: list[Block]) -> str:
+    return document_markdown(list(enumerate(pages, 1)))
+
+
+def test_larger_lines_are_headings_by_their_size():
+    page = [
+        paragraph("Sheepfold", 24), paragraph(), paragraph("1 Ingestion", 14), paragraph(), paragraph("1.1 Pages", 12),
+        *[paragraph() for _ in range(5)],
+    ]  # fmt: skip
+    heads = [line for line in markdown(page).split("\n") if line.startswith("#")]
+    assert heads == ["# Sheepfold", "## 1 Ingestion", "### 1.1 Pages"]
+
+
+def test_bold_lines_are_headings_below_the_larger_ones():
+    page = [paragraph("Sheepfold", 18), paragraph("Pages", bold=True), *[paragraph() for _ in range(5)]]
+    assert markdown(page).startswith("# Sheepfold\n\n## Pages\n\nThe cost")
+
+
+def test_a_document_of_one_style_has_no_headings():
+    assert "#" not in markdown([paragraph("Pages", 10), *[paragraph() for _ in range(5)]])
+    assert "#" not in markdown([paragraph("Pages", 10, bold=True) for _ in range(5)])
+
+
+def test_a_long_text_in_large_type_is_no_heading():
+    assert "#" not in markdown([paragraph(LINE * 5, 14), *[paragraph() for _ in range(20)]])
+
+
+def test_lines_of_a_paragraph_are_joined_and_divided_words_mended():
+    assert markdown([paragraph("The cost of a run fol-\nlows the\nchange.")]) == "The cost of a run follows the change."
+
+
+def test_a_paragraph_goes_on_on_the_next_page():
+    found = markdown([paragraph("The cost of a run")], [paragraph("follows the change.")])
+    assert found == "The cost of a run follows the change."
+
+
+def test_a_sentence_on_the_next_page_is_a_paragraph_of_its_own():
+    assert markdown([paragraph()], [paragraph()]) == f"{LINE}\n\n{LINE}"
+
+
+def test_running_heads_and_page_numbers_are_left_out():
+    bodies = [f"Page {page} begins here and ends there." for page in range(1, 9)]
+    pages = [
+        [paragraph("The manual", top=780), paragraph(body), paragraph(str(page), top=40)]
+        for page, body in enumerate(bodies, 1)
+    ]
+    assert markdown(*pages) == "\n\n".join(bodies)
+
+
+def test_items_follow_each_other_and_bullets_are_dashes():
+    items = [Block("item", "\u2022 read\nthe files"), Block("item", "\u2022 train"), Block("item", "3. judge")]
+    assert markdown([paragraph(), *items, paragraph()]) == f"{LINE}\n\n- read the files\n- train\n3. judge\n\n{LINE}"
+
+
+def test_code_and_tables_keep_their_lines():
+    code, table = Block("code", "if a-\nb:\n    pass"), Block("table", "| a |\n|---|\n| b |")
+    assert markdown([code, table]) == "```\nif a-\nb:\n    pass\n```\n\n| a |\n|---|\n| b |"
+
+
+def test_a_page_of_unknown_layout_keeps_its_lines():
+    assert markdown([paragraph()], [Block("lines", "first\nsecond")]) == f"{LINE}\n\nfirst\nsecond"
