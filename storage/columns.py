@@ -99,6 +99,7 @@ TABLES: dict[str, Meaning] = {
             "engine": "Program that read it: `pypdfium2`, `pypdf`, `tesseract`, `pillow` or `decoder`.",
             "confidence": "Mean word confidence of OCR, or the decoder's confidence, 0 to 1.",
             "error": "Fault on this page; null without one.",
+            "blocks": "Parts of its text in reading order, see the view `blocks`; empty if its layout is not known.",
         },
     ),
     "normalised": Meaning(
@@ -298,6 +299,22 @@ TABLES: dict[str, Meaning] = {
 VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
     "files": (("files",), Meaning(TABLES["files"].table)),
     "pages": (("pages",), Meaning("Extracted pages of the live documents.")),
+    "blocks": (
+        ("pages",),
+        Meaning(
+            "Parts of the pages of PDFs, in reading order.",
+            {
+                "kind": "`paragraph` (or heading), `item` of a list, `table` or `code`.",
+                "text": "Its lines; of a table, Markdown.",
+                "left": "Left edge of its box, in points from the lower left corner of the page.",
+                "bottom": "Lower edge.",
+                "right": "Right edge.",
+                "top": "Upper edge.",
+                "size": "Size of most of its text, in points.",
+                "bold": "Whether all its text is bold.",
+            },
+        ),
+    ),
     "documents": (
         ("measures", "normalised", "refined", "selection"),
         Meaning(

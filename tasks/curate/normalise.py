@@ -25,7 +25,7 @@ def document_row(
     record: dict[str, Any], pages: Sequence[dict[str, Any]], settings: NormaliseSettings
 ) -> dict[str, Any]:
     """Return the row of `normalised` from a document's extraction record and its pages in order."""
-    text = _text(pages, record["kind"], settings)
+    text = normalised_text(pages, record["kind"], settings)
     encoded = text.encode()
     read = [page for page in pages if page["method"] in ("ocr", "both")]
     sure = [page["confidence"] for page in read if page["confidence"] is not None]
@@ -42,7 +42,7 @@ def document_row(
     return {**row, "digest": sha256_json(content)}
 
 
-def _text(pages: Sequence[dict[str, Any]], kind: str, settings: NormaliseSettings) -> str:
+def normalised_text(pages: Sequence[dict[str, Any]], kind: str, settings: NormaliseSettings) -> str:
     """Return Markdown where the layout of a page is known, else plain text."""
     if not any(page["blocks"] for page in pages):
         return document_text(pages, kind, settings)

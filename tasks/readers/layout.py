@@ -16,7 +16,7 @@ from statistics import median
 
 from tasks.readers.pdf_lines import Piece
 from tasks.readers.reading_order import SAME_EDGE, Row
-from tasks.readers.records import Block, BlockKind
+from tasks.readers.records import LINE_BREAK, Block, BlockKind
 from tasks.readers.ruled import Grid
 
 SAME_SIZE = 0.07  # relative difference between the sizes of lines of a paragraph
@@ -24,10 +24,12 @@ LOOSE = 1.3  # line pitches, from which a line begins a new paragraph
 HEADING_PITCH = 1.6  # font sizes between the lines of a heading at most
 UNKNOWN_PITCH = 1.9  # font sizes, where a page has no lines below each other
 INDENT = 0.8  # font sizes that the first line of a paragraph is indented by
-SHORT = 0.8  # share of a column's width: a shorter line that ends a sentence ends its paragraph
+ROOM = 0.5  # font sizes left in a line beyond the word that had room in it
 HIGHER = 5  # font sizes that the first line of a cell may stand higher than the cells before, in the middle of a row
+NEAR = 40  # lines before and after one that tell the width of its column
 CELL_GAP = 0.5  # font sizes between columns of a table
-LEAST_ROWS, LEAST_RULED_ROWS = 3, 2  # of a table, with several cells
+LEAST_ROWS = 3  # of a table without rules, with several cells
+LEAST_FILLED = 0.35  # share of the cells of a grid
 SHARE_OF_ROWS = 0.6  # rows of a table with several cells
 APART = 0.2  # font sizes that more space is around a table than between its rows
 LONGEST_CELL = 600  # characters
@@ -43,7 +45,11 @@ _ENDS = re.compile(r"\w\w\w.*[.!?:;\u3002\uff01\uff1f]['\")\]\u201d\u2019]*$")
 
 @dataclass(slots=True)
 class _Line:
-    """A row of pieces as one line."""
+    """A row of pieces as one line.
+
+    Attributes:
+        edge: Right edge of its column.
+    """
 
     row: Row
     text: str
@@ -54,6 +60,7 @@ class _Line:
     size: float
     bold: bool
     fixed: bool
+    edge: float = 0.0
 
 
 def find_blocks(rows: Sequence[Row], grids: Sequence[Grid]) -> list[Block]:
@@ -70,16 +77,17 @@ def find_blocks(rows: Sequence[Row], grids: Sequence[Grid]) -> list[Block]:
     place = 0
     while place < len(bands):
         band = bands[place]
-        stop = place + 1 if band.grid else _table_end(bands, place)
-        if stop > place:
+        if band.grid:
+            stop, table = place + 1, _grid_table(rows[band.start : band.stop], band.grid)
+        else:
+            stop, table = _aligned_table(bands, place)
+        own = rows[band.start : bands[stop - 1].stop]
+        if table:
             blocks += _paragraphs([_line(row) for row in text], pitch)
             text = []
-            own = rows[band.start : bands[stop - 1].stop]
-            table = _grid_table(own, band.grid) if band.grid else _aligned_table(bands[place:stop])
             blocks.append(_block("table", table, own))
         else:
-            stop = place + 1
-            text += rows[band.start : band.stop]
+            text += own
         place = stop
     return [*blocks, *_paragraphs([_line(row) for row in text], pitch)]
 
@@ -134,8 +142,9 @@ def _pitch(rows: Sequence[Row]) -> float:
 def _paragraphs(lines: Sequence[_Line], pitch: float) -> Iterator[Block]:
     """Yield the paragraphs, items of lists and blocks of code of consecutive lines."""
     current: list[_Line] = []
-    for line in lines:
-        if current and _begins(line, current, lines, pitch):
+    for number, line in enumerate(lines):
+        line.edge = _edge(line, lines[max(0, number - NEAR) : number + NEAR])
+        if current and _begins(line, current, pitch):
             yield _text_block(current, pitch)
             current = []
         current.append(line)
@@ -143,7 +152,20 @@ def _paragraphs(lines: Sequence[_Line], pitch: float) -> Iterator[Block]:
         yield _text_block(current, pitch)
 
 
-def _begins(line: _Line, current: Sequence[_Line], lines: Sequence[_Line], pitch: float) -> bool:
+def _edge(line: _Line, near: Sequence[_Line]) -> float:
+    """Return the right edge of the column of a line, which most longer lines reach."""
+    rights = sorted(one.right for one in near if one.left < line.right and one.right > line.left)
+    return max(line.right, rights[int(0.9 * len(rights))]) if rights else line.right
+
+
+def _ends_early(last: _Line, line: _Line) -> bool:
+    """Return True if the first word of the next line had room in a line: whoever wrote it wanted the line to end."""
+    word = len(line.text.split(" ", 1)[0]) + 1
+    letter = (line.right - line.left) / len(line.text)
+    return last.edge - last.right > word * letter + ROOM * last.size
+
+
+def _begins(line: _Line, current: Sequence[_Line], pitch: float) -> bool:
     """Return True if a line begins a new block."""
     first, last = current[0], current[-1]
     step = last.bottom - line.bottom
@@ -151,31 +173,38 @@ def _begins(line: _Line, current: Sequence[_Line], lines: Sequence[_Line], pitch
         return True
     if step < -0.3 * last.size or line.left > last.right or line.right < last.left:
         return True  # elsewhere: the next column
-    beside = [one.right for one in lines if one.left < line.right and one.right > line.left]
-    short = last.right - last.left < SHORT * (max(beside) - last.left)
     if line.fixed and last.fixed:
         return step > 2 * LOOSE * pitch * last.size
     loose = max(LOOSE * pitch, HEADING_PITCH) if line.bold else LOOSE * pitch
     if step > loose * last.size or MARKER.match(line.text):
         return True
+    early = _ends_early(last, line)
+    indent = INDENT * line.size
     if line.fixed != last.fixed:
-        return short or abs(line.left - last.left) > INDENT * line.size
-    is_item = bool(MARKER.match(first.text))
-    edge = min(one.left for one in current[1:]) if len(current) > 1 else first.left
-    if is_item:
-        # the lines of an item hang below its text
-        return line.left < first.left - SAME_EDGE or (len(current) > 1 and line.left > edge + INDENT * line.size)
-    if line.left > edge + INDENT * line.size and len(line.row) == 1:
+        return early or abs(line.left - last.left) > indent
+    if MARKER.match(first.text) and line.left < first.left - SAME_EDGE:
+        return True  # the lines of an item hang below its text
+    ended = bool(_ENDS.search(last.text))
+    if len(current) > 1:
+        edge = min(one.left for one in current[1:])
+        if first.left < edge - indent and abs(line.left - first.left) < SAME_EDGE:
+            return True  # the next of entries whose lines hang
+        if line.left > edge + indent and (early or ended):
+            return True
+    elif line.left > first.left + indent and early and not MARKER.match(first.text):
         return True
-    return short and bool(_ENDS.search(last.text))
+    return early and ended
 
 
 def _text_block(lines: Sequence[_Line], pitch: float) -> Block:
     rows = [line.row for line in lines]
     if all(line.fixed for line in lines):
         return _block("code", _indented(lines, pitch), rows)
-    kind: BlockKind = "item" if MARKER.match(lines[0].text) and len(lines[0].text) > 3 else "paragraph"
-    return _block(kind, "\n".join(line.text for line in lines), rows)
+    text = lines[0].text
+    for last, line in pairwise(lines):
+        text += (LINE_BREAK if _ends_early(last, line) else "\n") + line.text
+    kind: BlockKind = "item" if MARKER.match(text) and len(text) > 3 else "paragraph"
+    return _block(kind, text, rows)
 
 
 def _indented(lines: Sequence[_Line], pitch: float) -> str:
@@ -279,10 +308,8 @@ def _joins(row: Row, band: _Band) -> bool:
     return below and len(row) == 1 and not last.whole and abs(piece.size - last.size) <= SAME_SIZE * last.size
 
 
-def _table_end(bands: Sequence[_Band], place: int) -> int:
-    """Return the end of a table without a grid that begins at a band, or `place` if there is none."""
-    if len(bands[place].cells) < 2:
-        return place
+def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
+    """Return the end of the cells below each other that begin at a band, and their table; "" if they are text."""
     spans: list[tuple[float, float]] = []
     end = place
     while end < len(bands):
@@ -298,18 +325,35 @@ def _table_end(bands: Sequence[_Band], place: int) -> int:
         spans = merged
         end += 1
     if end - place < LEAST_ROWS:
-        return place
-    apart = median(_gap(bands, number) for number in range(place + 1, end)) + APART * bands[place].cells[0].size
+        return max(end, place + 1), ""
+    scanned = end
+    inner = median(_gap(bands, number) for number in range(place + 1, end))
+    apart = inner + APART * bands[place].cells[0].size
     while len(bands[end - 1].cells) == 1 and _gap(bands, end - 1) > apart:
         end -= 1
     own = bands[place:end]
     several = sum(len(band.cells) > 1 for band in own)
     # more space around the rows than between them: wide spaces in a paragraph make no table
     joined = any(-bands[place].cells[0].size < _gap(bands, number) < apart for number in (place, end))
-    if several < LEAST_ROWS or several < SHARE_OF_ROWS * len(own) or joined:
-        return place
     filled = Counter(column for band in own for column in {_nearest(cell, spans) for cell in band.cells})
-    return end if sum(count >= 2 for count in filled.values()) >= 2 else place
+    columns = sum(count > 1 for count in filled.values())
+    if several < max(LEAST_ROWS, SHARE_OF_ROWS * len(own)) or joined or columns < 2:
+        return scanned, ""
+    return end, markdown_table(list(_rows_of(own, spans, inner)))
+
+
+def _rows_of(bands: Sequence[_Band], spans: Sequence[tuple[float, float]], inner: float) -> Iterator[list[str]]:
+    """Yield the rows of a table; the lines of a single cell that are as far apart as rows are rows, too."""
+    for band in bands:
+        pieces = band.cells[0].pieces
+        if len(band.cells) == 1 and len(pieces) > 1 and pieces[0].bottom - pieces[1].top > inner - 0.1 * pieces[0].size:
+            column = _nearest(band.cells[0], spans)
+            yield from ([piece.text if number == column else "" for number in range(len(spans))] for piece in pieces)
+        else:
+            cells: list[list[str]] = [[] for _ in spans]
+            for cell in band.cells:
+                cells[_nearest(cell, spans)].append(cell.text)
+            yield [" ".join(cell) for cell in cells]
 
 
 def _gap(bands: Sequence[_Band], number: int) -> float:
@@ -337,28 +381,8 @@ def _nearest(cell: _Cell, spans: Sequence[tuple[float, float]]) -> int:
     return max(range(len(spans)), key=lambda n: min(cell.right, spans[n][1]) - max(cell.left, spans[n][0]))
 
 
-def _aligned_table(bands: Sequence[_Band]) -> str:
-    spans = _merge(
-        [(cell.left, cell.right) for band in bands for cell in band.cells],
-        CELL_GAP * median(cell.size for band in bands for cell in band.cells),
-    )
-    inner = median(_gap(bands, number) for number in range(1, len(bands)))
-    rows: list[list[str]] = []
-    for band in bands:
-        cells: list[list[str]] = [[] for _ in spans]
-        for cell in band.cells:
-            cells[_nearest(cell, spans)].append(cell.text)
-        pieces = band.cells[0].pieces
-        if len(band.cells) == 1 and len(pieces) > 1 and pieces[0].bottom - pieces[1].top > inner - 0.1 * pieces[0].size:
-            # as far apart as rows
-            column = _nearest(band.cells[0], spans)
-            rows += [["" if number != column else piece.text for number in range(len(spans))] for piece in pieces]
-        else:
-            rows.append([" ".join(cell) for cell in cells])
-    return markdown_table(rows)
-
-
 def _grid_table(rows: Sequence[Row], grid: Grid) -> str:
+    """Return the table of a grid; "" if most of its cells are empty."""
     n_rows, n_columns = len(grid.ys) - 1, len(grid.xs) - 1
     cells: list[list[list[str]]] = [[[] for _ in range(n_columns)] for _ in range(n_rows)]
     for row in rows:
@@ -368,7 +392,9 @@ def _grid_table(rows: Sequence[Row], grid: Grid) -> str:
     table = [[" ".join(cell) for cell in row] for row in cells]
     table = [row for row in table if any(row)]
     kept = [number for number in range(n_columns) if any(row[number] for row in table)]
-    return markdown_table([[row[number] for number in kept] for row in table])
+    table = [[row[number] for number in kept] for row in table]
+    filled = sum(bool(cell) for row in table for cell in row)
+    return markdown_table(table) if len(kept) > 1 and filled >= LEAST_FILLED * len(table) * len(kept) else ""
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

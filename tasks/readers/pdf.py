@@ -171,7 +171,9 @@ def _read_layer(page: pdfium.PdfPage, markdown: bool) -> tuple[str, Routing, lis
         # PDFium writes U+FFFE (in other calls U+0002) for the line-end hyphen of a word that it joined. A later stage,
         # which sees the whole document, decides whether the hyphen belongs to the word.
         text = text.replace("\ufffe", "-\n").replace("\u0002", "-\n")
-        return text, route_page(page, layer, text, n_characters), blocks
+        routing = route_page(page, layer, text, n_characters)
+        # sizes and places of an invisible layer are those that an OCR engine guessed
+        return text, routing, blocks if routing.route == "layer" else []
 
 
 def _text(layer: pdfium.PdfTextPage, n_characters: int) -> str:

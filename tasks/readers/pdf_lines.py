@@ -21,6 +21,7 @@ from tasks.readers.ruled import Grid
 WIDE_GAP = 0.7  # font sizes: wider than the spaces of most justified text
 BACK = -2  # font sizes: a step to another line, which PDFium takes for the same one
 WIDE_LETTERS = 0.56  # font sizes for each character, from which a line of one text object may hold gaps
+NARROWEST = 0.15  # font sizes for each character of a level line
 UPRIGHT = 0.1  # largest slope of a line
 BOLD_WEIGHT, BOLD_FLAG, FIXED_FLAG = 600, 1 << 18, 1
 
@@ -39,7 +40,6 @@ class Piece:
     Attributes:
         text: Its characters; with its hyphen, if it ends in one that divides a word.
         left, bottom, right, top: Box in points, from the lower left corner of the page.
-        baseline: y of the baseline, in points.
         size: Size of the font as drawn, in points.
         bold, fixed: Whether the font is bold, and whether all its characters are equally wide.
     """
@@ -49,7 +49,6 @@ class Piece:
     bottom: float
     right: float
     top: float
-    baseline: float
     size: float
     bold: bool = False
     fixed: bool = False
@@ -61,7 +60,7 @@ class Piece:
 
 
 def read_pieces(layer: pdfium.PdfTextPage, text: str, grids: Sequence[Grid] = ()) -> Iterator[Piece]:
-    """Yield the pieces of a page in the order of the file, without those of lines that are not upright.
+    """Yield the pieces of a page in the order of the file, without those of lines that are not level.
 
     Args:
         layer: The text page.
@@ -97,10 +96,10 @@ class _Reader:
     def __init__(self, layer: pdfium.PdfTextPage, grids: Sequence[Grid]) -> None:
         self._grids = grids
         self._layer = layer.raw  # its `_as_parameter_` would be asked for in each call
-        self._box, self._matrix, self._x, self._y = pdfium_c.FS_RECTF(), pdfium_c.FS_MATRIX(), c_double(), c_double()
+        self._box, self._matrix = pdfium_c.FS_RECTF(), pdfium_c.FS_MATRIX()
         self._edges = c_double(), c_double(), c_double(), c_double()
         self._box_out, self._matrix_out = byref(self._box), byref(self._matrix)
-        self._origin_out, self._edges_out = (byref(self._x), byref(self._y)), tuple(map(byref, self._edges))
+        self._edges_out = tuple(map(byref, self._edges))
         self._name = create_string_buffer(128)
         self._fonts: dict[int, tuple[bool, bool]] = {}
 
@@ -117,8 +116,9 @@ class _Reader:
             return []
         if matrix.a <= 0 or abs(matrix.b) > UPRIGHT * matrix.a:
             return []
-        size = pdfium_c.FPDFText_GetFontSize(layer, first) * hypot(matrix.c, matrix.d)
-        pdfium_c.FPDFText_GetCharOrigin(layer, first, *self._origin_out)
+        # the larger one, as a line may begin or end in a raised number
+        size = max(pdfium_c.FPDFText_GetFontSize(layer, first), pdfium_c.FPDFText_GetFontSize(layer, last))
+        size *= hypot(matrix.c, matrix.d)
         bold, fixed = self._style(first)
         style = bold, fixed and self._style(last)[1] and self._style((first + last) // 2)[1]
         whole = self._piece(line, start, stop, first, last, size, *style)
@@ -129,7 +129,8 @@ class _Reader:
             for x in grid.xs if whole.left < x < whole.right
         ]  # fmt: skip
         if not (rules or self._has_gap(whole, first, last)) or _RIGHT_TO_LEFT.search(line):
-            return [whole]
+            # vertical text is as wide as one character
+            return [whole] if whole.right - whole.left > NARROWEST * size * len(whole.text) else []
         words = [(word.start(), word.end()) for word in _WORD.finditer(line)]
         found, begin = [], 0
         for number in range(1, len(words) + 1):
@@ -154,7 +155,7 @@ class _Reader:
         pdfium_c.FPDFText_GetLooseCharBox(self._layer, first, self._box_out)
         left, bottom, top = box.left, box.bottom, box.top
         pdfium_c.FPDFText_GetLooseCharBox(self._layer, last, self._box_out)
-        return Piece(line[start:end], left, bottom, box.right, top, self._y.value, size, bold, fixed)
+        return Piece(line[start:end], left, bottom, box.right, top, size, bold, fixed)
 
     def _character(self, place: int) -> int:
         return int(pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, place))

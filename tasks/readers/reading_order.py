@@ -16,6 +16,7 @@ from tasks.readers.pdf_lines import Piece
 
 Row = list[Piece]  # pieces beside each other, from left to right
 
+MOST_PIECES = 3000  # of a page whose columns are looked for
 SAME_EDGE = 3  # points
 SAME_ROW = 0.5  # font sizes between the lower edges of the pieces of a row
 MINIMUM_MOVES = 6  # steps to the right, from one piece to the next, of a page that interleaves columns
@@ -32,7 +33,8 @@ FILLED, SHARE_FILLED = 0.7, 0.5  # share of a column's width that this share of 
 
 def rows_in_order(pieces: Sequence[Piece]) -> tuple[list[Row], bool]:
     """Return the pieces of a page as rows in reading order, and whether this differs from the order of the file."""
-    starts = _columns(pieces, max(piece.right for piece in pieces)) if _goes_back_and_forth(pieces) else None
+    looked_at = len(pieces) <= MOST_PIECES and _goes_back_and_forth(pieces)
+    starts = _columns(pieces, max(piece.right for piece in pieces)) if looked_at else None
     if not starts or not _interleaved(pieces, starts):
         return _rows(pieces), False
     return list(_by_column(pieces, starts)), True

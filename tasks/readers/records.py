@@ -60,6 +60,7 @@ class Detected:
     programming_language: str | None = None
 
 
+LINE_BREAK = "\u2028"
 BlockKind = Literal["paragraph", "item", "table", "code", "lines"]
 
 
@@ -69,7 +70,7 @@ class Block:
 
     Attributes:
         kind: "paragraph", "item" of a list, "table", "code", or "lines" whose layout is not known.
-        text: Its lines; of a table, Markdown.
+        text: Its lines; of a table, Markdown. A line that was meant to end, as in verse, ends in `LINE_BREAK`.
         left, bottom, right, top: Box in points, from the lower left corner of the page.
         size: Size of most of its text, in points.
         bold: Whether all its text is bold.

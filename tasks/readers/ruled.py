@@ -11,8 +11,9 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
 OBJECTS_LOOKED_AT = 4000  # of a page: drawings have hundreds of thousands
-SEGMENTS_LOOKED_AT = 400  # of a path
-MOST_LINES = 2000
+SEGMENTS_LOOKED_AT = 4000  # of all paths
+MOST_LINES = 1000
+MOST_CELLS = 5000
 THIN = 2.0  # points: a path of less height or width is a line
 SHORTEST = 6.0  # points
 TOUCHING = 3.0  # points between lines that meet, and between lines that are the same one
@@ -52,7 +53,7 @@ def read_grids(page: pdfium.PdfPage) -> list[Grid]:
     grids = []
     for levels, uprights in _connected(_joined(level), _joined(upright)):
         xs, ys = _places(uprights), _places(levels)
-        if len(xs) > 2 and len(ys) > 2:
+        if len(xs) > 2 and len(ys) > 2 and len(xs) * len(ys) <= MOST_CELLS:
             grids.append(Grid(xs, ys))
     return grids
 
@@ -61,6 +62,7 @@ def _lines(page: pdfium.PdfPage) -> tuple[list[_Line], list[_Line]]:
     """Return the level and the upright lines of a page."""
     level: list[_Line] = []
     upright: list[_Line] = []
+    segments = SEGMENTS_LOOKED_AT
     raw, sides = page.raw, (c_float(), c_float(), c_float(), c_float())
     outputs = tuple(map(byref, sides))
     for index in range(min(pdfium_c.FPDFPage_CountObjects(raw), OBJECTS_LOOKED_AT)):
@@ -72,7 +74,8 @@ def _lines(page: pdfium.PdfPage) -> tuple[list[_Line], list[_Line]]:
         left, bottom, right, top = (side.value for side in sides)
         boxes = [(left, bottom, right, top)]
         if top - bottom > THIN and right - left > THIN:
-            boxes = list(_segments(item))
+            segments -= max(0, pdfium_c.FPDFPath_CountSegments(item))
+            boxes = list(_segments(item)) if segments >= 0 else []
         for left, bottom, right, top in boxes:
             if top - bottom <= THIN and right - left >= SHORTEST:
                 level.append(((bottom + top) / 2, left, right))
@@ -86,7 +89,7 @@ def _segments(item: pdfium_c.FPDF_PAGEOBJECT) -> Iterator[tuple[float, float, fl
     filled, stroked, matrix = pdfium_c.c_int(), pdfium_c.c_int(), pdfium_c.FS_MATRIX()
     pdfium_c.FPDFPath_GetDrawMode(item, byref(filled), byref(stroked))
     count = pdfium_c.FPDFPath_CountSegments(item)
-    if not stroked.value or count > SEGMENTS_LOOKED_AT or not pdfium_c.FPDFPageObj_GetMatrix(item, byref(matrix)):
+    if not stroked.value or not pdfium_c.FPDFPageObj_GetMatrix(item, byref(matrix)):
         return
     x, y = c_float(), c_float()
     start = last = (0.0, 0.0)

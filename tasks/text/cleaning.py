@@ -52,7 +52,9 @@ _SPACES_AT_END = (" \n", "\t\n", "\u00a0\n")
 class NormaliseSettings:
     """Optional steps of text normalisation."""
 
-    strip_running_heads: bool = option(False, "Remove headers, footers and page numbers that repeat from page to page.")
+    strip_running_heads: bool = option(
+        False, "Remove headers, footers and page numbers that repeat from page to page; Markdown of PDFs has none."
+    )
     repair_mojibake: bool = option(True, "Repair text that was decoded with the wrong encoding; never in code.")
 
 

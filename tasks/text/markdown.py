@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasks.readers.records import Block
+from tasks.readers.records import LINE_BREAK, Block
 from tasks.text.cleaning import join_hyphenation, running_lines
 
 FLOWING = ("paragraph", "item")  # blocks whose line ends mean nothing
@@ -25,6 +25,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 _SENTENCE_END = re.compile(r"[.,;:!?]['\")\]\u201d\u2019]*$")
 _NUMBERED = re.compile(r"(?:\d{1,3}\.)*\d{1,3}\.?\s+\S|[A-Z]\.\s+\S|(?:Chapter|Section|Part|Appendix)\b", re.I)
 _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u00b7\u25cf\u25cb\u25a0\u25a1\u2219\uf0b7*\u2013\u2014-]\s+")
+_CJK = "[\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff01-\uffee]"  # written without spaces
+_CJK_LINE_END = re.compile(f"(?<={_CJK})\n(?={_CJK})")
 _JOINT = "\n\x00\n"
 
 
@@ -120,7 +122,7 @@ def _level(block: Block, levels: dict[tuple[float, bool], int]) -> int:
 
 def _may_be_heading(block: Block) -> bool:
     text = block.text
-    if block.kind not in FLOWING or len(text) > LONGEST_HEADING or text.count("\n") >= MOST_LINES:
+    if block.kind not in FLOWING or len(text) > LONGEST_HEADING or len(text.splitlines()) > MOST_LINES:
         return False
     if block.bold and text.strip(".").isdecimal():
         return True  # the number of a chapter
@@ -134,7 +136,8 @@ def _written(blocks: Sequence[Block], joined: Sequence[str], levels: dict[tuple[
         if before and not (before.kind == block.kind == "item"):
             yield ""
         before = block
-        line = " ".join(flowing.split())
+        flowing = _CJK_LINE_END.sub("", flowing)
+        line = " ".join(flowing.split())  # a line separator is a space, too
         if level := _level(block, levels):
             yield f"{'#' * level} {line}"
         elif block.kind == "code":
@@ -144,4 +147,4 @@ def _written(blocks: Sequence[Block], joined: Sequence[str], levels: dict[tuple[
         elif block.kind == "item" and (bullet := _BULLET.match(line)):
             yield f"- {line[bullet.end() :]}"
         else:
-            yield line
+            yield from (" ".join(part.split()) for part in flowing.split(LINE_BREAK))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.curate import normalise
+from tasks.readers.records import Block
 from tasks.text.cleaning import NormaliseSettings, normalise_text
 
 KINDS = ["pdf", "image", "text", "code"]
@@ -21,7 +22,7 @@ def record(kind: str = "text", **changes: Any) -> dict[str, Any]:
 
 def pages(*texts: str, method: str = "text", confidence: float | None = None) -> list[dict[str, Any]]:
     return [
-        {"doc_id": "d" * 64, "page": number, "text": text, "method": method, "confidence": confidence}
+        {"doc_id": "d" * 64, "page": number, "text": text, "method": method, "confidence": confidence, "blocks": []}
         for number, text in enumerate(texts, 1)
     ]
 
@@ -109,6 +110,15 @@ def test_nothing_but_white_space_is_an_empty_text(kind: str) -> None:
 def test_pages_are_joined_by_a_blank_line_in_order_and_empty_ones_leave_none() -> None:
     row = document_row(record("pdf"), pages("first", "", "second"))
     assert row["text"] == "first\n\nsecond"
+
+
+def test_pages_of_known_layout_become_markdown_and_others_keep_their_lines() -> None:
+    read = pages("Wool\nis ﬁne\nyarn", "a scan\nof wool", method="text")
+    blocks = [Block("paragraph", "Wool", size=18), Block("paragraph", "is ﬁne\nyarn" * 10, size=10)]
+    read[0]["blocks"] = [vars(block) for block in blocks]
+    text = document_row(record("pdf"), read)["text"]
+    assert text.startswith("# Wool\n\nis fine yarn")
+    assert text.endswith("\n\na scan\nof wool")
 
 
 def test_sizes_describe_the_normalised_text() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pdf_samples import page_pdf, ruled, text_lines
 
 from tasks.readers.pdf import extract_pdf
-from tasks.readers.records import Block, ExtractOptions
+from tasks.readers.records import LINE_BREAK, Block, ExtractOptions
 
 OPTIONS = ExtractOptions(ocr=False)
 PROSE = [
@@ -57,6 +57,25 @@ def test_an_indented_line_begins_a_paragraph():
 def test_a_short_line_that_ends_a_sentence_ends_its_paragraph():
     content = text_lines([*PROSE, *PROSE])
     assert [block.text for block in blocks_of(content)] == ["\n".join(PROSE)] * 2
+
+
+def test_lines_of_verse_end_where_they_end():
+    verse = ["The sheep are in the fold,", "The night is dark and cold,", "Nothing of it was told"]
+    (block,) = blocks_of(text_lines(PROSE, top=700) + text_lines(verse, top=640))[1:]
+    assert block.text == LINE_BREAK.join(verse)
+
+
+def test_entries_whose_lines_hang_are_blocks_of_their_own():
+    content = "".join(
+        text_lines(PROSE[:1], left=72, top=top) + text_lines(["short"], left=96, top=top - 14)
+        for top in (700, 672, 644)
+    )
+    assert [block.text for block in blocks_of(content)] == [f"{PROSE[0]}\nshort"] * 3
+
+
+def test_a_raised_number_does_not_divide_a_paragraph():
+    content = text_lines(PROSE[:1], top=700) + text_lines(["1"], left=72, top=690, size=7)
+    assert len(blocks_of(content + text_lines(PROSE[1:2], left=77, top=686))) == 1
 
 
 def test_larger_and_bold_lines_are_apart_from_the_text_below():

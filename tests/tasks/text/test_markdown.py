@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.readers.records import Block
+from tasks.readers.records import LINE_BREAK, Block
 from tasks.text.markdown import document_markdown
 
 LINE = "The cost of a run follows the change and not the size of the corpus."
@@ -64,6 +64,14 @@ def test_running_heads_and_page_numbers_are_left_out():
 def test_items_follow_each_other_and_bullets_are_dashes():
     items = [Block("item", "\u2022 read\nthe files"), Block("item", "\u2022 train"), Block("item", "3. judge")]
     assert markdown([paragraph(), *items, paragraph()]) == f"{LINE}\n\n- read the files\n- train\n3. judge\n\n{LINE}"
+
+
+def test_lines_of_a_script_without_spaces_are_joined_without_one():
+    assert markdown([paragraph("羊は小屋に\nいる。")]) == "羊は小屋にいる。"
+
+
+def test_lines_that_were_meant_to_end_end():
+    assert markdown([paragraph(f"in the\nfold,{LINE_BREAK}in the cold")]) == "in the fold,\nin the cold"
 
 
 def test_code_and_tables_keep_their_lines():
