@@ -110,7 +110,8 @@ def by_height(path: Path) -> bytes:
         for piece in sorted(pieces, key=lambda piece: (-piece.bottom, piece.left)):
             shown = re.sub(rb"([\\()])", rb"\\\1", piece.text.encode("cp1252", "replace"))
             stretch = 100 * (piece.right - piece.left) / (0.6 * piece.size * len(piece.text))
-            place = f"/F1 {piece.size:.2f} Tf {stretch:.2f} Tz 1 0 0 1 {piece.left:.2f} {piece.bottom + 0.2 * piece.size:.2f} Tm "
+            font, low = f"/F1 {piece.size:.2f} Tf {stretch:.2f} Tz", piece.bottom + 0.2 * piece.size
+            place = f"{font} 1 0 0 1 {piece.left:.2f} {low:.2f} Tm "
             content.write(b"BT " + place.encode() + b"(" + shown + b") Tj ET\n")
         blank = writer.add_blank_page(*page.get_size())
         names = {"Type": "Font", "Subtype": "Type1", "BaseFont": "Courier", "Encoding": "WinAnsiEncoding"}

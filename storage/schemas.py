@@ -60,7 +60,7 @@ def _type(kind: str) -> pa.DataType:
     if kind == "span":
         return pa.struct([_field("kind"), _field("start:int64"), _field("length:int64")])
     if kind == "block":
-        sides = [_field(f"{name}:float64") for name in ("left", "bottom", "right", "top", "size")]
+        sides = [_field(f"{name}:float64") for name in ("x0", "y0", "x1", "y1", "size")]
         return pa.struct([_field("kind"), _field("text:large_string"), *sides, _field("bold:bool")])
     return pa.type_for_alias(kind)
 

@@ -116,10 +116,10 @@ def _block(kind: BlockKind, text: str, rows: Sequence[Row]) -> Block:
     return Block(
         kind,
         text,
-        left=round(min(piece.left for piece in pieces), 1),
-        bottom=round(min(piece.bottom for piece in pieces), 1),
-        right=round(max(piece.right for piece in pieces), 1),
-        top=round(max(piece.top for piece in pieces), 1),
+        x0=round(min(piece.left for piece in pieces), 1),
+        y0=round(min(piece.bottom for piece in pieces), 1),
+        x1=round(max(piece.right for piece in pieces), 1),
+        y1=round(max(piece.top for piece in pieces), 1),
         size=round(max(pieces, key=lambda piece: len(piece.text)).size, 1),
         bold=all(piece.bold for piece in pieces),
     )

@@ -71,17 +71,17 @@ class Block:
     Attributes:
         kind: "paragraph", "item" of a list, "table", "code", or "lines" whose layout is not known.
         text: Its lines; of a table, Markdown. A line that was meant to end, as in verse, ends in `LINE_BREAK`.
-        left, bottom, right, top: Box in points, from the lower left corner of the page.
+        x0, y0, x1, y1: Left, lower, right and upper edge of its box, in points from the lower left corner of the page.
         size: Size of most of its text, in points.
         bold: Whether all its text is bold.
     """
 
     kind: BlockKind
     text: str
-    left: float = 0.0
-    bottom: float = 0.0
-    right: float = 0.0
-    top: float = 0.0
+    x0: float = 0.0
+    y0: float = 0.0
+    x1: float = 0.0
+    y1: float = 0.0
     size: float = 0.0
     bold: bool = False
 

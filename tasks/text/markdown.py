@@ -23,6 +23,7 @@ DEEPEST = 6
 
 _LETTER = re.compile(r"[^\W\d_]")
 _SENTENCE_END = re.compile(r"[.,;:!?]['\")\]\u201d\u2019]*$")
+_CLOSED = re.compile(r"[.!?:]['\")\]\u201d\u2019]*$")
 _NUMBERED = re.compile(r"(?:\d{1,3}\.)*\d{1,3}\.?\s+\S|[A-Z]\.\s+\S|(?:Chapter|Section|Part|Appendix)\b", re.I)
 _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u00b7\u25cf\u25cb\u25a0\u25a1\u2219\uf0b7*\u2013\u2014-]\s+")
 _CJK = "[\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff01-\uffee]"  # written without spaces
@@ -38,13 +39,13 @@ def document_markdown(pages: Sequence[tuple[int, Sequence[Block]]]) -> str:
     """
     blocks = list(_without_running_heads(pages))
     levels = _heading_levels(blocks)
-    merged: list[Block] = []
+    groups: list[list[Block]] = []
     for block in blocks:
-        if merged and _goes_on(merged[-1], block, levels):
-            last = merged[-1]
-            merged[-1] = _joined(last, block)
+        if groups and _goes_on(groups[-1][-1], block, levels):
+            groups[-1].append(block)
         else:
-            merged.append(block)
+            groups.append([block])
+    merged = [replace(group[0], text="\n".join(block.text for block in group)) for group in groups]
     # hyphens are judged by the compounds of the whole document
     flowing = _JOINT.join(block.text if block.kind in FLOWING else "" for block in merged)
     joined = join_hyphenation(flowing).split(_JOINT)
@@ -53,26 +54,26 @@ def document_markdown(pages: Sequence[tuple[int, Sequence[Block]]]) -> str:
 
 def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iterator[Block]:
     """Yield the blocks without the lines that repeat at the edges of the pages."""
-    ordered = [sorted(blocks, key=lambda block: -block.top) for _, blocks in pages]
-    texts = ["\n".join(block.text for block in blocks) for blocks in ordered]
+    # the lines of tables and code repeat for other reasons
+    lines = {
+        id(block): block.text.split("\n") if block.kind not in ("table", "code") else [f"\x00{number}"]
+        for number, blocks in pages
+        for block in blocks
+    }
+    ordered = [sorted(blocks, key=lambda block: -block.y1) for _, blocks in pages]
+    texts = ["\n".join("\n".join(lines[id(block)]) for block in blocks) for blocks in ordered]
     running = running_lines(texts, [number for number, _ in pages])
     for (_, blocks), by_height, gone in zip(pages, ordered, running, strict=True):
         first, kept = 0, {}
         for block in by_height:
-            lines = block.text.split("\n")
-            kept[id(block)] = [line for place, line in enumerate(lines, first) if place not in gone]
-            first += len(lines)
+            own = lines[id(block)]
+            kept[id(block)] = [line for place, line in enumerate(own, first) if place not in gone]
+            first += len(own)
         for block in blocks:
-            if lines := kept[id(block)]:
-                yield _with_text(block, "\n".join(lines))
-
-
-def _with_text(block: Block, text: str) -> Block:
-    return replace(block, text=text)
-
-
-def _joined(last: Block, block: Block) -> Block:
-    return _with_text(last, f"{last.text}\n{block.text}")
+            if kept[id(block)] == lines[id(block)]:
+                yield block
+            elif kept[id(block)]:
+                yield replace(block, text="\n".join(kept[id(block)]))
 
 
 def _goes_on(last: Block, block: Block, levels: dict[tuple[float, bool], int]) -> bool:
@@ -81,7 +82,7 @@ def _goes_on(last: Block, block: Block, levels: dict[tuple[float, bool], int]) -
         return False
     if abs(block.size - last.size) > 0.05 * last.size or _level(last, levels) or _level(block, levels):
         return False
-    return not _SENTENCE_END.search(last.text) and block.text[:1].islower()
+    return not _CLOSED.search(last.text) and block.text[:1].islower()
 
 
 def _heading_levels(blocks: Sequence[Block]) -> dict[tuple[float, bool], int]:

@@ -38,10 +38,10 @@ def test_lines_of_a_paragraph_are_one_block():
 
 def test_a_block_has_its_box_in_points():
     (block,) = blocks_of(text_lines(PROSE[:2], left=72, top=700))
-    assert block.left == pytest.approx(72, abs=1)
-    assert block.bottom == pytest.approx(700 - 14, abs=4)
-    assert block.top == pytest.approx(712, abs=4)
-    assert 480 < block.right < 540
+    assert block.x0 == pytest.approx(72, abs=1)
+    assert block.y0 == pytest.approx(700 - 14, abs=4)
+    assert block.y1 == pytest.approx(712, abs=4)
+    assert 480 < block.x1 < 540
 
 
 def test_more_space_begins_a_paragraph():

@@ -44,8 +44,8 @@ def test_lines_of_a_paragraph_are_joined_and_divided_words_mended():
 
 
 def test_a_paragraph_goes_on_on_the_next_page():
-    found = markdown([paragraph("The cost of a run")], [paragraph("follows the change.")])
-    assert found == "The cost of a run follows the change."
+    found = markdown([paragraph("The cost of a run,")], [paragraph("which follows the change.")])
+    assert found == "The cost of a run, which follows the change."
 
 
 def test_a_sentence_on_the_next_page_is_a_paragraph_of_its_own():
