@@ -22,6 +22,7 @@ from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
 from tasks.readers.decode import utf16_without_mark
+from tasks.readers.packages import PACKAGES
 from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
 
@@ -305,7 +306,7 @@ def _look_into_zip(data: bytes) -> Detected:
             if "mimetype" in names:
                 with package.open(names["mimetype"]) as part:
                     stated = part.read(200).decode("ascii", "replace").strip()
-                return Detected("", stated) if _MEDIA_TYPE.fullmatch(stated) else archive
+                return _package(stated) if _MEDIA_TYPE.fullmatch(stated) else archive
     # a damaged archive: reading it reports the damage
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error):
         return archive
@@ -315,7 +316,7 @@ def _look_into_zip(data: bytes) -> Detected:
 
 
 def _package(media_type: str) -> Detected:
-    return Detected("text" if media_type == DOCX else "", media_type)  # of packages only DOCX is read
+    return Detected("text" if media_type == DOCX or media_type in PACKAGES else "", media_type)
 
 
 def _look_into_ole(data: bytes) -> str:

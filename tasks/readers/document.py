@@ -23,6 +23,7 @@ from tasks.readers.detect import (
     identify,
 )
 from tasks.readers.markup import read_docx, read_html, read_notebook, read_xml
+from tasks.readers.packages import PACKAGES
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import (
     CONTAINERS,
@@ -45,13 +46,15 @@ from tasks.readers.rows import (
     list_columns,
     read_rows,
 )
+from tasks.readers.transcriptions import read_xml_or_transcription
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
 _LINE = re.compile("^.*$", re.MULTILINE)  # for finditer, as a large text may have a hundred million lines
+_PACKAGES = {DOCX: read_docx, **PACKAGES}
 _READERS: dict[str, Callable[[bytes], Decoded]] = {
     "text/html": read_html,
     "application/xhtml+xml": read_html,
-    "application/xml": read_xml,
+    "application/xml": read_xml_or_transcription,
     "image/svg+xml": read_xml,
     "application/x-ipynb+json": read_notebook,
 }
@@ -127,8 +130,8 @@ def _parse(
 
         yield from extract_image(data, options, pages, ocr_pages)
     elif outcome.kind in ("text", "code"):
-        is_word = outcome.media_type == DOCX
-        found = read_docx(data, options) if is_word else _READERS.get(outcome.media_type, decode)(data)
+        package = _PACKAGES.get(outcome.media_type)
+        found = package(data, options) if package else _READERS.get(outcome.media_type, decode)(data)
         outcome.title, outcome.encoding, outcome.reason = found.title, found.encoding, found.note
         outcome.encoding_confidence = found.confidence if found.encoding else None
         outcome.programming_language = found.programming_language or outcome.programming_language

@@ -16,7 +16,7 @@ from statistics import median
 
 from tasks.readers.pdf_lines import Piece
 from tasks.readers.reading_order import SAME_EDGE, Row
-from tasks.readers.records import LINE_BREAK, Block, BlockKind
+from tasks.readers.records import LINE_BREAK, Block, BlockKind, markdown_table
 from tasks.readers.ruled import Grid
 
 SAME_SIZE = 0.07  # relative difference between the sizes of lines of a paragraph
@@ -395,13 +395,3 @@ def _grid_table(rows: Sequence[Row], grid: Grid) -> str:
     table = [[row[number] for number in kept] for row in table]
     filled = sum(bool(cell) for row in table for cell in row)
     return markdown_table(table) if len(kept) > 1 and filled >= LEAST_FILLED * len(table) * len(kept) else ""
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as a table in Markdown; the first one is the header."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
-
-    head, *others = rows
-    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, others)])

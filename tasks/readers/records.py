@@ -244,6 +244,16 @@ def judge_pages(outcome: Extraction, seen: Sequence[PageText], ocr: bool) -> Non
         outcome.reason += "; OCR is switched off"
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as a table in Markdown; the first one is the header."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+    head, *others = rows
+    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, others)])
+
+
 def stable_text(message: str) -> str:
     """Remove object addresses from a library's message, so that the same file always has the same row."""
     return _ADDRESS.sub("", message)

@@ -109,11 +109,12 @@ def test_a_plain_archive_named_as_an_office_document_is_an_archive():
 @pytest.mark.parametrize(
     ("names", "kind", "media_type"),
     [
-        ({"mimetype": "application/epub+zip"}, "", "application/epub+zip"),
-        ({"mimetype": "application/vnd.oasis.opendocument.text"}, "", "application/vnd.oasis.opendocument.text"),
+        ({"mimetype": "application/epub+zip"}, "text", "application/epub+zip"),
+        ({"mimetype": "application/vnd.oasis.opendocument.text"}, "text", "application/vnd.oasis.opendocument.text"),
+        ({"mimetype": "application/vnd.oasis.opendocument.image"}, "", "application/vnd.oasis.opendocument.image"),
         (
             {"[Content_Types].xml": "spreadsheetml.sheet.main+xml"},
-            "",
+            "text",
             "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
         ),
         ({"AndroidManifest.xml": "x", "META-INF/MANIFEST.MF": "x"}, "", "application/vnd.android.package-archive"),

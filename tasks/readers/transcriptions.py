@@ -1,0 +1,163 @@
+"""Text from transcriptions of pages: ALTO and PAGE-XML, which OCR engines and libraries write, and TEI editions.
+
+Other XML is read by `tasks.readers.markup`. These are parsed as a tree, so a file of more than `MAX_XML_BYTES` is read
+as other XML is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tasks.readers.decode import Decoded, clean, decode_declared
+from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, read_xml
+from tasks.readers.records import ExtractionProblem
+
+_ROOT = re.compile(rb"<(?:[\w.-]{1,40}:)?(alto|PcGts|TEI)[\s>]")
+_LINES = frozenset(("l", "item", "row"))
+_BLOCKS = _LINES | frozenset(
+    (
+        "ab",
+        "argument",
+        "body",
+        "byline",
+        "castItem",
+        "closer",
+        "dateline",
+        "div",
+        "head",
+        "lg",
+        "list",
+        "note",
+        "opener",
+    )
+    + ("p", "quote", "salute", "signed", "sp", "speaker", "stage", "table", "titlePart", "trailer")
+)
+# not the text as its editors read it: what was struck out, running heads, and the other reading of a choice
+_LEFT_OUT = frozenset(["teiHeader", "del", "fw", "sic", "orig", "abbr", "facsimile", "standOff"])
+_ALTERNATIVES = frozenset(("sic", "orig", "abbr"))
+
+
+def read_xml_or_transcription(data: bytes) -> Decoded:
+    """Return the text of an XML file.
+
+    Raises:
+        ExtractionProblem: It is not well-formed ("corrupt").
+    """
+    root = _ROOT.search(data[:4096])
+    if root is None or len(data) > MAX_XML_BYTES:
+        return read_xml(data)
+    from lxml import etree  # only here: most workers do not need it
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, load_dtd=False)
+    found = decode_declared(data)
+    text = re.sub(r"\A\s*<\?xml[^>]*\?>", "", found.text)  # it is decoded already, whatever it declares
+    try:
+        tree = etree.fromstring(text.encode("utf-8"), parser)
+    except etree.XMLSyntaxError as error:
+        raise ExtractionProblem("failed", "corrupt", f"not well-formed XML: {error}") from None
+    written, title = _WRITERS[root[1].decode()](tree)
+    return replace(found, text=clean(written), title=title)
+
+
+def _name(element: Any) -> str:
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def _named(element: Any, name: str) -> Iterator[Any]:
+    return (child for child in element.iter("{*}" + name))
+
+
+# ALTO
+
+
+def _alto(tree: Any) -> tuple[str, None]:
+    """Return the lines of the blocks; a word that is divided at the end of a line is whole."""
+    blocks = (
+        "\n".join(filter(None, map(_alto_line, _named(block, "TextLine")))) for block in _named(tree, "TextBlock")
+    )
+    return "\n\n".join(filter(None, blocks)), None
+
+
+def _alto_line(line: Any) -> str:
+    words: list[str] = []
+    mended = False
+    for part in line:
+        kind = _name(part)
+        if kind == "String" and part.get("SUBS_TYPE") != "HypPart2":
+            mended = part.get("SUBS_TYPE") == "HypPart1" and bool(part.get("SUBS_CONTENT"))
+            words.append((part.get("SUBS_CONTENT") if mended else part.get("CONTENT")) or "")
+        elif kind == "HYP" and not mended and words:
+            words[-1] += "-"
+    return " ".join(" ".join(words).split())
+
+
+# PAGE-XML
+
+
+def _page_xml(tree: Any) -> tuple[str, None]:
+    """Return the lines of the regions in the order of reading that the file states, else in that of the file."""
+    pages = []
+    for page in _named(tree, "Page"):
+        stated = {
+            item.get("regionRef"): place for place, item in enumerate(page.iter("{*}RegionRefIndexed", "{*}RegionRef"))
+        }
+        regions = sorted(_named(page, "TextRegion"), key=lambda region: stated.get(region.get("id"), len(stated)))
+        pages += [_region(region) for region in regions]
+    return "\n\n".join(filter(None, pages)), None
+
+
+def _region(region: Any) -> str:
+    lines = [_reading(line) for line in region.iterchildren("{*}TextLine")]
+    return "\n".join(filter(None, lines)) or _reading(region)
+
+
+def _reading(element: Any) -> str:
+    """Return the first reading of a line or region, not that of its words."""
+    readings = sorted(element.iterchildren("{*}TextEquiv"), key=lambda item: (item.get("index") or "").zfill(9))
+    found = next((item.find("{*}Unicode") for item in readings), None)
+    return " ".join((found.text or "").split()) if found is not None else ""
+
+
+# TEI
+
+
+def _tei(tree: Any) -> tuple[str, str | None]:
+    """Return the text of an edition as its editors read it, headings by the depth of their division; and its title."""
+    from lxml import etree
+
+    flow, depth = TextFlow(), 0
+    walk = etree.iterwalk(tree, events=("start", "end", "comment", "pi"))
+    for event, element in walk:
+        name = _name(element)
+        if event in ("comment", "pi"):
+            flow.text(element.tail or "")
+        elif event == "start":
+            parent = element.getparent()
+            if name in _LEFT_OUT and (name not in _ALTERNATIVES or (parent is not None and _name(parent) == "choice")):
+                walk.skip_subtree()
+                continue
+            depth += name == "div"
+            if name in _BLOCKS:
+                flow.line() if name in _LINES else flow.paragraph()
+            if name == "head":
+                flow.text("#" * min(max(depth, 1), 6) + " ")
+            if name in ("lb", "pb", "cb") and element.get("break") != "no":
+                flow.text(" ")
+            if name == "cell":
+                flow.cell()
+            flow.text(element.text or "")
+        else:
+            depth -= name == "div"
+            if name in _BLOCKS:
+                flow.line() if name in _LINES else flow.paragraph()
+            if element is not tree:
+                flow.text(element.tail or "")
+    named = tree.find(".//{*}titleStmt/{*}title")
+    title = " ".join("".join(named.itertext()).split())[:LONGEST_TITLE] if named is not None else ""
+    return flow.result(), clean(title) or None
+
+
+_WRITERS: dict[str, Callable[[Any], tuple[str, str | None]]] = {"alto": _alto, "PcGts": _page_xml, "TEI": _tei}
