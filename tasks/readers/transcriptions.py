@@ -18,23 +18,10 @@ from tasks.readers.records import ExtractionProblem
 _ROOT = re.compile(rb"<(?:[\w.-]{1,40}:)?(alto|PcGts|TEI)[\s>]")
 _LINES = frozenset(("l", "item", "row"))
 _BLOCKS = _LINES | frozenset(
-    (
-        "ab",
-        "argument",
-        "body",
-        "byline",
-        "castItem",
-        "closer",
-        "dateline",
-        "div",
-        "head",
-        "lg",
-        "list",
-        "note",
-        "opener",
-    )
-    + ("p", "quote", "salute", "signed", "sp", "speaker", "stage", "table", "titlePart", "trailer")
+    ("ab", "argument", "body", "byline", "castItem", "closer", "dateline", "div", "head", "lg")
 )
+_BLOCKS |= frozenset(("list", "note", "opener", "p", "quote", "salute", "signed", "sp", "speaker", "stage", "table"))
+_BLOCKS |= frozenset(("titlePart", "trailer"))
 # not the text as its editors read it: what was struck out, running heads, and the other reading of a choice
 _LEFT_OUT = frozenset(["teiHeader", "del", "fw", "sic", "orig", "abbr", "facsimile", "standOff"])
 _ALTERNATIVES = frozenset(("sic", "orig", "abbr"))
