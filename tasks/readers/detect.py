@@ -32,6 +32,8 @@ JSON_LINES = "application/jsonl"
 PARQUET_MEDIA = "application/vnd.apache.parquet"
 SQLITE_MEDIA = "application/vnd.sqlite3"
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+MBOX = "application/mbox"
+EML = "message/rfc822"
 ENCRYPTED_OFFICE = "application/vnd.ms-office.encrypted"
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -62,6 +64,11 @@ _ELEMENT = re.compile(r"<([A-Za-z_][\w:.-]{0,100})[\s>/]")
 _DOCTYPE = re.compile(r"<!doctype\s{1,20}([\w:.-]{1,100})", re.IGNORECASE)
 _TEX = re.compile(r"^[ \t]{0,20}\\(?:documentclass|documentstyle|NeedsTeXFormat|ProvidesClass|ProvidesPackage)\b", re.M)
 _NOTEBOOK_CELL = re.compile(r"\"(?:cell_type|nbformat|nbformat_minor)\"\s{0,20}:")
+_MAIL_HEADERS = re.compile(r"(?:[A-Za-z][\w-]{0,70}:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
+_MAIL_NAMES = re.compile(
+    r"^(from|date|subject|to|received|message-id|return-path|delivered-to|mime-version):", re.I | re.M
+)
+_ENVELOPE = re.compile(r"From \S[^\n]{0,200}\d{4}[^\n]{0,20}\n")
 _SHEBANG = re.compile(
     r"#!\s{0,9}(?:[^\s]*/)?(?:env\s+(?:-\S+\s+|\w+=\S*\s+)*)?"
     r"([A-Za-z][A-Za-z-]*[A-Za-z]|[A-Za-z]+\d?)"
@@ -118,7 +125,12 @@ def detect(head: bytes, data_len: int, suffix: str) -> Detected:
         is_stream = head[:1] == head[188:189] == head[376:377] == b"\x47"
         return Detected("", "video/mp2t") if is_stream else Detected()
     text = _readable(head)
-    marked = _by_markup(text, suffix) or _by_json(text, suffix, whole) or _by_other_marks(text, suffix)
+    marked = (
+        _by_headers(text, suffix)
+        or _by_markup(text, suffix)
+        or _by_json(text, suffix, whole)
+        or _by_other_marks(text, suffix)
+    )
     return marked or _by_language(text, suffix)
 
 
@@ -227,6 +239,18 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _by_headers(text: str, suffix: str) -> Detected | None:
+    """Detect mails and mailboxes; without the suffix of a mail, only a transported message is one."""
+    text = text.replace("\r\n", "\n")
+    envelope = _ENVELOPE.match(text)
+    headers = _MAIL_HEADERS.match(text, envelope.end() if envelope else 0)
+    names = {name.lower() for name in _MAIL_NAMES.findall(headers[0])} if headers else set()
+    transported = bool(names & {"received", "message-id", "return-path", "delivered-to"})
+    if "from" not in names or not (transported or (len(names) > 1 and (envelope or suffix == ".eml"))):
+        return None
+    return Detected("archive", MBOX if envelope else EML)
 
 
 def _by_other_marks(text: str, suffix: str) -> Detected | None:

@@ -16,12 +16,15 @@ from tasks.readers.archives import Budget, Entry, numbered, read_archive, unique
 from tasks.readers.decode import Decoded, clean, decode
 from tasks.readers.detect import (
     DOCX,
+    EML,
     ENCRYPTED_OFFICE,
     JSON_LINES,
+    MBOX,
     PARQUET_MEDIA,
     SQLITE_MEDIA,
     identify,
 )
+from tasks.readers.mail import read_mail
 from tasks.readers.markup import read_docx, read_html, read_notebook, read_xml
 from tasks.readers.packages import PACKAGES
 from tasks.readers.pdf import extract_pdf
@@ -252,6 +255,9 @@ class _Members:
             yield from self._leaves(entry.data, detected, entry.locator + "/", depth + 1)
 
     def _entries(self, data: bytes, detected: Detected) -> Iterator[Entry]:
+        if detected.media_type in (EML, MBOX):
+            yield from read_mail(data, detected.media_type, self._budget)
+            return
         if detected.kind == "archive":
             yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)
             return
