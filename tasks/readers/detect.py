@@ -254,9 +254,9 @@ def _by_headers(text: str, suffix: str) -> Detected | None:
 
 
 def _by_other_marks(text: str, suffix: str) -> Detected | None:
-    """Detect text formats that are not read (RTF, PostScript), and TeX without its suffix."""
+    """Detect RTF, PostScript, which is not read, and TeX without its suffix."""
     if text.startswith("{\\rtf"):
-        return Detected("", "application/rtf")
+        return Detected("text", "application/rtf")
     if text.startswith("%!PS"):
         return Detected("", "application/postscript")
     if suffix in ("", ".cls", ".clo", ".def", ".ins", ".txt") and _TEX.search(text):

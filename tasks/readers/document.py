@@ -49,6 +49,7 @@ from tasks.readers.rows import (
     list_columns,
     read_rows,
 )
+from tasks.readers.rtf import read_rtf
 from tasks.readers.transcriptions import read_xml_or_transcription
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
@@ -60,6 +61,7 @@ _READERS: dict[str, Callable[[bytes], Decoded]] = {
     "application/xml": read_xml_or_transcription,
     "image/svg+xml": read_xml,
     "application/x-ipynb+json": read_notebook,
+    "application/rtf": read_rtf,
 }
 
 

@@ -332,7 +332,7 @@ def test_text_formats_are_text_with_their_media_type(suffix, media_type):
         ('{"a": [1, 2]}\n', "", "text", "application/json"),
         ("{this is no JSON}", "", "text", "text/plain"),
         ("\\documentclass{article}\n\\begin{document}", "", "text", "text/x-tex"),
-        ("{\\rtf1\\ansi hello}", ".txt", "", "application/rtf"),
+        ("{\\rtf1\\ansi hello}", ".txt", "text", "application/rtf"),
         ("%!PS-Adobe-3.0\n", ".ps", "", "application/postscript"),
     ],
 )

@@ -208,7 +208,6 @@ def test_a_protected_office_document_is_told():
 @pytest.mark.parametrize(
     ("data", "media_type"),
     [
-        (b"{\\rtf1 words}", "application/rtf"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "WordDocument".encode("utf-16-le"), "application/msword"),
         (b"%!PS-Adobe-3.0\nshowpage", "application/postscript"),
     ],
