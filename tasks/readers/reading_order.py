@@ -23,7 +23,8 @@ MINIMUM_MOVES = 6  # steps to the right, from one piece to the next, of a page t
 MOVE_HEIGHT = 1.5  # font sizes that such a step may go up or down: columns need not share their baselines
 MINIMUM_LINES = 6  # of a column
 GUTTER = 0.6  # font sizes: wider than any space between words
-MOST_TRIED = 4  # edges at which a column may begin, each with others inside its sides
+MOST_DIVISIONS = 3  # of a page into two sides: eight columns
+MOST_TRIED = 3  # edges at which a column may begin, each with others inside its sides
 MOST_CROSSING = 0.5  # pieces across a gutter, relative to the lines of the shorter column beside it
 SHORTEST_COLUMN_LINE = 12  # characters, in the median: cells of tables are shorter
 LEAST_TEXT = 200  # characters of a column
@@ -68,15 +69,16 @@ def _interleaved(pieces: Sequence[Piece], starts: Sequence[float]) -> bool:
     return sum(one != other for one, other in pairwise(places)) >= max(MINIMUM_MOVES, shortest // 2)
 
 
-def _columns(pieces: Sequence[Piece], end: float) -> list[float] | None:
+def _columns(pieces: Sequence[Piece], end: float, divisions: int = MOST_DIVISIONS) -> list[float] | None:
     """Return x of the left edge of each column of text but the first; None if the pieces are not columns of text.
 
     Args:
         end: Left edge of what is on the right of the pieces.
+        divisions: How often the pieces may be divided further.
     """
-    for start in _column_starts(pieces):
-        left = _columns([piece for piece in pieces if piece.right <= start], start)
-        right = _columns([piece for piece in pieces if piece.left >= start - SAME_EDGE], end)
+    for start in _column_starts(pieces) if divisions else ():
+        left = _columns([piece for piece in pieces if piece.right <= start], start, divisions - 1)
+        right = _columns([piece for piece in pieces if piece.left >= start - SAME_EDGE], end, divisions - 1)
         if left is not None and right is not None:
             return [*left, start, *right]
     return [] if _is_column(pieces, end) else None
