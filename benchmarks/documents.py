@@ -105,7 +105,7 @@ def by_height(path: Path) -> bytes:
     writer = pypdf.PdfWriter()
     for page in pypdfium2.PdfDocument(path):
         layer = page.get_textpage()
-        pieces = list(read_pieces(layer, layer.get_text_range(errors="surrogatepass")))
+        pieces, _ = read_pieces(layer, layer.get_text_range(errors="surrogatepass"))
         content = io.BytesIO()
         for piece in sorted(pieces, key=lambda piece: (-piece.bottom, piece.left)):
             shown = re.sub(rb"([\\()])", rb"\\\1", piece.text.encode("cp1252", "replace"))

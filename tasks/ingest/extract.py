@@ -129,7 +129,7 @@ def extract_tools() -> dict[str, str]:
     """Return the versions of the reading engines, from package metadata, as importing pypdf takes 0.2 s."""
     from tasks.readers.ocr import engine_version
 
-    versions = {name: version(name) for name in ("pypdf", "pypdfium2")}
+    versions = {name: version(name) for name in ("lxml", "pypdf", "pypdfium2", "resiliparse")}
     return {**versions, "tesseract": engine_version() or "not found"}
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
 from tasks.readers.decode import utf16_without_mark
-from tasks.readers.packages import PACKAGES
 from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
 
@@ -40,6 +39,7 @@ _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read
 _MAGICS: list[tuple[Kind, bytes, str]] = [
     (kind, magic.encode("latin-1"), media_type) for kind, magic, media_type in _TABLES["magics"]
 ]
+_PACKAGES = frozenset(_TABLES["packages"].split())
 _SUFFIXES = {name: frozenset(suffixes.split()) for name, suffixes in _TABLES["suffixes"].items()}
 
 
@@ -248,7 +248,8 @@ def _by_headers(text: str, suffix: str) -> Detected | None:
     headers = _MAIL_HEADERS.match(text, envelope.end() if envelope else 0)
     names = {name.lower() for name in _MAIL_NAMES.findall(headers[0])} if headers else set()
     transported = bool(names & {"received", "message-id", "return-path", "delivered-to"})
-    if "from" not in names or not (transported or (len(names) > 1 and (envelope or suffix == ".eml"))):
+    is_mail = "from" in names and (transported or (len(names) > 1 and envelope))
+    if suffix in (".patch", ".diff") or not (is_mail or (suffix == ".eml" and len(names) > 1)):
         return None
     return Detected("archive", MBOX if envelope else EML)
 
@@ -340,7 +341,7 @@ def _look_into_zip(data: bytes) -> Detected:
 
 
 def _package(media_type: str) -> Detected:
-    return Detected("text" if media_type == DOCX or media_type in PACKAGES else "", media_type)
+    return Detected("text" if media_type in _PACKAGES else "", media_type)
 
 
 def _look_into_ole(data: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,6 +26,7 @@ UNKNOWN_PITCH = 1.9  # font sizes, where a page has no lines below each other
 INDENT = 0.8  # font sizes that the first line of a paragraph is indented by
 ROOM = 0.5  # font sizes left in a line beyond the word that had room in it
 HIGHER = 5  # font sizes that the first line of a cell may stand higher than the cells before, in the middle of a row
+MOST_BLOCKS = 2000  # of a page: more are no text
 NEAR = 40  # lines before and after one that tell the width of its column
 CELL_GAP = 0.5  # font sizes between columns of a table
 LEAST_ROWS = 3  # of a table without rules, with several cells
@@ -34,6 +35,8 @@ SHARE_OF_ROWS = 0.6  # rows of a table with several cells
 APART = 0.2  # font sizes that more space is around a table than between its rows
 LONGEST_CELL = 600  # characters
 FAR = 3.0  # font sizes between the rows of a table
+WIDEST_CODE = 400  # characters that a piece of code may be indented
+MOST_COLUMNS = 50  # of a table without rules
 LETTER = 0.6  # width of a character of a fixed font, in font sizes
 
 MARKER = re.compile(
@@ -89,7 +92,8 @@ def find_blocks(rows: Sequence[Row], grids: Sequence[Grid]) -> list[Block]:
         else:
             text += own
         place = stop
-    return [*blocks, *_paragraphs([_line(row) for row in text], pitch)]
+    blocks += _paragraphs([_line(row) for row in text], pitch)
+    return blocks if len(blocks) <= MOST_BLOCKS else []
 
 
 def _inside(row: Row, grid: Grid) -> bool:
@@ -142,11 +146,14 @@ def _pitch(rows: Sequence[Row]) -> float:
 def _paragraphs(lines: Sequence[_Line], pitch: float) -> Iterator[Block]:
     """Yield the paragraphs, items of lists and blocks of code of consecutive lines."""
     current: list[_Line] = []
+    hang = math.inf  # left edge of all lines of a block but the first
     for number, line in enumerate(lines):
         line.edge = _edge(line, lines[max(0, number - NEAR) : number + NEAR])
-        if current and _begins(line, current, pitch):
+        if current and _begins(line, current, hang, pitch):
             yield _text_block(current, pitch)
-            current = []
+            current, hang = [], math.inf
+        if current:
+            hang = min(hang, line.left)
         current.append(line)
     if current:
         yield _text_block(current, pitch)
@@ -165,7 +172,7 @@ def _ends_early(last: _Line, line: _Line) -> bool:
     return last.edge - last.right > word * letter + ROOM * last.size
 
 
-def _begins(line: _Line, current: Sequence[_Line], pitch: float) -> bool:
+def _begins(line: _Line, current: Sequence[_Line], hang: float, pitch: float) -> bool:
     """Return True if a line begins a new block."""
     first, last = current[0], current[-1]
     step = last.bottom - line.bottom
@@ -186,10 +193,9 @@ def _begins(line: _Line, current: Sequence[_Line], pitch: float) -> bool:
         return True  # the lines of an item hang below its text
     ended = bool(_ENDS.search(last.text))
     if len(current) > 1:
-        edge = min(one.left for one in current[1:])
-        if first.left < edge - indent and abs(line.left - first.left) < SAME_EDGE:
+        if first.left < hang - indent and abs(line.left - first.left) < SAME_EDGE:
             return True  # the next of entries whose lines hang
-        if line.left > edge + indent and (early or ended):
+        if line.left > hang + indent and (early or ended):
             return True
     elif line.left > first.left + indent and early and not MARKER.match(first.text):
         return True
@@ -216,7 +222,7 @@ def _indented(lines: Sequence[_Line], pitch: float) -> str:
             found.append("")
         text = ""
         for piece in line.row:
-            column = round((piece.left - left) / (LETTER * piece.size))
+            column = min(round((piece.left - left) / (LETTER * piece.size)), WIDEST_CODE)
             text += " " * max(bool(text), column - len(text)) + piece.text
         found.append(text)
     return "\n".join(found)
@@ -270,14 +276,8 @@ class _Band:
     start: int
     stop: int
     grid: Grid | None = None
-
-    @property
-    def bottom(self) -> float:
-        return min(cell.bottom for cell in self.cells)
-
-    @property
-    def top(self) -> float:
-        return max(cell.top for cell in self.cells)
+    bottom: float = math.inf
+    top: float = -math.inf
 
 
 def _bands(rows: Sequence[Row], grids: Sequence[Grid]) -> Iterator[_Band]:
@@ -294,6 +294,8 @@ def _bands(rows: Sequence[Row], grids: Sequence[Grid]) -> Iterator[_Band]:
         else:
             band.cells += [_Cell([piece], len(row) > 1) for piece in row]
         band.stop = place + 1
+        band.bottom = min(band.bottom, *(piece.bottom for piece in row))
+        band.top = max(band.top, *(piece.top for piece in row))
     if band:
         yield band
 
@@ -301,6 +303,8 @@ def _bands(rows: Sequence[Row], grids: Sequence[Grid]) -> Iterator[_Band]:
 def _joins(row: Row, band: _Band) -> bool:
     """Return True if a row of pieces goes on in the last cell of a band, or is beside it."""
     last, piece = band.cells[-1], row[0]
+    if len(band.cells) >= MOST_COLUMNS:
+        return False
     if piece.left >= last.right:
         return piece.top > band.bottom and piece.bottom < band.top + HIGHER * piece.size
     step = last.bottom - piece.bottom
@@ -317,10 +321,15 @@ def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
         size = band.cells[0].size
         if end > place and not -size < _gap(bands, end) < FAR * size:
             break
-        if band.grid or any(map(_is_no_cell, band.cells)) or MARKER.fullmatch(band.cells[0].text):
+        if (
+            band.grid
+            or len(band.cells) > MOST_COLUMNS
+            or any(map(_is_no_cell, band.cells))
+            or MARKER.fullmatch(band.cells[0].text)
+        ):
             break
         merged = _merge([*spans, *((cell.left, cell.right) for cell in band.cells)], CELL_GAP * size)
-        if len(merged) < 2:
+        if not 2 <= len(merged) <= MOST_COLUMNS:
             break
         spans = merged
         end += 1
@@ -383,15 +392,11 @@ def _nearest(cell: _Cell, spans: Sequence[tuple[float, float]]) -> int:
 
 def _grid_table(rows: Sequence[Row], grid: Grid) -> str:
     """Return the table of a grid; "" if most of its cells are empty."""
-    n_rows, n_columns = len(grid.ys) - 1, len(grid.xs) - 1
-    cells: list[list[list[str]]] = [[[] for _ in range(n_columns)] for _ in range(n_rows)]
+    cells: dict[tuple[int, int], list[str]] = defaultdict(list)
     for row in rows:
         for piece in row:
-            down, across = grid.cell(*piece.middle)
-            cells[down][across].append(piece.text)
-    table = [[" ".join(cell) for cell in row] for row in cells]
-    table = [row for row in table if any(row)]
-    kept = [number for number in range(n_columns) if any(row[number] for row in table)]
-    table = [[row[number] for number in kept] for row in table]
+            cells[grid.cell(*piece.middle)].append(piece.text)
+    down, kept = sorted({row for row, _ in cells}), sorted({column for _, column in cells})
+    table = [[" ".join(cells.get((row, column), ())) for column in kept] for row in down]
     filled = sum(bool(cell) for row in table for cell in row)
     return markdown_table(table) if len(kept) > 1 and filled >= LEAST_FILLED * len(table) * len(kept) else ""

@@ -10,66 +10,87 @@ import email
 import email.policy
 import re
 from collections.abc import Iterator
-from email.message import EmailMessage
+from email.message import Message
+from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import cast
 
 from tasks.readers.archives import Budget, Entry
 from tasks.readers.decode import clean, decode, one_line
 from tasks.readers.detect import EML, MBOX
-from tasks.readers.markup import read_html
+from tasks.readers.markup import LONGEST_TITLE, read_html
+from tasks.readers.records import Detected, ExtractionProblem
 
-LONGEST_SUBJECT = 1000
+LONGEST_NAME = 200
 SHORTEST_QUOTE = 20  # characters: shorter lines repeat for other reasons
 
-_MESSAGE = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From \S[^\n]{0,200}\d{4}[^\n]{0,20}\n")
+_ENVELOPE = re.compile(rb"(?:(?<=\n\n)|(?<=\r\n\r\n))From \S[^\n]{0,200}\d{4}[^\n]{0,20}\n")
 _QUOTED = re.compile(r"[>|\s]*>\s?")
 _WORDS = re.compile(r"\W+")
 
 
 def read_mail(data: bytes, media_type: str, budget: Budget) -> Iterator[Entry]:
-    """Yield the messages and attachments of a mail or mailbox.
+    """Yield the messages and attachments of a mail or mailbox; a message that cannot be read has a problem.
 
     Args:
         media_type: `MBOX` or `EML`.
         budget: Bytes left for the outermost file.
     """
     seen: set[str] = set()
-    starts = [found.end() for found in _MESSAGE.finditer(data)] if media_type == MBOX else [0]
-    ends = [found.start() for found in _MESSAGE.finditer(data)][1:] if media_type == MBOX else []
-    for number, (start, end) in enumerate(zip(starts, [*ends, len(data)], strict=True), 1):
+    ends = [found.start() for found in _ENVELOPE.finditer(data) if found.start()] if media_type == MBOX else []
+    for number, (start, end) in enumerate(pairwise([0, *ends, len(data)]), 1):
         name = f"message {number}" if media_type == MBOX else "message"
-        message = cast(EmailMessage, email.message_from_bytes(data[start:end], policy=email.policy.default))
-        text = _text(message, seen)
+        try:
+            # the older policy keeps headers as they are: the newer one takes quadratic time for long ones
+            message = email.message_from_bytes(data[start:end], policy=email.policy.compat32)
+            leaves = _leaves(message)
+            body = next(filter(_is_body, leaves), None)
+            text = _text(message, body, seen)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            reason = f"the message cannot be read: {type(error).__name__}: {error}"
+            yield Entry(name, problem=ExtractionProblem("failed", "corrupt", reason[:500]))
+            continue
         budget.take(len(text.encode()))
-        yield Entry(name, text.encode(), text=text)
-        for place, part in enumerate(message.iter_attachments() if message.is_multipart() else (), 1):
+        yield Entry(name, text.encode(), text=text, detected=Detected("text", "text/plain"))
+        for place, part in enumerate([part for part in leaves if part is not body], 1):
             content = _content(part)
             budget.take(len(content))
-            file = one_line(part.get_filename() or "").replace("/", "_") or f"attachment {place}"
+            file = one_line(_header(part.get_filename())).replace("/", "_")[-LONGEST_NAME:].lstrip(".")
             suffix = ".eml" if part.get_content_type() == EML else PurePosixPath(file).suffix.lower()
-            yield Entry(f"{name}/{file}", content, suffix=suffix)
+            yield Entry(f"{name}/{file or f'attachment {place}'}", content, suffix=suffix)
 
 
-def _content(part: EmailMessage) -> bytes:
-    """Return the bytes of an attachment; of a forwarded message, the message."""
-    if part.get_content_type() == EML:
-        inner = part.get_payload()
-        return b"".join(one.as_bytes() for one in inner) if isinstance(inner, list) else b""
+def _leaves(part: Message, without_html: bool = False) -> list[Message]:
+    """Return the parts that have content, of alternatives in HTML and plain text the latter; an inner mail is one."""
+    inner = part.get_payload()
+    if not isinstance(inner, list) or part.get_content_type() == EML:
+        return [] if without_html and part.get_content_type() == "text/html" and not part.get_filename() else [part]
+    parts = [one for one in inner if isinstance(one, Message)]
+    if part.get_content_type() == "multipart/alternative":
+        without_html = without_html or any(one.get_content_type() == "text/plain" for one in parts)
+    return [leaf for one in parts for leaf in _leaves(one, without_html)]
+
+
+def _is_body(part: Message) -> bool:
+    named = part.get_filename() or part.get_content_disposition() == "attachment"
+    return part.get_content_type() in ("text/plain", "text/html") and not named
+
+
+def _content(part: Message) -> bytes:
+    """Return the bytes of a part; of a mail inside the mail, the mail."""
+    inner = part.get_payload()
+    if isinstance(inner, list):
+        return b"".join(one.as_bytes() for one in inner if isinstance(one, Message))
     payload = part.get_payload(decode=True)
     return payload if isinstance(payload, bytes) else b""
 
 
-def _text(message: EmailMessage, seen: set[str]) -> str:
+def _text(message: Message, body: Message | None, seen: set[str]) -> str:
     """Return subject and text of a message, without quoted lines that were `seen`, to which its own are added."""
-    subject = one_line(message.get("subject", ""))[:LONGEST_SUBJECT]
-    body = message.get_body(("plain", "html"))
-    payload = body.get_payload(decode=True) if body is not None else b""
-    raw = payload if isinstance(payload, bytes) else b""
-    if body is not None and body.get_content_type() == "text/html":
-        text = read_html(raw).text
-    else:
-        text = _decoded(raw, body.get_content_charset() if body is not None else None)
+    subject = _header(message.get("subject"))
+    text = ""
+    if body is not None:
+        text = _decoded(_content(body), body.get_content_charset())
+        text = read_html(text.encode()).text if body.get_content_type() == "text/html" else text
     kept = []
     for line in text.split("\n"):
         bare = _QUOTED.sub("", line, count=1) if _QUOTED.match(line) else line
@@ -82,8 +103,19 @@ def _text(message: EmailMessage, seen: set[str]) -> str:
     return "\n\n".join(filter(None, (f"# {subject}" if subject else "", clean("\n".join(kept)).strip("\n"))))
 
 
+def _header(value: object) -> str:
+    """Return a header, decoded, as one line."""
+    from email.header import decode_header, make_header
+
+    raw = str(value or "")[:LONGEST_TITLE]
+    try:
+        return one_line(str(make_header(decode_header(raw))))
+    except (LookupError, ValueError):  # an unknown encoding, or one that it is not in
+        return one_line(raw)
+
+
 def _decoded(raw: bytes, charset: str | None) -> str:
     try:
         return clean(raw.decode(charset)) if charset else decode(raw).text
-    except (LookupError, UnicodeDecodeError):
+    except (LookupError, ValueError):
         return decode(raw).text

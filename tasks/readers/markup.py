@@ -37,7 +37,7 @@ MAX_DEPTH = 1000
 MAX_LISTS = 100  # each costs time in proportion to the size of the page
 _PLAIN_LIST_NEAR_TOP = "body > ul:not(:has(a)), body > * > ul:not(:has(a))"
 # Resiliparse drops figures with all their content, such as code, unless alternative texts are requested.
-_FIGURE = re.compile(r"<(/?)fig(?:ure|caption)\b", re.IGNORECASE)
+FIGURE = re.compile(r"<(/?)fig(?:ure|caption)\b", re.IGNORECASE)
 _HIDDEN = ["[hidden]", "[style*='display:none' i]", "[style*='display: none' i]"]
 FEED_CHARACTERS = 1024 * 1024
 _BLANK_RUNS = re.compile(r"\n{3,}")
@@ -54,7 +54,7 @@ def read_html(data: bytes) -> Decoded:
     from resiliparse.parse.html import HTMLTree
 
     found = decode_declared(data)
-    tree = HTMLTree.parse(_FIGURE.sub(r"<\1div", found.text))
+    tree = HTMLTree.parse(FIGURE.sub(r"<\1div", found.text))
     note, content = "", ""
     if _is_deep(tree, found.text):
         note = f"elements are nested more than {MAX_DEPTH} deep, so the whole text was read, menus and all"
@@ -198,9 +198,26 @@ class _XmlReader:
             raise ExtractionProblem("rejected", "corrupt", reason)
 
 
+MAX_XML_BYTES = 48 * 1024**2  # The tree of an XML part takes about eight times its size.
+
+
+def parse_xml(data: bytes, what: str) -> Any:
+    """Return the root of a small XML document, whose entities stay as they are.
+
+    Raises:
+        ExtractionProblem: It is not well-formed ("corrupt").
+    """
+    from lxml import etree  # only here: most workers do not need it
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, load_dtd=False)
+    try:
+        return etree.fromstring(data, parser)
+    except etree.XMLSyntaxError as error:
+        raise ExtractionProblem("failed", "corrupt", f"not well-formed {what}: {error}") from None
+
+
 # Word documents
 
-MAX_XML_BYTES = 48 * 1024**2  # The tree of an XML part takes about eight times its size.
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"

@@ -17,13 +17,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
-from tasks.readers.decode import Decoded, clean
+from tasks.readers.decode import Decoded, clean, decode_declared
+from tasks.readers.markup import FIGURE, LONGEST_TITLE, MAX_XML_BYTES, parse_xml
 from tasks.readers.records import ExtractionProblem, ExtractOptions, markdown_table
 
 EPUB = "application/epub+zip"
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 _OPEN = "application/vnd.oasis.opendocument."
-MAX_XML_BYTES = 48 * 1024**2  # the tree of an XML part takes about eight times its size
+MOST_CHARACTERS = 2**28  # of a text: a cell may refer to a long text, and a million cells to the same one
 MOST_COLUMNS = 1000  # of a table; a cell may claim to be repeated a billion times
 
 _DAMAGE = (
@@ -33,10 +34,13 @@ _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationship
 _DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _SLIDE = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _SHEET = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+_COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
 _ODF = "{urn:oasis:names:tc:opendocument:xmlns:"
 _TEXT, _TABLE, _DRAW, _OFFICE_NS = (f"{_ODF}{name}:1.0}}" for name in ("text", "table", "drawing", "office"))
+_SPACES = {f"{_TEXT}{name}" for name in ("s", "tab", "line-break", "p", "h")}
 _SLIDE_CLASS = f"{_ODF}presentation:1.0}}class"
 _NOT_SHOWN = {f"{_TEXT}tracked-changes", f"{_OFFICE_NS}annotation", f"{_TEXT}note-citation", f"{_OFFICE_NS}forms"}
+_CLOSED = re.compile(r"<(title|script|style|textarea|iframe|a|p|div|span|i|b|em)(\s[^<>]*)?/>", re.IGNORECASE)
 _CELL = re.compile(r"([A-Z]{1,3})\d*")
 # formats of numbers that are dates or times; letters in quotes and brackets mean nothing
 _DATE_IDS = frozenset([*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)])
@@ -88,16 +92,7 @@ class _Package:
 
     def tree(self, name: str) -> Any:
         """Return the root of a part."""
-        from lxml import etree  # only here: most workers do not need it
-
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, load_dtd=False)
-        try:
-            root = etree.fromstring(self.read(name), parser)
-        except etree.XMLSyntaxError as error:
-            raise self.corrupt(f"{name[:200]}: {error}") from None
-        if root is None:
-            raise self.corrupt(f"{name[:200]} is empty")
-        return root
+        return parse_xml(self.read(name), f"{name[:200]} in the {self.what}")
 
     def related(self, name: str) -> dict[str, str]:
         """Return the parts that a part of an Office package refers to, by the id of the reference."""
@@ -120,12 +115,18 @@ class _Package:
 
 def _title(root: Any) -> str | None:
     found = root.find(".//{http://purl.org/dc/elements/1.1/}title")
-    return clean(" ".join("".join(found.itertext()).split())[:1000]) or None if found is not None else None
+    return clean(" ".join("".join(found.itertext()).split())[:LONGEST_TITLE]) or None if found is not None else None
 
 
-def _decoded(parts: Iterator[str], title: str | None) -> Decoded:
-    text = "\n\n".join(part for part in map(str.strip, parts) if part)
-    return Decoded(clean(text), None, 1.0, title=title)
+def _decoded(parts: Iterator[str], title: str | None, missing: int = 0) -> Decoded:
+    found, left = [], MOST_CHARACTERS
+    for part in map(str.strip, parts):
+        left -= len(part)
+        if left < 0:
+            raise ExtractionProblem("rejected", "too_large", f"the text has more than {MOST_CHARACTERS} characters")
+        found += [part] if part else []
+    note = f"{missing} parts that are named are not in the file" if missing else ""
+    return Decoded(clean("\n\n".join(found)), None, 1.0, title=title, note=note)
 
 
 # EPUB
@@ -148,16 +149,18 @@ def read_epub(data: bytes, options: ExtractOptions) -> Decoded:
         references = package.tree("META-INF/encryption.xml").iter("{*}CipherReference")
         if {unquote(item.get("URI") or "") for item in references} & set(chapters):
             raise ExtractionProblem("rejected", "encrypted", "the EPUB book is protected against copying")
-    return _decoded((_chapter(package.read(name)) for name in chapters if package.has(name)), _title(book))
+    present = [name for name in chapters if package.has(name)]
+    parts = (_chapter(package.read(name)) for name in present)
+    return _decoded(parts, _title(book), len(chapters) - len(present))
 
 
 def _chapter(data: bytes) -> str:
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
-    from tasks.readers.decode import decode_declared
-
-    tree = HTMLTree.parse(decode_declared(data).text)
+    # as HTML an element without content would not end, and a figure would be left out with its content
+    markup = _CLOSED.sub(r"<\1\2></\1>", decode_declared(data).text)
+    tree = HTMLTree.parse(FIGURE.sub(r"<\1div", markup))
     return extract_plain_text(tree, main_content=False, alt_texts=False, list_bullets=True)
 
 
@@ -177,7 +180,10 @@ def read_presentation(data: bytes, options: ExtractOptions) -> Decoded:
 def _slide(package: _Package, name: str) -> Iterator[str]:
     if not package.has(name):
         return
-    for shape in package.tree(name).iter(f"{_SLIDE}sp", f"{_DRAWING}tbl"):
+    root = package.tree(name)
+    for other in list(root.iter(f"{_COMPATIBILITY}Fallback")):  # the same for older programs
+        other.getparent().remove(other)
+    for shape in root.iter(f"{_SLIDE}sp", f"{_DRAWING}tbl"):
         if shape.tag == f"{_DRAWING}tbl":
             rows = shape.iter(f"{_DRAWING}tr")
             yield _table([_paragraphs(cell, " ") for cell in row.iter(f"{_DRAWING}tc")] for row in rows)
@@ -252,19 +258,20 @@ def _date_styles(package: _Package) -> set[int]:
     dates = set(_DATE_IDS)
     for item in styles.iter(f"{_SHEET}numFmt"):
         code = _LITERAL.sub("", item.get("formatCode") or "")
-        if _DATE_LETTER.search(code) and (item.get("numFmtId") or "").isdecimal():
-            dates.add(int(item.get("numFmtId")))
+        if _DATE_LETTER.search(code):
+            dates.add(_number(item.get("numFmtId") or ""))
     cells = styles.find(f"{_SHEET}cellXfs")
-    formats = [item.get("numFmtId") or "" for item in cells] if cells is not None else []
-    return {number for number, one in enumerate(formats) if one.isdecimal() and int(one) in dates}
+    formats = [_number(item.get("numFmtId") or "") for item in cells] if cells is not None else []
+    return {number for number, one in enumerate(formats) if one in dates - {10**9}}
 
 
 def _rows(sheet: Any, shared: list[str], dates: set[int], epoch: datetime) -> Iterator[list[str]]:
     for row in sheet.iter(f"{_SHEET}row"):
         values: list[str] = []
+        column = -1
         for cell in row.iter(f"{_SHEET}c"):
             place = _CELL.match(cell.get("r") or "")
-            column = _column(place[1]) if place else len(values)
+            column = _column(place[1]) if place else column + 1
             if column < MOST_COLUMNS and (value := _value(cell, shared, dates, epoch)):
                 values += [""] * (column + 1 - len(values))
                 values[column] = value
@@ -286,13 +293,18 @@ def _value(cell: Any, shared: list[str], dates: set[int], epoch: datetime) -> st
     found = cell.find(f"{_SHEET}v")
     value = (found.text or "") if found is not None else ""
     if kind == "s":
-        return shared[int(value)] if value.isdecimal() and int(value) < len(shared) else ""
+        return shared[_number(value)] if _number(value) < len(shared) else ""
     if kind == "b":
         return {"1": "TRUE", "0": "FALSE"}.get(value, value)
-    style = cell.get("s") or ""
-    if kind == "n" and style.isdecimal() and int(style) in dates:
+    style = cell.get("s") or "0"
+    if kind == "n" and _number(style) in dates:
         return _date(value, epoch)
     return value
+
+
+def _number(text: str) -> int:
+    """Return a count or an index; a very large number for anything else."""
+    return int(text) if text.isdecimal() and len(text) < 10 else 10**9
 
 
 def _date(value: str, epoch: datetime) -> str:
@@ -302,7 +314,7 @@ def _date(value: str, epoch: datetime) -> str:
         moment = epoch + timedelta(seconds=round(days * 86_400))
     except (ValueError, OverflowError):
         return value
-    if days < 1:
+    if 0 <= days < 1:
         return f"{moment:%H:%M:%S}"
     return f"{moment:%Y-%m-%d}" if days == int(days) else f"{moment:%Y-%m-%d %H:%M:%S}"
 
@@ -327,72 +339,81 @@ def _open_parts(body: Any) -> Iterator[str]:
     """Yield headings, paragraphs, lists and tables, without recursion."""
     from lxml import etree
 
-    items: list[str] = []  # of the list that is open
+    items: list[str] = []  # of the outermost list that is open
+    lists = 0
+    is_sheet = body.find(f"{_OFFICE_NS}spreadsheet") is not None
     walk = etree.iterwalk(body, events=("start", "end"))
     for event, element in walk:
         tag = element.tag
-        if event == "end":
-            if tag == f"{_TEXT}list" and items and not _inside(element, f"{_TEXT}list"):
+        if tag == f"{_TEXT}list":
+            lists += 1 if event == "start" else -1
+            if items and not lists:
                 yield "\n".join(items)
                 items = []
+        elif event == "end":
             continue
-        if tag in _NOT_SHOWN:
+        elif tag in _NOT_SHOWN:
             walk.skip_subtree()
         elif tag == f"{_TABLE}table":
-            if (name := element.get(f"{_TABLE}name")) and _inside(element, f"{_OFFICE_NS}spreadsheet"):
+            if (name := element.get(f"{_TABLE}name")) and is_sheet:
                 yield f"## {' '.join(name.split())}"
-            yield _table(_open_cells(row) for row in element.iter(f"{_TABLE}table-row"))
+            yield _table(_open_cells(row) for row in _open_rows(element))
             walk.skip_subtree()
         elif tag == f"{_DRAW}frame" and element.get(_SLIDE_CLASS) == "title":
-            if title := " ".join(filter(None, map(_open_text, element.iter(f"{_TEXT}p")))):
+            if title := _open_text(element):
                 yield f"## {title}"
             walk.skip_subtree()
         elif tag == f"{_TEXT}h":
-            level = element.get(f"{_TEXT}outline-level") or "1"
-            yield "#" * (min(int(level), 6) if level.isdecimal() else 1) + " " + _open_text(element)
+            level = _number(element.get(f"{_TEXT}outline-level") or "1")
+            yield f"{'#' * min(level, 6)} {_open_text(element)}"
             walk.skip_subtree()
         elif tag == f"{_TEXT}p":
             text = _open_text(element)
-            if _inside(element, f"{_TEXT}list-item"):
+            if lists:
                 items += [f"- {text}"] if text else []
             else:
                 yield text
             walk.skip_subtree()
 
 
-def _inside(element: Any, tag: str) -> bool:
-    return next(element.iterancestors(tag), None) is not None
+def _open_rows(table: Any) -> Iterator[Any]:
+    """Yield the rows of a table, not those of a table in a cell."""
+    waiting = [table]
+    while waiting:
+        element = waiting.pop()
+        if element.tag == f"{_TABLE}table-row":
+            yield element
+        else:
+            groups = ("table-row", "table-rows", "table-header-rows", "table-row-group")
+            waiting += reversed([*element.iterchildren(*(f"{_TABLE}{name}" for name in groups))])
 
 
 def _open_cells(row: Any) -> list[str]:
     cells: list[str] = []
     empty = 0  # those at the end of a row claim to be thousands
     for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
-        text = " ".join(filter(None, (_open_text(part) for part in cell.iter(f"{_TEXT}p", f"{_TEXT}h"))))
-        repeated = cell.get(f"{_TABLE}number-columns-repeated") or "1"
-        times = min(int(repeated), MOST_COLUMNS) if repeated.isdecimal() else 1
+        text = _open_text(cell)
+        times = min(_number(cell.get(f"{_TABLE}number-columns-repeated") or "1"), MOST_COLUMNS)
         if text:
             cells += [""] * empty + [text] * times
-        empty = 0 if text else empty + times
+        empty = 0 if text else min(empty + times, MOST_COLUMNS)
     return cells[:MOST_COLUMNS]
 
 
 def _open_text(element: Any) -> str:
-    """Return the text of a paragraph, with the spaces and line breaks that elements stand for."""
+    """Return the text of an element, with the spaces and line breaks that elements stand for."""
     from lxml import etree
 
     pieces: list[str] = []
-    walk = etree.iterwalk(element, events=("start", "end"))
+    walk = etree.iterwalk(element, events=("start", "end", "comment", "pi"))
     for event, part in walk:
-        if event == "end":
-            if part is not element:
-                pieces.append(part.tail or "")
-        elif part.tag in _NOT_SHOWN:
-            walk.skip_subtree()
-        elif part.tag in (f"{_TEXT}s", f"{_TEXT}tab", f"{_TEXT}line-break"):
-            pieces.append(" ")
-        else:
-            pieces.append(part.text or "" if isinstance(part.tag, str) else "")
+        if event == "start":
+            if part.tag in _NOT_SHOWN:
+                walk.skip_subtree()
+            else:
+                pieces += [" " if part.tag in _SPACES else "", part.text or ""]
+        elif part is not element:
+            pieces += [" " if part.tag in _SPACES else "", part.tail or ""]
     return " ".join("".join(pieces).split())
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _POINTS_PER_INCH = 72
 SECOND_OPINION_BYTES = 2 * 1024**2
 SOUND_SHARE = 0.85
-TOLD_SHARE = 0.9  # of a page's characters, whose places tell its layout
+MOST_PIECES = 5000  # of a page whose layout is told
 # pypdf writes the name of a glyph that it cannot map.
 _GLYPH_NAME = re.compile(r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])")
 
@@ -161,13 +161,13 @@ def _read_layer(page: pdfium.PdfPage, markdown: bool) -> tuple[str, Routing, lis
         n_characters = layer.count_chars()
         text = _text(layer, n_characters)
         grids = read_grids(page) if markdown else []
-        pieces = list(read_pieces(layer, text, grids))
+        pieces, others = read_pieces(layer, text, grids)
         rows, moved = rows_in_order(pieces)
-        # lines that are not upright are in no piece
-        told = sum(len(piece.text) for piece in pieces) >= TOLD_SHARE * sum(map(len, text.split()))
-        blocks = find_blocks(rows, grids) if markdown and told else []
+        blocks = find_blocks(rows, grids) if markdown and len(pieces) <= MOST_PIECES else []
+        if blocks and others:
+            blocks.append(Block("lines", "\n".join(others)))
         if moved:
-            text = "\r\n".join(" ".join(piece.text for piece in row) for row in rows)
+            text = "\r\n".join([*(" ".join(piece.text for piece in row) for row in rows), *others])
         # PDFium writes U+FFFE (in other calls U+0002) for the line-end hyphen of a word that it joined. A later stage,
         # which sees the whole document, decides whether the hyphen belongs to the word.
         text = text.replace("\ufffe", "-\n").replace("\u0002", "-\n")

@@ -8,10 +8,10 @@ gaps show where to look closer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ctypes import byref, c_double, create_string_buffer
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, isfinite
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
@@ -59,8 +59,8 @@ class Piece:
         return (self.left + self.right) / 2, (self.bottom + self.top) / 2
 
 
-def read_pieces(layer: pdfium.PdfTextPage, text: str, grids: Sequence[Grid] = ()) -> Iterator[Piece]:
-    """Yield the pieces of a page in the order of the file, without those of lines that are not level.
+def read_pieces(layer: pdfium.PdfTextPage, text: str, grids: Sequence[Grid] = ()) -> tuple[list[Piece], list[str]]:
+    """Return the pieces of a page in the order of the file, and its lines that are not level, which have none.
 
     Args:
         layer: The text page.
@@ -68,6 +68,8 @@ def read_pieces(layer: pdfium.PdfTextPage, text: str, grids: Sequence[Grid] = ()
         grids: Ruled tables, whose vertical lines part pieces, too.
     """
     reader = _Reader(layer, grids)
+    found: list[Piece] = []
+    others: list[str] = []
     wide = max(text, default="") > "\uffff"  # such a character is two of PDFium's text
     start = position = 0
     for end in _LINE_END.finditer(text + "\r\n"):
@@ -77,9 +79,12 @@ def read_pieces(layer: pdfium.PdfTextPage, text: str, grids: Sequence[Grid] = ()
             pieces = reader.pieces(line, [position + place for place in places] if wide else places)
             if pieces and mark[0] != "\r":
                 pieces[-1].text += "-"
-            yield from pieces
+            found += pieces
+            if not pieces:
+                others.append(line)
         position += (places[-1] if wide else len(line)) + len(mark)
         start = end.end()
+    return found, others
 
 
 def _units(line: str) -> list[int]:
@@ -122,7 +127,7 @@ class _Reader:
         bold, fixed = self._style(first)
         style = bold, fixed and self._style(last)[1] and self._style((first + last) // 2)[1]
         whole = self._piece(line, start, stop, first, last, size, *style)
-        if size <= 0:
+        if not (size > 0 and isfinite(size + whole.left + whole.right + whole.bottom + whole.top)):
             return []
         rules = [
             x for grid in self._grids if grid.ys[0] < whole.middle[1] < grid.ys[-1]
@@ -153,9 +158,10 @@ class _Reader:
     ) -> Piece:
         box = self._box
         pdfium_c.FPDFText_GetLooseCharBox(self._layer, first, self._box_out)
-        left, bottom, top = box.left, box.bottom, box.top
+        left, right, bottom, top = box.left, box.right, box.bottom, box.top
         pdfium_c.FPDFText_GetLooseCharBox(self._layer, last, self._box_out)
-        return Piece(line[start:end], left, bottom, box.right, top, size, bold, fixed)
+        # the first character of a line from right to left is on its right
+        return Piece(line[start:end], min(left, box.left), bottom, max(right, box.right), top, size, bold, fixed)
 
     def _character(self, place: int) -> int:
         return int(pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, place))
@@ -191,6 +197,7 @@ class _Reader:
         key = pdfium_c.cast(font, pdfium_c.c_void_p).value or 0
         if key not in self._fonts:
             name = self._name
+            name[0] = b"\0"  # a longer one is not written
             pdfium_c.FPDFFont_GetBaseFontName(font, name, len(name))
             flags = pdfium_c.FPDFFont_GetFlags(font)
             heavy = pdfium_c.FPDFFont_GetWeight(font) >= BOLD_WEIGHT or flags & BOLD_FLAG

@@ -10,16 +10,20 @@ from tasks.readers.markup import LONGEST_TITLE, TextFlow
 from tasks.readers.records import ExtractionProblem
 
 # a control word with its number and one space, a byte in hexadecimal, a control symbol, a brace, or other text
-_TOKEN = re.compile(rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\([^a-z'])|([{}])|([^\\{}\r\n]+)|[\r\n]+|\\")
+_TOKEN = re.compile(
+    rb"\\([A-Za-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\([^A-Za-z'])|([{}])|([^\\{}\r\n]+)|[\r\n]+|\\"
+)
 _SKIPPED = frozenset(
     b"fonttbl colortbl stylesheet pict object themedata datastore header headerl headerr headerf footer footerl "
     b"footerr footerf listtable listoverridetable rsidtbl generator xmlnstbl latentstyles filetbl revtbl fldinst "
-    b"bkmkstart bkmkend annotation atnid atnauthor mmathPr".split()
+    b"bkmkstart bkmkend annotation atnid atnauthor mmathPr sp".split()
 )
 _CHARACTERS = {
     b"tab": "\t", b"emdash": "\u2014", b"endash": "\u2013", b"lquote": "\u2018", b"rquote": "\u2019",
     b"ldblquote": "\u201c", b"rdblquote": "\u201d", b"bullet": "\u2022", b"emspace": " ", b"enspace": " ",
 }  # fmt: skip
+# whether it ends a paragraph, or only a line
+_ENDS = {b"par": True, b"sect": True, b"page": True, b"row": False, b"nestrow": False, b"line": False}
 _SYMBOLS = {b"~": "\u00a0", b"_": "-", b"\\": "\\", b"{": "{", b"}": "}"}
 _MAC, _PC = "mac_roman", "cp437"
 
@@ -30,11 +34,12 @@ def read_rtf(data: bytes) -> Decoded:
     Raises:
         ExtractionProblem: Its groups are not closed ("corrupt"), so its end is missing.
     """
-    reader = _Reader()
-    for token in _TOKEN.finditer(data):
+    reader, place = _Reader(), 0
+    while not reader.done and (token := _TOKEN.search(data, place)):
         reader.take(token)
-        if reader.done:
-            break
+        place = token.end()
+        if token[1] == b"bin":  # so many bytes follow, which may be braces
+            place += max(0, int(token[2] or 0))
     if not reader.done:
         raise ExtractionProblem("failed", "corrupt", "the RTF file is cut off: its groups are not closed")
     title = clean(" ".join("".join(reader.title).split())[:LONGEST_TITLE])
@@ -75,6 +80,8 @@ class _Reader:
             if self._groups:
                 self._into, self._behind, self._hidden = self._groups.pop()
             self.done = not self._groups
+        elif word and self._skip and word != b"u":
+            self._skip -= 1  # a control word may stand for the character, too
         elif word:
             self._word(word, int(number) if number else None)
         elif symbol == b"*":
@@ -104,9 +111,9 @@ class _Reader:
             self._hidden = number != 0
         elif word == b"plain":
             self._hidden = False
-        elif word in (b"par", b"sect", b"page", b"row", b"line") and self._into == "text":
-            self.flow.paragraph() if word in (b"par", b"sect", b"page") else self.flow.line()
-        elif word == b"cell" and self._into == "text":
+        elif word in _ENDS and self._into == "text":
+            self.flow.paragraph() if _ENDS[word] else self.flow.line()
+        elif word in (b"cell", b"nestcell") and self._into == "text":
             self.flow.cell()
         elif word in _CHARACTERS:
             self._put(_CHARACTERS[word])

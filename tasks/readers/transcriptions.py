@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tasks.readers.decode import Decoded, clean, decode_declared
-from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, read_xml
-from tasks.readers.records import ExtractionProblem
+from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, parse_xml, read_xml
 
 _ROOT = re.compile(rb"<(?:[\w.-]{1,40}:)?(alto|PcGts|TEI)[\s>]")
 _LINES = frozenset(("l", "item", "row"))
@@ -23,7 +22,7 @@ _BLOCKS = _LINES | frozenset(
 _BLOCKS |= frozenset(("list", "note", "opener", "p", "quote", "salute", "signed", "sp", "speaker", "stage", "table"))
 _BLOCKS |= frozenset(("titlePart", "trailer"))
 # not the text as its editors read it: what was struck out, running heads, and the other reading of a choice
-_LEFT_OUT = frozenset(["teiHeader", "del", "fw", "sic", "orig", "abbr", "facsimile", "standOff"])
+_LEFT_OUT = frozenset(["teiHeader", "del", "fw", "rdg", "sic", "orig", "abbr", "facsimile", "standOff"])
 _ALTERNATIVES = frozenset(("sic", "orig", "abbr"))
 
 
@@ -33,19 +32,15 @@ def read_xml_or_transcription(data: bytes) -> Decoded:
     Raises:
         ExtractionProblem: It is not well-formed ("corrupt").
     """
-    root = _ROOT.search(data[:4096])
-    if root is None or len(data) > MAX_XML_BYTES:
+    if not _ROOT.search(data[:4096]) or len(data) > MAX_XML_BYTES:
         return read_xml(data)
-    from lxml import etree  # only here: most workers do not need it
-
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, load_dtd=False)
     found = decode_declared(data)
     text = re.sub(r"\A\s*<\?xml[^>]*\?>", "", found.text)  # it is decoded already, whatever it declares
-    try:
-        tree = etree.fromstring(text.encode("utf-8"), parser)
-    except etree.XMLSyntaxError as error:
-        raise ExtractionProblem("failed", "corrupt", f"not well-formed XML: {error}") from None
-    written, title = _WRITERS[root[1].decode()](tree)
+    tree = parse_xml(text.encode("utf-8"), "XML")
+    writer = _WRITERS.get(_name(tree))
+    if writer is None:
+        return read_xml(data)
+    written, title = writer(tree)
     return replace(found, text=clean(written), title=title)
 
 
@@ -54,7 +49,8 @@ def _name(element: Any) -> str:
 
 
 def _named(element: Any, name: str) -> Iterator[Any]:
-    return (child for child in element.iter("{*}" + name))
+    found: Iterator[Any] = element.iter("{*}" + name)
+    return found
 
 
 # ALTO
@@ -73,9 +69,10 @@ def _alto_line(line: Any) -> str:
     mended = False
     for part in line:
         kind = _name(part)
-        if kind == "String" and part.get("SUBS_TYPE") != "HypPart2":
-            mended = part.get("SUBS_TYPE") == "HypPart1" and bool(part.get("SUBS_CONTENT"))
-            words.append((part.get("SUBS_CONTENT") if mended else part.get("CONTENT")) or "")
+        whole = part.get("SUBS_CONTENT")
+        if kind == "String" and not (whole and part.get("SUBS_TYPE") == "HypPart2"):
+            mended = bool(whole)
+            words.append((whole if mended else part.get("CONTENT")) or "")
         elif kind == "HYP" and not mended and words:
             words[-1] += "-"
     return " ".join(" ".join(words).split())
@@ -91,13 +88,14 @@ def _page_xml(tree: Any) -> tuple[str, None]:
         stated = {
             item.get("regionRef"): place for place, item in enumerate(page.iter("{*}RegionRefIndexed", "{*}RegionRef"))
         }
-        regions = sorted(_named(page, "TextRegion"), key=lambda region: stated.get(region.get("id"), len(stated)))
+        outer = (region for region in _named(page, "TextRegion") if _name(region.getparent()) != "TextRegion")
+        regions = sorted(outer, key=lambda region: stated.get(region.get("id"), len(stated)))
         pages += [_region(region) for region in regions]
     return "\n\n".join(filter(None, pages)), None
 
 
 def _region(region: Any) -> str:
-    lines = [_reading(line) for line in region.iterchildren("{*}TextLine")]
+    lines = (_reading(line) or " ".join(map(_reading, _named(line, "Word"))) for line in _named(region, "TextLine"))
     return "\n".join(filter(None, lines)) or _reading(region)
 
 

@@ -28,6 +28,7 @@ _NUMBERED = re.compile(r"(?:\d{1,3}\.)*\d{1,3}\.?\s+\S|[A-Z]\.\s+\S|(?:Chapter|S
 _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u00b7\u25cf\u25cb\u25a0\u25a1\u2219\uf0b7*\u2013\u2014-]\s+")
 _CJK = "[\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff01-\uffee]"  # written without spaces
 _CJK_LINE_END = re.compile(f"(?<={_CJK})\n(?={_CJK})")
+_FENCE = re.compile(r"^\s*(`{3,})", re.M)
 _JOINT = "\n\x00\n"
 
 
@@ -37,23 +38,28 @@ def document_markdown(pages: Sequence[tuple[int, Sequence[Block]]]) -> str:
     Args:
         pages: Number of each page, from 1, and its blocks in reading order.
     """
-    blocks = list(_without_running_heads(pages))
-    levels = _heading_levels(blocks)
+    placed = list(_without_running_heads(pages))
+    levels = _heading_levels([block for _, block in placed])
     groups: list[list[Block]] = []
-    for block in blocks:
-        if groups and _goes_on(groups[-1][-1], block, levels):
+    before = 0
+    for page, block in placed:
+        # the next page or column
+        elsewhere = bool(groups) and (page != before or block.y1 > groups[-1][-1].y0)
+        if elsewhere and _goes_on(groups[-1][-1], block, levels):
             groups[-1].append(block)
         else:
             groups.append([block])
+        before = page
     merged = [replace(group[0], text="\n".join(block.text for block in group)) for group in groups]
     # hyphens are judged by the compounds of the whole document
-    flowing = _JOINT.join(block.text if block.kind in FLOWING else "" for block in merged)
+    mended = (*FLOWING, "lines")
+    flowing = _JOINT.join(block.text if block.kind in mended else "" for block in merged)
     joined = join_hyphenation(flowing).split(_JOINT)
     return "\n".join(_written(merged, joined, levels))
 
 
-def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iterator[Block]:
-    """Yield the blocks without the lines that repeat at the edges of the pages."""
+def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iterator[tuple[int, Block]]:
+    """Yield the page and each of its blocks without the lines that repeat at the edges of the pages."""
     # the lines of tables and code repeat for other reasons
     lines = {
         id(block): block.text.split("\n") if block.kind not in ("table", "code") else [f"\x00{number}"]
@@ -63,7 +69,7 @@ def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iter
     ordered = [sorted(blocks, key=lambda block: -block.y1) for _, blocks in pages]
     texts = ["\n".join("\n".join(lines[id(block)]) for block in blocks) for blocks in ordered]
     running = running_lines(texts, [number for number, _ in pages])
-    for (_, blocks), by_height, gone in zip(pages, ordered, running, strict=True):
+    for (number, blocks), by_height, gone in zip(pages, ordered, running, strict=True):
         first, kept = 0, {}
         for block in by_height:
             own = lines[id(block)]
@@ -71,9 +77,9 @@ def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iter
             first += len(own)
         for block in blocks:
             if kept[id(block)] == lines[id(block)]:
-                yield block
+                yield number, block
             elif kept[id(block)]:
-                yield replace(block, text="\n".join(kept[id(block)]))
+                yield number, replace(block, text="\n".join(kept[id(block)]))
 
 
 def _goes_on(last: Block, block: Block, levels: dict[tuple[float, bool], int]) -> bool:
@@ -142,8 +148,11 @@ def _written(blocks: Sequence[Block], joined: Sequence[str], levels: dict[tuple[
         if level := _level(block, levels):
             yield f"{'#' * level} {line}"
         elif block.kind == "code":
-            yield f"```\n{block.text}\n```"
-        elif block.kind in ("table", "lines"):
+            fence = "`" * (1 + max((len(mark) for mark in _FENCE.findall(block.text)), default=2))
+            yield f"{fence}\n{block.text}\n{fence}"
+        elif block.kind == "lines":
+            yield flowing
+        elif block.kind == "table":
             yield block.text
         elif block.kind == "item" and (bullet := _BULLET.match(line)):
             yield f"- {line[bullet.end() :]}"

@@ -102,12 +102,43 @@ def test_only_what_has_the_headers_of_a_mail_is_one(text, suffix, kind):
     assert identify(text.encode(), suffix, OPTIONS).kind == kind
 
 
+def test_the_parts_of_a_mail_with_a_list_footer_are_all_read():
+    parts = "".join(
+        f"--b\nContent-Type: text/{kind}\n\n{text}\n" for kind, text in (("html", "<p>body</p>"), ("plain", "foot"))
+    )
+    head = "From: a@example.org\nSubject: x\nContent-Type: multipart/mixed; boundary=b\n\n"
+    found = texts((head + parts + "--b--\n").encode())
+    assert found == {"message": "# x\n\nbody", "message/attachment 1": "foot"}
+
+
+def test_a_pdf_beside_html_inside_an_alternative_is_read():
+    inner = "--c\nContent-Type: text/html\n\n<p>rich</p>\n--c\nContent-Type: text/x-notes; name=n.txt\n\nnotes\n--c--\n"
+    parts = (
+        f"--b\nContent-Type: text/plain\n\nplain\n--b\nContent-Type: multipart/mixed; boundary=c\n\n{inner}\n--b--\n"
+    )
+    head = "From: a@example.org\nSubject: x\nContent-Type: multipart/alternative; boundary=b\n\n"
+    assert texts((head + parts).encode()) == {"message": "# x\n\nplain", "message/n.txt": "notes"}
+
+
+def test_a_bad_message_of_a_mailbox_does_not_cost_the_others():
+    bad = b"From a@b Mon Jan  1 10:00:00 2024\nFrom: a\nDate: b\nContent-Type: text/plain; charset=undefined\n\nodd\n\n"
+    found = texts(bad + mailbox(mail("good")), ".mbox")
+    assert found["message 2"] == "# Wool\n\ngood"
+
+
+def test_messages_are_texts():
+    (member,) = extract_document(mail("words").as_bytes(), ".eml", OPTIONS).members
+    assert (member.kind, member.media_type) == ("text", "text/plain")
+
+
 def test_damaged_mails_are_read_as_far_as_they_go():
     message = mail("text")
     message.add_attachment(b"\x89PNG" * 100, maintype="image", subtype="png", filename="a.png")
     data = message.as_bytes()
-    for end in range(100, len(data), 97):
-        texts(data[:end])
+    for end in range(150, len(data), 97):
+        members = extract_document(data[:end], ".eml", OPTIONS).members
+        assert members[0].status == "ok"
+        assert all(member.reason_code != "crashed" for member in members)
 
 
 def test_mails_nested_without_end_are_refused_at_a_depth():

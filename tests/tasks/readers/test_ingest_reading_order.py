@@ -98,8 +98,12 @@ def test_rows_of_numbers_in_three_columns_stay_rows():
 
 
 def test_wide_spaces_do_not_make_columns():
-    spread = ["   ".join(line.split()) for line in LEFT]
-    content = text_lines(spread, left=60)
+    words = [line.split() for line in LEFT]
+    content = "".join(
+        text_lines([word], left=60 + 45 * place, top=700 - 14 * row)
+        for row, line in enumerate(words)
+        for place, word in enumerate(line)
+    )
     (page,) = extract_pdf(page_pdf(content), OPTIONS)
     assert page.text == as_in_the_file(content)
 

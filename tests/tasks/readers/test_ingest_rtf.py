@@ -9,7 +9,7 @@ from tasks.readers.records import ExtractOptions
 
 
 def text_of(body: bytes, head: bytes = b"") -> str:
-    found = extract_document(b"{\\rtf1\\ansi" + head + body + b"}", ".rtf", ExtractOptions())
+    found = extract_document(b"{\\rtf1\\ansi" + head + b" " + body + b"}", ".rtf", ExtractOptions())
     assert (found.status, found.media_type) == ("ok", "application/rtf"), found.reason
     return found.pages[0].text
 
@@ -37,6 +37,10 @@ def test_fonts_pictures_feet_and_fields_are_no_text():
         (b"\\lquote a\\rquote\\~b \\{c\\}", b"", "‘a’\u00a0b {c}"),
         (b"a{\\v hidden}b", b"", "ab"),
         (b"x", b"\\ansicpg99999", "x"),
+        (b"\\u8217\\rquote s", b"", "\u2019s"),
+        (b"a\\trftsWidth1\\clwWidth2310 b", b"", "ab"),
+        (b"a{\\pict\\bin5 }}}}}}b", b"", "ab"),
+        (b"{\\*\\shpinst{\\sp{\\sn shapeType}{\\sv 202}}{\\shptxt box}}", b"", "box"),
     ],
 )
 def test_characters(body, head, text):

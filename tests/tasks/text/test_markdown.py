@@ -48,6 +48,14 @@ def test_a_paragraph_goes_on_on_the_next_page():
     assert found == "The cost of a run, which follows the change."
 
 
+def test_lines_below_each_other_that_begin_small_are_not_one_paragraph():
+    assert markdown([paragraph("abbot, 12", top=400), paragraph("acre, 14", top=380)]) == "abbot, 12\n\nacre, 14"
+
+
+def test_a_fence_in_code_is_inside_a_longer_one():
+    assert markdown([Block("code", "```\nx\n```")]) == "````\n```\nx\n```\n````"
+
+
 def test_a_sentence_on_the_next_page_is_a_paragraph_of_its_own():
     assert markdown([paragraph()], [paragraph()]) == f"{LINE}\n\n{LINE}"
 
@@ -80,4 +88,4 @@ def test_code_and_tables_keep_their_lines():
 
 
 def test_a_page_of_unknown_layout_keeps_its_lines():
-    assert markdown([paragraph()], [Block("lines", "first\nsecond")]) == f"{LINE}\n\nfirst\nsecond"
+    assert markdown([paragraph()], [Block("lines", "first\nsec-\nond")]) == f"{LINE}\n\nfirst\nsecond"
