@@ -23,6 +23,7 @@ del sys.meta_path[0]
 
 ROW_GROUP_ROWS = 1_000
 ROW_GROUP_BYTES = 32 * 2**20
+STRUCT_BYTES = 500  # that an entry of a list, such as a block of a page, takes about
 ZSTD_LEVEL = 3
 
 
@@ -43,6 +44,8 @@ class TableWriter:
         self._names = set(schema.names)
         self._schema = schema
         self._texts = [field.name for field in schema if field.type in (pa.string(), pa.large_string())]
+        lists = [field for field in schema if pa.types.is_list(field.type)]
+        self._structs = [field.name for field in lists if pa.types.is_struct(field.type.value_type)]
         self._batch: list[Mapping[str, Any]] = []
         self._bytes = 0
         self._writer = pq.ParquetWriter(path, schema, **_options(schema))
@@ -55,6 +58,7 @@ class TableWriter:
             self._batch.append(row)
             # a row group is also limited in bytes, because documents may be long
             self._bytes += sum([len(row[name] or "") for name in self._texts])
+            self._bytes += STRUCT_BYTES * sum([len(row[name] or ()) for name in self._structs])
             self.count += 1
             if len(self._batch) == ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
                 self._flush()
