@@ -50,7 +50,7 @@ def test_more_space_begins_a_paragraph():
 
 
 def test_an_indented_line_begins_a_paragraph():
-    last = "was computed before is computed again, whatever else the folder of the documents holds."
+    last = "was computed before is computed again, whatever the folder of documents has."
     content = text_lines([*PROSE[:2], last], top=700) + text_lines(PROSE[:1], left=96, top=658)
     content += text_lines(PROSE[1:], top=644)
     assert [block.text.count("\n") for block in blocks_of(content)] == [2, 2]

@@ -9,13 +9,13 @@ from tasks.readers.records import ExtractOptions
 
 
 def text_of(body: bytes, head: bytes = b"") -> str:
-    found = extract_document(b"{\\rtf1\\ansi" + head + b" " + body + b"}", ".rtf", ExtractOptions())
+    found = extract_document(b"{\\rtf1\\ansi" + (head or b" ") + body + b"}", ".rtf", ExtractOptions())
     assert (found.status, found.media_type) == ("ok", "application/rtf"), found.reason
     return found.pages[0].text
 
 
 def test_paragraphs_lines_and_tabs():
-    assert text_of(b" One\\b  two\\b0 .\\par\nNext\\line line\\tab end\\par") == "One two.\n\nNext\nline\tend"
+    assert text_of(b"One\\b  two\\b0 .\\par\nNext\\line line\\tab end\\par") == "One two.\n\nNext\nline\tend"
 
 
 def test_fonts_pictures_feet_and_fields_are_no_text():
