@@ -27,12 +27,13 @@ INDENT = 0.8  # font sizes that the first line of a paragraph is indented by
 ROOM = 0.5  # font sizes left in a line beyond the word that had room in it
 HIGHER = 5  # font sizes that the first line of a cell may stand higher than the cells before, in the middle of a row
 MOST_BLOCKS = 2000  # of a page: more are no text
-NEAR = 40  # lines before and after one that tell the width of its column
+NEAR = 16  # lines before and after one that tell the width of its column
 CELL_GAP = 0.5  # font sizes between columns of a table
 LEAST_ROWS = 3  # of a table without rules, with several cells
 LEAST_FILLED = 0.35  # share of the cells of a grid
 SHARE_OF_ROWS = 0.6  # rows of a table with several cells
 APART = 0.2  # font sizes that more space is around a table than between its rows
+LOOKED_AT_AGAIN = 60  # rows that make no table together
 LONGEST_CELL = 600  # characters
 FAR = 3.0  # font sizes between the rows of a table
 WIDEST_CODE = 400  # characters that a piece of code may be indented
@@ -191,7 +192,7 @@ def _begins(line: _Line, current: Sequence[_Line], hang: float, pitch: float) ->
         return early or abs(line.left - last.left) > indent
     if MARKER.match(first.text) and line.left < first.left - SAME_EDGE:
         return True  # the lines of an item hang below its text
-    ended = bool(_ENDS.search(last.text))
+    ended = bool(_ENDS.search(last.text[-12:]))
     if len(current) > 1:
         if first.left < hang - indent and abs(line.left - first.left) < SAME_EDGE:
             return True  # the next of entries whose lines hang
@@ -314,6 +315,8 @@ def _joins(row: Row, band: _Band) -> bool:
 
 def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
     """Return the end of the cells below each other that begin at a band, and their table; "" if they are text."""
+    if len(bands[place].cells) < 2:
+        return place + 1, ""
     spans: list[tuple[float, float]] = []
     end = place
     while end < len(bands):
@@ -341,13 +344,15 @@ def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
     while len(bands[end - 1].cells) == 1 and _gap(bands, end - 1) > apart:
         end -= 1
     own = bands[place:end]
+    spans = _merge([(cell.left, cell.right) for band in own for cell in band.cells], CELL_GAP * own[0].cells[0].size)
     several = sum(len(band.cells) > 1 for band in own)
     # more space around the rows than between them: wide spaces in a paragraph make no table
     joined = any(-bands[place].cells[0].size < _gap(bands, number) < apart for number in (place, end))
     filled = Counter(column for band in own for column in {_nearest(cell, spans) for cell in band.cells})
     columns = sum(count > 1 for count in filled.values())
     if several < max(LEAST_ROWS, SHARE_OF_ROWS * len(own)) or joined or columns < 2:
-        return scanned, ""
+        # a table may begin further down; where much was looked at in vain, nothing is looked at again
+        return place + 1 if scanned - place <= LOOKED_AT_AGAIN else scanned, ""
     return end, markdown_table(list(_rows_of(own, spans, inner)))
 
 

@@ -20,7 +20,8 @@ from tasks.readers.ruled import Grid
 
 WIDE_GAP = 0.7  # font sizes: wider than the spaces of most justified text
 BACK = -2  # font sizes: a step to another line, which PDFium takes for the same one
-WIDE_LETTERS = 0.56  # font sizes for each character, from which a line of one text object may hold gaps
+WIDE_LETTERS = 0.5  # font sizes for each character of a line, until a page has shown its own
+LETTERS_KNOWN, WIDER = 200, 1.1  # characters that show it; wider lines of one text object may hold gaps
 NARROWEST = 0.15  # font sizes for each character of a level line
 UPRIGHT = 0.1  # largest slope of a line
 BOLD_WEIGHT, BOLD_FLAG, FIXED_FLAG = 600, 1 << 18, 1
@@ -67,7 +68,7 @@ def read_pieces(layer: pdfium.PdfTextPage, text: str, grids: Sequence[Grid] = ()
         text: All its text, as PDFium gives it.
         grids: Ruled tables, whose vertical lines part pieces, too.
     """
-    reader = _Reader(layer, grids)
+    reader = _Reader(layer, grids, len(text.encode("utf-16-le", "surrogatepass")) // 2)
     found: list[Piece] = []
     others: list[str] = []
     wide = max(text, default="") > "\uffff"  # such a character is two of PDFium's text
@@ -98,13 +99,17 @@ def _units(line: str) -> list[int]:
 class _Reader:
     """Calls into PDFium for the characters of a page."""
 
-    def __init__(self, layer: pdfium.PdfTextPage, grids: Sequence[Grid]) -> None:
+    def __init__(self, layer: pdfium.PdfTextPage, grids: Sequence[Grid], length: int) -> None:
         self._grids = grids
         self._layer = layer.raw  # its `_as_parameter_` would be asked for in each call
         self._box, self._matrix = pdfium_c.FS_RECTF(), pdfium_c.FS_MATRIX()
         self._edges = c_double(), c_double(), c_double(), c_double()
         self._box_out, self._matrix_out = byref(self._box), byref(self._matrix)
         self._edges_out = tuple(map(byref, self._edges))
+        last = length - 1
+        # most often no character is left out of the text: then each has the place of its character
+        self._same = last < 0 or pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, last) == last
+        self._letters: dict[tuple[bool, bool], list[float]] = {}  # widths and characters of a style so far
         self._name = create_string_buffer(128)
         self._fonts: dict[int, tuple[bool, bool]] = {}
 
@@ -164,7 +169,7 @@ class _Reader:
         return Piece(line[start:end], min(left, box.left), bottom, max(right, box.right), top, size, bold, fixed)
 
     def _character(self, place: int) -> int:
-        return int(pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, place))
+        return place if self._same else int(pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, place))
 
     def _box_of(self, place: int) -> pdfium_c.FS_RECTF:
         pdfium_c.FPDFText_GetLooseCharBox(self._layer, self._character(place), self._box_out)
@@ -172,12 +177,15 @@ class _Reader:
 
     def _has_gap(self, whole: Piece, first: int, last: int) -> bool:
         """Return True if the line may hold a wide gap."""
-        letter = WIDE_LETTERS * whole.size
-        if whole.fixed:
-            pdfium_c.FPDFText_GetLooseCharBox(self._layer, first, self._box_out)
-            letter = self._box.right - self._box.left
-        if whole.right - whole.left > letter * len(whole.text) + 1:
+        width, known = (
+            (whole.right - whole.left) / whole.size,
+            self._letters.setdefault((whole.bold, whole.fixed), [0.0, 0.0]),
+        )
+        letter = known[0] / known[1] if known[1] > LETTERS_KNOWN else WIDE_LETTERS
+        if width > letter * len(whole.text) * (1.0 if known[1] <= LETTERS_KNOWN else WIDER) + WIDE_GAP:
             return True
+        known[0] += width
+        known[1] += len(whole.text)
         layer, (left, _, right, _) = self._layer, self._edges
         outputs = self._edges_out
         back, widest, end = BACK * whole.size, WIDE_GAP * whole.size, whole.left

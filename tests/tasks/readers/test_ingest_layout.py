@@ -139,6 +139,11 @@ def test_lines_of_a_cell_are_one_cell():
     assert block.text.split("\n")[2:] == ["| Graz | on the Mur, in the south |", "| Lyon | on the Rhone |"]
 
 
+def test_a_line_below_a_table_does_not_join_its_columns():
+    content = cells(CELLS, [72, 120, 300]) + text_lines(["From the census of the year before"], top=530)
+    assert blocks_of(content)[0].text == TABLE
+
+
 def test_a_bar_in_a_cell_is_escaped():
     grid = ruled([70, 140, 260], [575, 595, 615])
     (block,) = blocks_of(cells([["a|b", "c"], ["d", "e"]], [72, 145]) + grid)
