@@ -4,7 +4,7 @@
 
 Markdown files are printed to PDF by Chromium, in one, two and three columns; those with tables also without their
 rules; and those of three columns once more with each line drawn by its height on the page, across all columns.
-`--peers` is the Python of an environment with pymupdf4llm and markitdown. Similarities are between 0 and 1: of the
+`--peers` is the Python of an environment with pymupdf4llm<1 and markitdown. Similarities are between 0 and 1: of the
 words (Levenshtein), of tables (tree edit distance of rows and cells, the best one found for each in the truth), and of
 headings with the text below each (tree edit distance; levels count alike). Needs apted, rapidfuzz and markdown-it-py.
 """

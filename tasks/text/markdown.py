@@ -22,7 +22,6 @@ MOST_OF_TEXT = 0.3  # share of the text in headings, from which sizes do not tel
 DEEPEST = 6
 
 _LETTER = re.compile(r"[^\W\d_]")
-_SENTENCE_END = re.compile(r"[.,;:!?]['\")\]\u201d\u2019]*$")
 _CLOSED = re.compile(r"[.!?:]['\")\]\u201d\u2019]*$")
 _NUMBERED = re.compile(r"(?:\d{1,3}\.)*\d{1,3}\.?\s+\S|[A-Z]\.\s+\S|(?:Chapter|Section|Part|Appendix)\b", re.I)
 _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u00b7\u25cf\u25cb\u25a0\u25a1\u2219\uf0b7*\u2013\u2014-]\s+")
@@ -107,7 +106,8 @@ def _heading_levels(blocks: Sequence[Block]) -> dict[tuple[float, bool], int]:
     for block in blocks:
         size = _rounded(block.size)
         larger = size >= LARGER * body
-        if _may_be_heading(block) and (larger or (block.bold and may_be_bold and size >= 0.95 * body)):
+        bolder = block.bold and may_be_bold and size >= 0.95 * body
+        if (larger or bolder) and _may_be_heading(block, larger):
             styles[size, block.bold and not larger] += len(block.text)
     if styles.total() > MOST_OF_TEXT * sizes.total():
         return {}
@@ -121,19 +121,21 @@ def _rounded(size: float) -> float:
 
 def _level(block: Block, levels: dict[tuple[float, bool], int]) -> int:
     """Return the level of a heading, 0 for other blocks."""
-    if not _may_be_heading(block):
-        return 0
     size = _rounded(block.size)
-    return levels.get((size, False), 0) or (levels.get((size, True), 0) if block.bold else 0)
+    if (size, False) in levels:
+        return levels[size, False] if _may_be_heading(block, True) else 0
+    return levels.get((size, True), 0) if block.bold and _may_be_heading(block, False) else 0
 
 
-def _may_be_heading(block: Block) -> bool:
+def _may_be_heading(block: Block, larger: bool) -> bool:
+    """Return True if the text may be a heading; what is only bold may be a sentence."""
     text = block.text
     if block.kind not in FLOWING or len(text) > LONGEST_HEADING or len(text.splitlines()) > MOST_LINES:
         return False
     if block.bold and text.strip(".").isdecimal():
         return True  # the number of a chapter
-    return bool(_LETTER.search(text)) and (not _SENTENCE_END.search(text) or bool(_NUMBERED.match(text)))
+    unfinished = text.endswith((",", ";") if larger else (",", ";", "."))
+    return bool(_LETTER.search(text)) and (not unfinished or bool(_NUMBERED.match(text)))
 
 
 def _written(blocks: Sequence[Block], joined: Sequence[str], levels: dict[tuple[float, bool], int]) -> Iterator[str]:

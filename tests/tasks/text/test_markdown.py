@@ -30,6 +30,12 @@ def test_bold_lines_are_headings_below_the_larger_ones():
     assert markdown(page).startswith("# Sheepfold\n\n## Pages\n\nThe cost")
 
 
+def test_a_larger_line_may_be_a_question_or_end_in_a_colon_and_a_bold_sentence_is_none():
+    page = [paragraph("Why wool?", 18), paragraph("Steps:", 14), paragraph("It is warm.", bold=True)]
+    found = markdown([*page, *[paragraph() for _ in range(5)]])
+    assert found.startswith("# Why wool?\n\n## Steps:\n\nIt is warm.\n\n")
+
+
 def test_a_document_of_one_style_has_no_headings():
     assert "#" not in markdown([paragraph("Pages", 10), *[paragraph() for _ in range(5)]])
     assert "#" not in markdown([paragraph("Pages", 10, bold=True) for _ in range(5)])
