@@ -10,6 +10,7 @@ import email
 import email.policy
 import re
 from collections.abc import Iterator
+from email.header import decode_header, make_header
 from email.message import Message
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -105,8 +106,6 @@ def _text(message: Message, body: Message | None, seen: set[str]) -> str:
 
 def _header(value: object) -> str:
     """Return a header, decoded, as one line."""
-    from email.header import decode_header, make_header
-
     raw = str(value or "")[:LONGEST_TITLE]
     try:
         return one_line(str(make_header(decode_header(raw))))

@@ -177,20 +177,17 @@ class _Reader:
 
     def _has_gap(self, whole: Piece, first: int, last: int) -> bool:
         """Return True if the line may hold a wide gap."""
-        width, known = (
-            (whole.right - whole.left) / whole.size,
-            self._letters.setdefault((whole.bold, whole.fixed), [0.0, 0.0]),
-        )
-        letter = known[0] / known[1] if known[1] > LETTERS_KNOWN else WIDE_LETTERS
-        if width > letter * len(whole.text) * (1.0 if known[1] <= LETTERS_KNOWN else WIDER) + WIDE_GAP:
+        width = (whole.right - whole.left) / whole.size
+        known = self._letters.setdefault((whole.bold, whole.fixed), [0.0, 0.0])
+        widest_letter = WIDER * known[0] / known[1] if known[1] > LETTERS_KNOWN else WIDE_LETTERS
+        if width > widest_letter * len(whole.text) + WIDE_GAP:
             return True
         known[0] += width
         known[1] += len(whole.text)
         layer, (left, _, right, _) = self._layer, self._edges
-        outputs = self._edges_out
         back, widest, end = BACK * whole.size, WIDE_GAP * whole.size, whole.left
         for index in range(pdfium_c.FPDFText_CountRects(layer, first, last - first + 1)):
-            pdfium_c.FPDFText_GetRect(layer, index, *outputs)
+            pdfium_c.FPDFText_GetRect(layer, index, *self._edges_out)
             if not back < left.value - end < widest:
                 return True
             end = right.value
