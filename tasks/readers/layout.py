@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
@@ -33,7 +34,6 @@ LEAST_ROWS = 3  # of a table without rules, with several cells
 LEAST_FILLED = 0.35  # share of the cells of a grid
 SHARE_OF_ROWS = 0.6  # rows of a table with several cells
 APART = 0.2  # font sizes that more space is around a table than between its rows
-LOOKED_AT_AGAIN = 60  # rows that make no table together
 LONGEST_CELL = 600  # characters
 FAR = 3.0  # font sizes between the rows of a table
 WIDEST_CODE = 400  # characters that a piece of code may be indented
@@ -102,14 +102,14 @@ def _inside(row: Row, grid: Grid) -> bool:
 
 
 def _line(row: Row) -> _Line:
-    longest = max(row, key=lambda piece: len(piece.text))
+    longest = max(row, key=lambda piece: len(piece.text)) if len(row) > 1 else row[0]
     return _Line(
         row,
-        " ".join(piece.text for piece in row),
+        " ".join([piece.text for piece in row]),
         row[0].left,
         row[-1].right,
-        min(piece.bottom for piece in row),
-        max(piece.top for piece in row),
+        min([piece.bottom for piece in row]),
+        max([piece.top for piece in row]),
         longest.size,
         all(piece.bold for piece in row),
         all(piece.fixed for piece in row),
@@ -162,8 +162,9 @@ def _paragraphs(lines: Sequence[_Line], pitch: float) -> Iterator[Block]:
 
 def _edge(line: _Line, near: Sequence[_Line]) -> float:
     """Return the right edge of the column of a line, which most longer lines reach."""
-    rights = sorted(one.right for one in near if one.left < line.right and one.right > line.left)
-    return max(line.right, rights[int(0.9 * len(rights))]) if rights else line.right
+    left, right = line.left, line.right
+    rights = sorted([one.right for one in near if one.left < right and one.right > left])
+    return max(right, rights[int(0.9 * len(rights))]) if rights else right
 
 
 def _ends_early(last: _Line, line: _Line) -> bool:
@@ -269,7 +270,7 @@ class _Cell:
         return self.pieces[0].size
 
 
-@dataclass(slots=True)
+@dataclass
 class _Band:
     """Cells beside each other, and the rows of pieces that they are made of: [start, stop)."""
 
@@ -279,6 +280,14 @@ class _Band:
     grid: Grid | None = None
     bottom: float = math.inf
     top: float = -math.inf
+
+    @cached_property
+    def tabular(self) -> bool:
+        """Whether its cells may be those of a table without rules."""
+        cells = self.cells
+        if self.grid or len(cells) > MOST_COLUMNS or any(map(_is_no_cell, cells)):
+            return False
+        return not MARKER.fullmatch(cells[0].text)
 
 
 def _bands(rows: Sequence[Row], grids: Sequence[Grid]) -> Iterator[_Band]:
@@ -295,8 +304,8 @@ def _bands(rows: Sequence[Row], grids: Sequence[Grid]) -> Iterator[_Band]:
         else:
             band.cells += [_Cell([piece], len(row) > 1) for piece in row]
         band.stop = place + 1
-        band.bottom = min(band.bottom, *(piece.bottom for piece in row))
-        band.top = max(band.top, *(piece.top for piece in row))
+        band.bottom = min([band.bottom, *[piece.bottom for piece in row]])
+        band.top = max([band.top, *[piece.top for piece in row]])
     if band:
         yield band
 
@@ -322,14 +331,7 @@ def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
     while end < len(bands):
         band = bands[end]
         size = band.cells[0].size
-        if end > place and not -size < _gap(bands, end) < FAR * size:
-            break
-        if (
-            band.grid
-            or len(band.cells) > MOST_COLUMNS
-            or any(map(_is_no_cell, band.cells))
-            or MARKER.fullmatch(band.cells[0].text)
-        ):
+        if not band.tabular or (end > place and not -size < _gap(bands, end) < FAR * size):
             break
         merged = _merge([*spans, *((cell.left, cell.right) for cell in band.cells)], CELL_GAP * size)
         if not 2 <= len(merged) <= MOST_COLUMNS:
@@ -351,8 +353,10 @@ def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
     filled = Counter(column for band in own for column in {_nearest(cell, spans) for cell in band.cells})
     columns = sum(count > 1 for count in filled.values())
     if several < max(LEAST_ROWS, SHARE_OF_ROWS * len(own)) or joined or columns < 2:
-        # a table may begin further down; where much was looked at in vain, nothing is looked at again
-        return place + 1 if scanned - place <= LOOKED_AT_AGAIN else scanned, ""
+        # a table may begin further down, below more space
+        return next(
+            (n for n in range(place + 1, scanned) if not -own[0].cells[0].size < _gap(bands, n) < apart), scanned
+        ), ""
     return end, markdown_table(list(_rows_of(own, spans, inner)))
 
 

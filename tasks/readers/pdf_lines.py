@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from ctypes import byref, c_double, create_string_buffer
+from ctypes import PYFUNCTYPE, byref, c_double, c_float, c_int, c_void_p, cast, create_string_buffer
 from dataclasses import dataclass
 from math import hypot, isfinite
+from typing import Any
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
@@ -29,7 +30,7 @@ BOLD_WEIGHT, BOLD_FLAG, FIXED_FLAG = 600, 1 << 18, 1
 # PDFium marks the hyphen at the end of a line whose word goes on in the next one, in place of the line break.
 _LINE_END = re.compile("\r\n|[\u0002\ufffe](?:\r\n)?")
 _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
-_WORD = re.compile(r"\S+")
+_SPACES = re.compile(r"\s+")
 _BOLD_NAME = re.compile(rb"bold|black|heavy|demi|CMBX|CMB\d|SFBX", re.I)
 _FIXED_NAME = re.compile(rb"mono|courier|CMTT|SFTT|consol|typewriter", re.I)
 
@@ -96,21 +97,36 @@ def _units(line: str) -> list[int]:
     return places
 
 
+def _function(declared: Any, result: Any = c_int) -> Any:
+    """Return a function of PDFium without the types of its arguments, whose checks take longer than most calls."""
+    return PYFUNCTYPE(result)(cast(declared, c_void_p).value or 0)
+
+
+_get_box = _function(pdfium_c.FPDFText_GetLooseCharBox)
+_get_matrix = _function(pdfium_c.FPDFText_GetMatrix)
+_get_size = _function(pdfium_c.FPDFText_GetFontSize, c_double)
+_get_text_object = _function(pdfium_c.FPDFText_GetTextObject, c_void_p)
+_get_font = _function(pdfium_c.FPDFTextObj_GetFont, c_void_p)
+_count_rects = _function(pdfium_c.FPDFText_CountRects)
+_get_rect = _function(pdfium_c.FPDFText_GetRect)
+_get_character = _function(pdfium_c.FPDFText_GetCharIndexFromTextIndex)
+
+
 class _Reader:
     """Calls into PDFium for the characters of a page."""
 
     def __init__(self, layer: pdfium.PdfTextPage, grids: Sequence[Grid], length: int) -> None:
         self._grids = grids
-        self._layer = layer.raw  # its `_as_parameter_` would be asked for in each call
-        self._box, self._matrix = pdfium_c.FS_RECTF(), pdfium_c.FS_MATRIX()
-        self._edges = c_double(), c_double(), c_double(), c_double()
+        self._layer = cast(layer.raw, c_void_p)
+        self._box = (c_float * 4)()  # left, top, right, bottom
+        self._matrix = (c_float * 6)()  # a to f
+        self._edges = (c_double * 4)()  # left, top, right, bottom
         self._box_out, self._matrix_out = byref(self._box), byref(self._matrix)
-        self._edges_out = tuple(map(byref, self._edges))
+        self._edges_out = [byref(self._edges, 8 * number) for number in range(4)]
         last = length - 1
         # most often no character is left out of the text: then each has the place of its character
-        self._same = last < 0 or pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, last) == last
+        self._same = last < 0 or _get_character(self._layer, last) == last
         self._letters: dict[tuple[bool, bool], list[float]] = {}  # widths and characters of a style so far
-        self._name = create_string_buffer(128)
         self._fonts: dict[int, tuple[bool, bool]] = {}
 
     def pieces(self, line: str, places: Sequence[int]) -> list[Piece]:
@@ -119,61 +135,56 @@ class _Reader:
         Args:
             places: Place of each character in PDFium's text, and of the end.
         """
-        layer, matrix = self._layer, self._matrix
+        layer = self._layer
+        characters = places if self._same else [self._character(place) for place in places]
         start, stop = len(line) - len(line.lstrip()), len(line.rstrip())
-        first, last = self._character(places[start]), self._character(places[stop - 1])
-        if first < 0 or last < first or not pdfium_c.FPDFText_GetMatrix(layer, first, self._matrix_out):
+        first, last = characters[start], characters[stop - 1]
+        if first < 0 or last < first or not _get_matrix(layer, first, self._matrix_out):
             return []
-        if matrix.a <= 0 or abs(matrix.b) > UPRIGHT * matrix.a:
+        a, b, c, d, _, _ = self._matrix
+        if a <= 0 or abs(b) > UPRIGHT * a:
             return []
         # the larger one, as a line may begin or end in a raised number
-        size = max(pdfium_c.FPDFText_GetFontSize(layer, first), pdfium_c.FPDFText_GetFontSize(layer, last))
-        size *= hypot(matrix.c, matrix.d)
+        size = max(_get_size(layer, first), _get_size(layer, last)) * hypot(c, d)
         bold, fixed = self._style(first)
         style = bold, fixed and self._style(last)[1] and self._style((first + last) // 2)[1]
-        whole = self._piece(line, start, stop, first, last, size, *style)
+        whole = self._piece(line[start:stop], first, last, size, style)
         if not (size > 0 and isfinite(size + whole.left + whole.right + whole.bottom + whole.top)):
             return []
+        middle = (whole.bottom + whole.top) / 2
         rules = [
-            x for grid in self._grids if grid.ys[0] < whole.middle[1] < grid.ys[-1]
+            x for grid in self._grids if grid.ys[0] < middle < grid.ys[-1]
             for x in grid.xs if whole.left < x < whole.right
         ]  # fmt: skip
         if not (rules or self._has_gap(whole, first, last)) or _RIGHT_TO_LEFT.search(line):
             # vertical text is as wide as one character
             return [whole] if whole.right - whole.left > NARROWEST * size * len(whole.text) else []
-        words = [(word.start(), word.end()) for word in _WORD.finditer(line)]
-        found, begin = [], 0
-        for number in range(1, len(words) + 1):
-            if number < len(words):
-                left = self._box_of(places[words[number][0]]).left
-                right = self._box_of(places[words[number - 1][1] - 1]).right
-                ruled = any(right - 1 <= x <= left + 1 for x in rules)
-                if not ruled and BACK * size < left - right < WIDE_GAP * size:
-                    continue
-            ends = words[begin][0], words[number - 1][1]
-            piece = self._piece(
-                line, *ends, self._character(places[ends[0]]), self._character(places[ends[1] - 1]), size, *style
-            )
-            found.append(piece)
-            begin = number
+        box, out = self._box, self._box_out
+        found, begin = [], start
+        for space in _SPACES.finditer(line, start, stop):
+            end, after = space.span()
+            _get_box(layer, characters[end - 1], out)
+            right = box[2]
+            _get_box(layer, characters[after], out)
+            left = box[0]
+            ruled = rules and any(right - 1 <= x <= left + 1 for x in rules)
+            if ruled or not BACK * size < left - right < WIDE_GAP * size:
+                found.append(self._piece(line[begin:end], characters[begin], characters[end - 1], size, style))
+                begin = after
+        found.append(self._piece(line[begin:stop], characters[begin], last, size, style))
         return found
 
-    def _piece(
-        self, line: str, start: int, end: int, first: int, last: int, size: float, bold: bool, fixed: bool
-    ) -> Piece:
-        box = self._box
-        pdfium_c.FPDFText_GetLooseCharBox(self._layer, first, self._box_out)
-        left, right, bottom, top = box.left, box.right, box.bottom, box.top
-        pdfium_c.FPDFText_GetLooseCharBox(self._layer, last, self._box_out)
-        # the first character of a line from right to left is on its right
-        return Piece(line[start:end], min(left, box.left), bottom, max(right, box.right), top, size, bold, fixed)
+    def _piece(self, text: str, first: int, last: int, size: float, style: tuple[bool, bool]) -> Piece:
+        _get_box(self._layer, first, self._box_out)
+        left, top, right, bottom = self._box
+        if last != first:
+            _get_box(self._layer, last, self._box_out)
+            # the first character of a line from right to left is on its right
+            left, right = min(left, self._box[0]), max(right, self._box[2])
+        return Piece(text, left, bottom, right, top, size, *style)
 
     def _character(self, place: int) -> int:
-        return place if self._same else int(pdfium_c.FPDFText_GetCharIndexFromTextIndex(self._layer, place))
-
-    def _box_of(self, place: int) -> pdfium_c.FS_RECTF:
-        pdfium_c.FPDFText_GetLooseCharBox(self._layer, self._character(place), self._box_out)
-        return self._box
+        return int(_get_character(self._layer, place))
 
     def _has_gap(self, whole: Piece, first: int, last: int) -> bool:
         """Return True if the line may hold a wide gap."""
@@ -184,30 +195,33 @@ class _Reader:
             return True
         known[0] += width
         known[1] += len(whole.text)
-        layer, (left, _, right, _) = self._layer, self._edges
+        layer, edges = self._layer, self._edges
         back, widest, end = BACK * whole.size, WIDE_GAP * whole.size, whole.left
-        for index in range(pdfium_c.FPDFText_CountRects(layer, first, last - first + 1)):
-            pdfium_c.FPDFText_GetRect(layer, index, *self._edges_out)
-            if not back < left.value - end < widest:
+        for index in range(_count_rects(layer, first, last - first + 1)):
+            _get_rect(layer, index, *self._edges_out)
+            if not back < edges[0] - end < widest:
                 return True
-            end = right.value
+            end = edges[2]
         return False
 
     def _style(self, character: int) -> tuple[bool, bool]:
         """Return whether the font of a character is bold, and whether it is fixed."""
-        item = pdfium_c.FPDFText_GetTextObject(self._layer, character)
-        font = pdfium_c.FPDFTextObj_GetFont(item) if item else None
+        item = _get_text_object(self._layer, character)
+        font = _get_font(c_void_p(item)) if item else None
         if not font:
             return False, False
-        key = pdfium_c.cast(font, pdfium_c.c_void_p).value or 0
-        if key not in self._fonts:
-            name = self._name
-            name[0] = b"\0"  # a longer one is not written
-            pdfium_c.FPDFFont_GetBaseFontName(font, name, len(name))
-            flags = pdfium_c.FPDFFont_GetFlags(font)
-            heavy = pdfium_c.FPDFFont_GetWeight(font) >= BOLD_WEIGHT or flags & BOLD_FLAG
-            self._fonts[key] = (
-                bool(heavy or _BOLD_NAME.search(name.value)),
-                bool(flags & FIXED_FLAG or _FIXED_NAME.search(name.value)),
-            )
-        return self._fonts[key]
+        if font not in self._fonts:
+            self._fonts[font] = _font_style(cast(font, pdfium_c.FPDF_FONT))
+        return self._fonts[font]
+
+
+def _font_style(font: pdfium_c.FPDF_FONT) -> tuple[bool, bool]:
+    """Return whether a font is bold, and whether it is fixed, by what it says and by its name."""
+    name = create_string_buffer(128)  # a longer one is not written
+    pdfium_c.FPDFFont_GetBaseFontName(font, name, len(name))
+    flags = pdfium_c.FPDFFont_GetFlags(font)
+    heavy = pdfium_c.FPDFFont_GetWeight(font) >= BOLD_WEIGHT or flags & BOLD_FLAG
+    return (
+        bool(heavy or _BOLD_NAME.search(name.value)),
+        bool(flags & FIXED_FLAG or _FIXED_NAME.search(name.value)),
+    )
