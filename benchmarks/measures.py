@@ -66,7 +66,9 @@ def _judge(rows: list[dict[str, Any]], settings: PolicySettings) -> float:
     started = time.process_time()
     measured = [row for first in range(0, len(rows), BATCH) for row in measure_documents(rows[first : first + BATCH])]
     table = pa.Table.from_pylist(measured, schema=pa.schema(field for field in MEASURES if field.name != "digest"))
-    scored = table.append_column("classifier_score", pa.nulls(len(table), pa.float64()))  # noqa: F841 - the query reads it
+    scored = table
+    for name in ("classifier_score", "error_rate"):
+        scored = scored.append_column(name, pa.nulls(len(table), pa.float64()))
     duckdb.sql(f"select {refusal(settings, [])} from scored").fetchall()
     return time.process_time() - started
 

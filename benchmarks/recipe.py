@@ -45,7 +45,7 @@ from storage.store import Store
 from tasks.core.child import module_command, python_path
 from tasks.evaluation.compare import paired_bootstrap
 from tasks.evaluation.evaluate import TOKENS_AT_ONCE, EncodedDocuments
-from tasks.evaluation.ngram import KneserNey
+from tasks.text.kneser_ney import KneserNey
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenise import encode_document

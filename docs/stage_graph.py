@@ -57,6 +57,11 @@ class Wiring:
 # Stages that the plan of an empty store does not call, with the stages that their inputs come from.
 _UNPLANNED: dict[str, tuple[str, dict[str, str]]] = {
     "ablate": ("compare", {"curated": "curate"}),
+    "characters": ("ingest", {"snapshot": "snapshot", "documents": "normalise", "measures": "measure"}),
+    "legibility": (
+        "ingest",
+        {"segment": "extract", "documents": "normalise", "measures": "measure", "characters": "characters"},
+    ),
     "evalset_leaks": ("prepare", {"curated": "curate", "overlaps": "evalset_overlap", "evalset": "evalset"}),
     "texts": ("evaluate", {}),
     "split": (
@@ -79,7 +84,7 @@ _UNPLANNED: dict[str, tuple[str, dict[str, str]]] = {
     ),
 }
 _READ_BY = {"ablate": ("dataset", "curated"), "texts": ("evaluate", "evalset"), "split": ("evaluate", "evalset")}
-_READ_BY["fresh"] = ("evaluate", "evalset")
+_READ_BY |= {"fresh": ("evaluate", "evalset"), "legibility": ("curate", "legibility")}
 # A plan that does not know an input gives the artefact that it waits for in its place.
 _STAND_INS = {("trace_index", "documents"), ("gram_overlap", "documents"), ("memorised", "texts")}
 
@@ -97,6 +102,7 @@ def wiring() -> dict[str, Wiring]:
     found["generate"].inputs["parts"] = {"complete"}
     for stage, (flow, inputs) in _UNPLANNED.items():
         found[stage] = Wiring(flow, defaultdict(set, {name: {source} for name, source in inputs.items()}))
+    found["legibility"].many = True
     for stage, (reader, name) in _READ_BY.items():
         found[reader].inputs[name].add(stage)
     for stage in all_stages().values():

@@ -9,7 +9,7 @@ from flows.context import flow, open_run, reach_server, subflow
 from flows.options import WatchOptions
 from flows.report import finish
 from storage.manifest import ArtifactRef, RefSet
-from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, MEASURES_FILE, SCORES_FILE
+from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, LEGIBILITY_FILE, MEASURES_FILE, SCORES_FILE
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, NoSettings
@@ -17,6 +17,7 @@ from tasks.curate.classifier import score, trained_classifier
 from tasks.curate.curate import CurationSettings, curate, cuts_of
 from tasks.curate.dedup import dedup, last_dedup
 from tasks.curate.evaluation_sets import forbidden_grams
+from tasks.curate.legibility import corpus_characters, legibility
 from tasks.curate.measure import measure
 from tasks.curate.normalise import normalise
 from tasks.curate.refine import RefineStageSettings, refine
@@ -102,6 +103,18 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
         scored = segments.map(run, score, NoSettings(), documents=normalised, classifier=trained)
     documents = segments.union(run, normalised, DOCUMENTS_FILE)
     all_measures = segments.union(run, measured, MEASURES_FILE)
+    judged = []
+    known = corpus_characters(run, read.snapshot, documents, all_measures, measured)
+    if known is not None:
+        judged = segments.map(
+            run,
+            legibility,
+            NoSettings(),
+            segment=segments.refs,
+            documents=normalised,
+            measures=measured,
+            characters=known,
+        )
     duplicates = dedup(
         run,
         settings.dedup,
@@ -118,6 +131,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
         documents=documents,
         measures=all_measures,
         scores=segments.union(run, scored, SCORES_FILE),
+        legibility=segments.union(run, judged, LEGIBILITY_FILE),
         duplicates=duplicates,
         evaluation=forbidden_grams(run, settings.curate.evaluation_sets),
     )
@@ -125,7 +139,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     own = [RefineStageSettings.of(settings.refine.kinds, cut) for cut in cuts]
     refined = segments.map(run, refine, own, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
     all_refined = segments.union(run, refined, DOCUMENTS_FILE)
-    run.remember(measure=measured, score=scored, dedup=duplicates, curate=curated, refine=refined)
+    run.remember(measure=measured, score=scored, legibility=judged, dedup=duplicates, curate=curated, refine=refined)
     return Ingested(
         **vars(read),
         measured=measured,

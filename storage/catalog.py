@@ -50,6 +50,7 @@ _SEGMENT_TABLES = (
     ("normalise", schemas.DOCUMENTS_FILE, schemas.NORMALISED),
     ("measure", schemas.MEASURES_FILE, schemas.MEASURES),
     ("score", schemas.SCORES_FILE, schemas.SCORES),
+    ("legibility", schemas.LEGIBILITY_FILE, schemas.LEGIBILITY),
     ("refine", schemas.DOCUMENTS_FILE, schemas.REFINED),
     ("tokenise", schemas.TOKENS_FILE, schemas.TOKENS),
 )
@@ -73,8 +74,10 @@ _VIEWS = """
 create view pages as select * from live_extract;
 create view blocks as select doc_id, page, unnest(blocks, recursive := true) from pages;
 create view measures as
-    select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, s.score as classifier_score
-    from live_measure m join live_normalise d using (doc_id) left join live_score s using (doc_id);
+    select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, s.score as classifier_score, l.error_rate
+    from live_measure m join live_normalise d using (doc_id) left join live_score s using (doc_id)
+    left join live_legibility l using (doc_id);
+create view misread as select doc_id, unnest(passages, recursive := true) from live_legibility;
 create view documents as
     select d.doc_id, d.kind, d.title, d.programming_language, m.* exclude (doc_id, kind, licence), s.licence, s.cluster,
         s.split, r.text, r.n_bytes, r.redactions, r.cut_chars

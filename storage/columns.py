@@ -18,6 +18,8 @@ class Meaning(NamedTuple):
     columns: Mapping[str, str] = MappingProxyType({})
 
 
+ERROR_RATE = "Estimated share of misread characters, 0 to 1; null for a document that was not judged."
+
 SHARED = {
     "doc_id": "Id of the document: sha256 of the bytes of its file and its place within them.",
     "digest": "sha256 of the row's content.",
@@ -268,6 +270,13 @@ TABLES: dict[str, Meaning] = {
     "scores": Meaning(
         "Scores of the trained document classifier.", {"score": "Probability that the document is wanted, 0 to 1."}
     ),
+    "legibility": Meaning(
+        "Misread text of documents that OCR read.",
+        {
+            "error_rate": ERROR_RATE,
+            "passages": "Start, length and estimated share of misread characters of the passages with at least 5 %.",
+        },
+    ),
     "traced": Meaning(
         "Documents of an index of training text (stage `trace_index`), in the order of their anchors.",
         {"anchors": "Anchors of the document in the index."},
@@ -323,6 +332,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
                 "text": "The text that models read, after cuts and redactions.",
                 "licence": SHARED["licence"],
                 "classifier_score": "Score of the document classifier; null without one.",
+                "error_rate": ERROR_RATE,
             },
         ),
     ),
@@ -330,7 +340,10 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
         ("measures", "normalised"),
         Meaning(
             "Measures of every live document, kept or not. " + TABLES["measures"].table.partition(". ")[2],
-            {"classifier_score": "Score of the document classifier; null without one."},
+            {
+                "classifier_score": "Score of the document classifier; null without one.",
+                "error_rate": ERROR_RATE,
+            },
         ),
     ),
     "quarantine": (
@@ -358,6 +371,17 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
     ),
     "dataset": (("sequences",), Meaning("Training and validation sequences as spans of token shards.")),
     "cuts": (("cuts",), Meaning(TABLES["cuts"].table)),
+    "misread": (
+        ("legibility",),
+        Meaning(
+            "Passages of documents that OCR read with at least 5 % of misread characters, cut or not.",
+            {
+                "start": "First character of the passage in the document's text before cuts.",
+                "length": "Its characters.",
+                "error_rate": "Estimated share of misread characters, 0 to 1.",
+            },
+        ),
+    ),
     "near_pairs": (("near_pairs",), Meaning(TABLES["near_pairs"].table)),
     "clusters": (("clusters",), Meaning(TABLES["clusters"].table)),
     "completions": (("completions",), Meaning("Completions of the last run.")),

@@ -22,6 +22,7 @@ PAIRS_FILE = "pairs.parquet"
 CLUSTERS_FILE = "clusters.parquet"
 SELECTION_FILE = "selection.parquet"
 DROPPED_FILE = "dropped.parquet"
+LEGIBILITY_FILE = "legibility.parquet"
 CUTS_FILE = "cuts.parquet"
 GRAMS_FILE = "grams.npy"
 OFFSETS_FILE = "gram_offsets.npy"
@@ -42,8 +43,8 @@ def _schema(name: str, columns: str) -> pa.Schema:
     """Return the schema of a table.
 
     Args:
-        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `block`), `name:[type]` for a
-            list; `?` at the end allows null.
+        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `passage`, `block`),
+            `name:[type]` for a list; `?` at the end allows null.
     """
     fields = [_field(column) for column in columns.split()]
     return pa.schema(fields, {"sheepfold.table": name, "sheepfold.schema_version": str(SCHEMA_VERSION)})
@@ -59,6 +60,8 @@ def _type(kind: str) -> pa.DataType:
         return pa.list_(_type(kind[1:-1]))
     if kind == "span":
         return pa.struct([_field("kind"), _field("start:int64"), _field("length:int64")])
+    if kind == "passage":
+        return pa.struct([_field("start:int64"), _field("length:int64"), _field("error_rate:float64")])
     if kind == "block":
         sides = [_field(f"{name}:float64") for name in ("x0", "y0", "x1", "y1", "size")]
         return pa.struct([_field("kind"), _field("text:large_string"), *sides, _field("bold:bool")])
@@ -198,6 +201,10 @@ SCORES = _schema("scores", "doc_id score:float64 digest")
 
 # One row per document of a segment in the trace index; the anchors are numbered in the order of the rows.
 TRACED = _schema("traced", "doc_id anchors:int64")
+
+# Estimated share of wrong characters of each document of a segment, null for one that was not judged, and its passages
+# with at least `tasks.curate.legibility.RECORDED` of them, in characters of its normalised text.
+LEGIBILITY = _schema("legibility", "doc_id error_rate:float64? passages:[passage] digest")
 
 # Memorised text of each completion; `longest` is in words, the rest in characters.
 MEMORISED = _schema("memorised", "id sample:int32 n_chars:int64 covered_chars:int64 longest:int64")

@@ -78,7 +78,7 @@ class CurationSettings:
 
 @stage(
     "curate",
-    version=5,
+    version=6,
     tables={
         schemas.SELECTION_FILE: schemas.SELECTION,
         schemas.DROPPED_FILE: schemas.DROPPED,
@@ -93,12 +93,13 @@ def curate(
     documents: RefSet,
     measures: RefSet,
     scores: RefSet,
+    legibility: RefSet,
     duplicates: ArtifactRef,
     evaluation: ArtifactRef,
 ) -> str:
     """Select documents, split them into training and validation, and remove leaks between the sides.
 
-    `scores` are those of the user's classifier, or an empty set.
+    `scores` are those of the user's classifier, `legibility` that of text by OCR; both may be an empty set.
     """
     measured = matching_folders(work.store, documents, measures)
     made = work.in_subprocess(
@@ -108,6 +109,7 @@ def curate(
         tables=tables_of(work.store, documents),
         measured=measured,
         scored=matching_folders(work.store, documents, scores) if scores.refs else [],
+        judged=matching_folders(work.store, documents, legibility) if legibility.refs else [],
         duplicates=work.folder(duplicates),
         evaluation=work.folder(evaluation),
         out=work.out,
@@ -125,6 +127,7 @@ def select_documents(
     tables: list[SegmentTable],
     measured: list[str],
     scored: list[str],
+    judged: list[str],
     duplicates: Path,
     evaluation: Path,
     out: Path,
@@ -137,8 +140,8 @@ def select_documents(
 
     Args:
         tables: Segments and folders of the documents.
-        measured, scored: For each of them the folder of its measures and signatures, and of its scores; no scores
-            without a classifier.
+        measured, scored, judged: For each of them the folder of its measures and signatures, of its scores, and of
+            its legibility; no scores without a classifier, and no legibility where nothing is judged.
         spill: Folder for temporary files.
         memory_bytes: Memory limit of queries.
     """
@@ -146,9 +149,12 @@ def select_documents(
     with Corpus(memory_bytes, spill) as corpus:
         corpus.want_live(snapshot)
         corpus.locate(tables, schemas.DOCUMENTS_FILE, ["text_sha256", "n_bytes", "ocr_share"])
-        _list_candidates(corpus, measured, scored, parquet(duplicates / schemas.CLUSTERS_FILE), settings.policy)
+        legibility = corpus.rows_of(judged, schemas.LEGIBILITY_FILE, schemas.LEGIBILITY)
+        clusters = parquet(duplicates / schemas.CLUSTERS_FILE)
+        _list_candidates(corpus, measured, scored, legibility, clusters, settings.policy)
         segments = partial(_segments, corpus, tables, measured)
         _cut_evaluation_text(corpus, segments, evaluation, chosen)
+        _cut_illegible(corpus, legibility, settings.policy)
         refuse_duplicates(corpus, parquet(duplicates / schemas.PAIRS_FILE), chosen.near_duplicates == "drop")
         _split_without_leaks(corpus, segments, chosen, memory_bytes // GRAM_BYTES)
         if chosen.paragraphs == "cut":
@@ -159,7 +165,12 @@ def select_documents(
 
 
 def _list_candidates(
-    corpus: Corpus, measured: Sequence[str], scored: Sequence[str], clusters: str, policy: PolicySettings
+    corpus: Corpus,
+    measured: Sequence[str],
+    scored: Sequence[str],
+    legibility: str,
+    clusters: str,
+    policy: PolicySettings,
 ) -> None:
     """Create the tables `candidates` and `refused`."""
     measures = corpus.rows_of(measured, schemas.MEASURES_FILE, schemas.MEASURES)
@@ -172,10 +183,12 @@ def _list_candidates(
         "place, text_sha256, cluster, cluster_size, n_bytes, kind, language, licence, "
         f"{refusal(policy, [licence for (licence,) in found.fetchall()])} as refusal from (select measures.* exclude "
         "(licence), located.* exclude (doc_id, part, place), segment, cluster, cluster_size, coalesce(nullif("
-        "measures.licence, ''), wanted.licence) as licence, score as classifier_score from located "
+        "measures.licence, ''), wanted.licence) as licence, score as classifier_score, error_rate from located "
         f"join {measures} as measures using (part, place) join wanted on wanted.doc_id = located.doc_id "
         f"join {clusters} as clusters on clusters.doc_id = located.doc_id left join {scores} as scores "
-        "on scores.part = located.part and scores.doc_id = located.doc_id where measures.doc_id = located.doc_id)"
+        f"on scores.part = located.part and scores.doc_id = located.doc_id left join {legibility} as legibility "
+        "on legibility.part = located.part and legibility.doc_id = located.doc_id "
+        "where measures.doc_id = located.doc_id)"
     )
     (lost,) = corpus.sql("select min(doc_id) from located anti join candidates using (doc_id)").fetchall()[0]
     if lost is not None:
@@ -215,6 +228,18 @@ def _cut_evaluation_text(corpus: Corpus, segments: Segments, evaluation: Path, s
     corpus.insert("cuts", pa.Table.from_pylist(cuts, _CUTS))
     reason = f"of it stands in an evaluation set, more than {settings.max_evaluation_share:.0%}"
     _refuse_shares(corpus, pa.Table.from_pylist(mostly, SHARES), "evaluation_set", reason)
+
+
+def _cut_illegible(corpus: Corpus, legibility: str, policy: PolicySettings) -> None:
+    """Cut passages with more wrong characters than a document may have."""
+    most = {rule.name: threshold for rule, threshold in policy.thresholds()}.get("max_error_rate")
+    if most is not None:
+        corpus.sql(
+            "insert into cuts select number, passage.start, passage.length, 'illegible' from (select number, "
+            f"unnest(passages) as passage from in_use join {legibility} as judged using (part, doc_id)) "
+            "where passage.error_rate > $most",
+            {"most": most},
+        )
 
 
 def _refuse_shares(corpus: Corpus, shares: pa.Table, code: str, reason: str) -> None:

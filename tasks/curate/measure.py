@@ -36,33 +36,34 @@ if TYPE_CHECKING:
 BATCH_DOCUMENTS = 256
 BATCH_CHARS = 2**21
 MEASURED_CHARS = 2**22  # of one document; only `n_chars`, `pii` and the licence cover the rest
-COLUMNS = ["doc_id", "kind", "programming_language", "text", "text_sha256"]
+COLUMNS = ["doc_id", "kind", "programming_language", "text", "text_sha256", "n_bytes", "ocr_share"]
 
 Row = dict[str, Any]
 
 
-@stage("measure", version=2, unit="document", tables={MEASURES_FILE: MEASURES})
+@stage("measure", version=3, unit="document", tables={MEASURES_FILE: MEASURES})
 def measure(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
     """Compute the measures, personal data and signatures of the documents of one segment."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(measure_segment, unpacked_size(source), source=source, out=work.out)
     work.counts["rows"] = work.counts["units"] = made["rows"]
-    work.counts["pii_spans"] = made["pii_spans"]
+    work.counts.update(made["counts"])
     return str(made["digest"])
 
 
 def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write measures and signatures of a table of documents to a folder; return counts and a digest."""
     signed: list[Signatures] = []
-    spans = 0
+    counts = {"pii_spans": 0, "ocr": 0, "clean_bytes": 0}  # of documents by OCR, and of prose that no OCR read
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal spans
         done, total = 0, count_rows(source)
         for batch in bundles(stream_rows(source, COLUMNS), lambda row: len(row["text"]), BATCH_CHARS, BATCH_DOCUMENTS):
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
-                spans += len(measured["pii"])
+                counts["pii_spans"] += len(measured["pii"])
+                counts["ocr"] += row["ocr_share"] > 0
+                counts["clean_bytes"] += row["n_bytes"] * (row["ocr_share"] == 0 and row["kind"] != "code")
                 columns = {name: value for name, value in measured.items() if name != "doc_id"}
                 # the signatures are not columns, but determined by the text
                 yield {**measured, "digest": sha256_json([row["text_sha256"], sha256_json(columns)])}
@@ -71,7 +72,7 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
 
     count = write_table(out / MEASURES_FILE, MEASURES, rows())
     join_signatures(signed).save(out)
-    return {"rows": count, "pii_spans": spans, "digest": union_digest([out / MEASURES_FILE])}
+    return {"rows": count, "counts": counts, "digest": union_digest([out / MEASURES_FILE])}
 
 
 def measure_documents(rows: Sequence[Row]) -> list[Row]:

@@ -13,12 +13,12 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, NORMALISED, PAGES_FILE
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
-from tasks.readers.records import CONTAINERS, Block
+from tasks.readers.records import CONTAINERS, INVISIBLE_LAYER, Block
 from tasks.text.cleaning import NormaliseSettings, document_text, normalise_text
 from tasks.text.markdown import document_markdown
 
 RECORD_COLUMNS = ["doc_id", "kind", "title", "programming_language", "status"]
-PAGE_COLUMNS = ["doc_id", "page", "text", "method", "confidence", "blocks"]
+PAGE_COLUMNS = ["doc_id", "page", "text", "method", "engine", "confidence", "blocks"]
 
 
 def document_row(
@@ -27,7 +27,8 @@ def document_row(
     """Return the row of `normalised` from a document's extraction record and its pages in order."""
     text = normalised_text(pages, record["kind"], settings)
     encoded = text.encode()
-    read = [page for page in pages if page["method"] in ("ocr", "both")]
+    # the invisible text over a scan is that of an earlier OCR
+    read = [page for page in pages if page["method"] in ("ocr", "both") or page["engine"] == INVISIBLE_LAYER]
     sure = [page["confidence"] for page in read if page["confidence"] is not None]
     row = {
         **{name: record[name] for name in ("doc_id", "kind", "title", "programming_language")},
@@ -54,7 +55,7 @@ def _lines(text: str) -> list[Block]:
     return [Block("lines", text.strip("\n"))] if text.strip() else []
 
 
-@stage("normalise", version=3, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
+@stage("normalise", version=4, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
     """Convert the pages of one segment to one normalised text per document."""
     folder = work.folder(segment)

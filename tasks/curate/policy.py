@@ -81,6 +81,7 @@ RULES: tuple[Rule, ...] = (
          "long", gentle=0.5),
     Rule("max_lorem_ratio", _LOREM_RATIO, "dummy_text", "of its words begin 'lorem ipsum'", _OURS, "dummy",
          gentle=0.01),
+    Rule("max_error_rate", "error_rate", "illegible", "of its characters are misread, by estimate", _OURS, gentle=0.12),
     Rule("drop_minified", "minified", "minified", "minified code: long lines with hardly a space", _OURS, "code",
          kind=bool, gentle=True),
     Rule("drop_generated", "generated", "generated", "code that says that a program wrote it", _STARCODER, "code",
@@ -213,9 +214,9 @@ def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
         licences: All licences of the documents, with None if a document has none.
 
     Returns:
-        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may be that of a folder) and
-        `classifier_score` (which may be null): a struct of `code` and `reason`, a sentence with the measured value and
-        the threshold; null for a document that is kept.
+        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may be that of a folder),
+        `classifier_score` and `error_rate` (which may be null): a struct of `code` and `reason`, a sentence with the
+        measured value and the threshold; null for a document that is kept.
     """
     cases = [_case(rule, threshold) for rule, threshold in settings.thresholds()]
     if languages := _listed(settings.languages.lower()):
@@ -256,7 +257,9 @@ def _double(value: float) -> str:
 
 
 def _is_share(rule: Rule) -> bool:
-    return rule.measure == _LOREM_RATIO or rule.measure.endswith(("_share", "_confidence", "compression_ratio"))
+    return rule.measure == _LOREM_RATIO or rule.measure.endswith(
+        ("_share", "_confidence", "_rate", "compression_ratio")
+    )
 
 
 def _shown(rule: Rule, value: str) -> str:

@@ -21,8 +21,8 @@ from storage.manifest import ArtifactRef
 from storage.schemas import COUNTS_FILE, DOCUMENTS_FILE
 from storage.tables import read_columns
 from tasks.core.stage import Work, stage
-from tasks.evaluation.ngram import KneserNey
 from tasks.evaluation.tables import BASELINES, DIMENSIONS, TABLES, Evaluated, write_evaluation
+from tasks.text.kneser_ney import KneserNey
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenise import TokeniseSettings, encode_document
 from tasks.tokens.tokenizer_kinds import Tokenizer

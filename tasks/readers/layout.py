@@ -283,7 +283,7 @@ class _Band:
 
     @cached_property
     def tabular(self) -> bool:
-        """Whether its cells may be those of a table without rules."""
+        """True if its cells may be those of a table without rules."""
         cells = self.cells
         if self.grid or len(cells) > MOST_COLUMNS or any(map(_is_no_cell, cells)):
             return False

@@ -19,6 +19,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
 Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
+INVISIBLE_LAYER = "pypdfium2 (invisible layer)"  # engine
 CONTAINERS = ("archive", "table")  # kinds whose members are the documents
 Method = Literal["text", "ocr", "both", "none", "deferred"]
 ReasonCode = Literal[

@@ -23,6 +23,8 @@ from typing import Literal
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
+from tasks.readers.records import INVISIBLE_LAYER
+
 SHORT_TEXT = 100  # Visible characters; a page with fewer may be a scan with a stamp or a page number typed on it.
 HEADING_TEXT = 600  # Visible characters that may be a header and a footer typed on a scan.
 SCAN_COVERAGE = 0.5  # Share of a page that images must cover for it to be taken for a scan.
@@ -73,7 +75,7 @@ def route_page(page: pdfium.PdfPage, layer: pdfium.PdfTextPage, text: str, n_cha
         drawn = pdfium_c.FPDFPage_CountObjects(page) > 0 or pdfium_c.FPDFPage_GetAnnotCount(page) > 0
         return Routing("picture" if drawn else "layer")
     if hidden:
-        engine = "pypdfium2 (invisible layer)"
+        engine = INVISIBLE_LAYER
         if _image_coverage(page) < SCAN_COVERAGE:
             return Routing("picture or hidden layer", engine)
         return Routing("hidden layer" if is_legible(text) else "better", engine)

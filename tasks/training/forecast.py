@@ -21,8 +21,8 @@ from storage.schemas import DOCUMENTS_FILE
 from storage.tables import read_columns
 from tasks.core.stage import Work, stage
 from tasks.evaluation.evaluate import charged_nats, encode_documents
-from tasks.evaluation.ngram import KneserNey
 from tasks.report.wording import table
+from tasks.text.kneser_ney import KneserNey
 from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.law import ORDERS, SPREAD, TOKENS_PER_STEP, expected_ratio, is_measured

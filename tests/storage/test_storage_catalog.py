@@ -19,6 +19,7 @@ from storage.store import Store, StoreError
 
 Put = Callable[..., ArtifactRef]
 VIEWS = {
+    "misread",
     "files",
     "pages",
     "documents",
@@ -209,7 +210,7 @@ def test_a_stage_that_did_not_run_gives_an_empty_view_of_the_right_columns(store
         assert catalog.query(f"select * from {view}") == []
     described = {entry["column_name"] for entry in catalog.query("describe documents")}
     own = {"cluster", "split", "title", "programming_language", "text", "n_bytes", "redactions", "cut_chars"}
-    own |= {"classifier_score"}
+    own |= {"classifier_score", "error_rate"}
     assert described == (set(schemas.MEASURES.names) | own | {"n_pages", "ocr_share", "ocr_confidence"}) - {"digest"}
 
 

@@ -20,10 +20,12 @@ def record(kind: str = "text", **changes: Any) -> dict[str, Any]:
     return {"doc_id": "d" * 64, "kind": kind, "title": None, "programming_language": None, **changes}
 
 
-def pages(*texts: str, method: str = "text", confidence: float | None = None) -> list[dict[str, Any]]:
+def pages(
+    *texts: str, method: str = "text", confidence: float | None = None, engine: str = "pypdfium2"
+) -> list[dict[str, Any]]:
+    read = {"method": method, "engine": engine, "confidence": confidence}
     return [
-        {"doc_id": "d" * 64, "page": number, "text": text, "method": method, "confidence": confidence, "blocks": []}
-        for number, text in enumerate(texts, 1)
+        {"doc_id": "d" * 64, "page": number, "text": text, **read, "blocks": []} for number, text in enumerate(texts, 1)
     ]
 
 
@@ -141,6 +143,11 @@ def test_the_share_of_pages_that_were_read_by_ocr_counts_those_read_in_part() ->
     found = [*pages("a", "b"), *pages("c", method="ocr", confidence=90.0), *pages("d", method="both", confidence=60.0)]
     row = document_row(record("pdf"), found)
     assert (row["ocr_share"], row["ocr_confidence"]) == (0.5, 75.0)
+
+
+def test_the_invisible_text_of_a_scan_counts_as_read_by_ocr() -> None:
+    row = document_row(record("pdf"), [*pages("a"), *pages("b", engine="pypdfium2 (invisible layer)")])
+    assert (row["ocr_share"], row["ocr_confidence"]) == (0.5, None)
 
 
 def test_a_page_read_by_ocr_that_does_not_know_how_sure_it_is_counts_for_no_mean() -> None:

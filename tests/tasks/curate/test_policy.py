@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import UserError
-from storage.schemas import MEASURES
+from storage.schemas import LEGIBILITY, MEASURES
 from tasks.core.settings import load_settings
 from tasks.curate.measure import measure_documents
 from tasks.curate.policy import PRESETS, RULES, PolicySettings, refusal
@@ -34,8 +34,10 @@ def measures(text: str, kind: str = "text", **changes: Any) -> dict[str, Any]:
 
 def refusals(row: dict[str, Any], settings: PolicySettings) -> tuple[str, str] | None:
     """Code and reason of the refusal of a document; None if it stays."""
-    schema = pa.schema([*(field for field in MEASURES if field.name != "digest"), ("classifier_score", pa.float64())])
-    found = pa.Table.from_pylist([{"classifier_score": None, **row}], schema=schema)  # noqa: F841 - the query reads it
+    schema = pa.schema([field for field in MEASURES if field.name != "digest"])
+    for name in ("classifier_score", "error_rate"):
+        schema = schema.append(pa.field(name, pa.float64()))
+    found = pa.Table.from_pylist([row], schema=schema)  # noqa: F841 - the query reads it
     ((refused,),) = duckdb.sql(f"select {refusal(settings, [row['licence']])} from found").fetchall()
     return refused and (refused["code"], refused["reason"])
 
@@ -240,6 +242,6 @@ def test_every_rule_has_a_setting_a_measure_and_a_source() -> None:
     names = {item.name for item in fields(PolicySettings)}
     for rule in RULES:
         assert rule.name in names
-        assert rule.name == "max_lorem_ratio" or rule.measure in MEASURES.names
+        assert rule.name == "max_lorem_ratio" or rule.measure in (*MEASURES.names, *LEGIBILITY.names)
         assert rule.source
     assert all(set(preset) <= {rule.name for rule in RULES} for preset in PRESETS.values())

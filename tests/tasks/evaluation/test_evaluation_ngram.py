@@ -13,7 +13,8 @@ from tiny_run import Ran
 
 from storage.lineage import manifest_of
 from storage.tables import read_rows
-from tasks.evaluation.ngram import KneserNey, dataset_of, training_documents
+from tasks.evaluation.ngram import dataset_of, training_documents
+from tasks.text.kneser_ney import KneserNey
 from tasks.tokens.tokenizer_kinds import BOS, EOS
 
 V = 9

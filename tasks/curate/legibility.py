@@ -1,0 +1,333 @@
+"""The stages `characters` and `legibility`: find text that OCR misread, without knowing what stands on the page.
+
+A model of character n-grams, fitted on the corpus's own text that no OCR read, tells how many bits the characters of a
+passage need. Some of that text is held out and damaged at known rates, which turns bits into an estimated share of
+wrong characters. The model is kept until the text it can be fitted on has doubled, so that growth leaves the estimates
+of earlier documents as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.digest import sha256_file, sha256_json
+from storage.lineage import manifest_of
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, LEGIBILITY, LEGIBILITY_FILE, MEASURES, MEASURES_FILE, PAGES_FILE
+from storage.store import StoreError
+from storage.tables import read_places, stream_rows, union_digest, unpacked_size, write_table
+from tasks.core.stage import NoSettings, Work, stage
+from tasks.curate.corpus import Corpus, matching_folders, tables_of
+from tasks.curate.measure import UNDETERMINED
+from tasks.text.kneser_ney import KneserNey
+
+if TYPE_CHECKING:
+    from tasks.core.run import Run
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+FIT_BYTES = 2_000_000
+LEAST_BYTES = 50_000  # of text to fit on, in all and of a language whose text is judged
+ORDER = 5
+CHARACTERS = 250  # most frequent ones that are told apart
+HELD_OUT = 10  # one of so many parts is damaged
+RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
+PART = 2_000  # characters: texts are divided before some are held out
+LONGEST = 100_000  # characters of a document that the model is fitted on, unless there are few
+RECORDED = 0.05  # least share of wrong characters of a passage that is recorded
+PASSAGE = 300  # characters of a passage at least, in whole lines
+SURE = 0.93  # mean confidence of Tesseract in the words of pages without errors; it falls as fast as errors rise
+ANCHOR = 20  # characters of a line by which a page is found
+SEED = 0
+CURVE_FILE = "curve.json"
+
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Characters:
+    """A model of the characters of clean text, and what errors cost in it.
+
+    Attributes:
+        model: Model of their numbers.
+        alphabet: The characters with a number of their own, from 1; all others have 0.
+        bits: Mean bits a character of clean text with each of `RATES` of its characters replaced, ascending.
+        languages: ISO 639-1 codes of the languages it was fitted on.
+    """
+
+    model: KneserNey
+    alphabet: str
+    bits: tuple[float, ...]
+    languages: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, texts: Sequence[str], languages: Iterable[str] = ()) -> Characters:
+        """Fit a model on texts, of which every `HELD_OUT`-th is damaged to learn what errors cost.
+
+        Args:
+            texts: At least two.
+            languages: Their languages.
+        """
+        spaced = [_SPACE.sub(" ", text) for text in texts]
+        counts: Counter[str] = Counter()
+        for text in spaced:
+            counts.update(text)
+        alphabet = "".join(sorted(counts, key=lambda character: (-counts[character], character))[:CHARACTERS])
+        fitted: list[I64] = []
+        held_out: list[I64] = []
+        for number, text in enumerate(spaced):
+            (fitted if number % HELD_OUT else held_out).append(_numbers(text, alphabet))
+        vocabulary = len(alphabet) + 1
+        model = KneserNey.fit(np.concatenate(fitted), np.array([*map(len, fitted)]), vocabulary, ORDER)
+        generator = np.random.default_rng(SEED)
+        clean = np.concatenate(held_out)
+        usual = np.concatenate(fitted)
+        bits = [_mean_bits(model, _damaged(clean, usual, rate, generator)) for rate in RATES]
+        return cls(model, alphabet, tuple(np.maximum.accumulate(bits).round(6).tolist()), tuple(sorted(languages)))
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder; see `load`."""
+        self.model.save(folder)
+        curve = {"alphabet": self.alphabet, "bits": self.bits, "languages": self.languages}
+        (folder / CURVE_FILE).write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Characters:
+        """Read the model that `save` wrote."""
+        curve = json.loads((folder / CURVE_FILE).read_text(encoding="utf-8"))
+        saved = KneserNey.load(folder)
+        model = KneserNey(tuple(saved.orders), saved.vocab_size, saved.tokens)
+        return cls(model, curve["alphabet"], tuple(curve["bits"]), tuple(curve["languages"]))
+
+    def passages(self, text: str) -> Iterator[tuple[int, int, float]]:
+        """Yield start, length and estimated share of wrong characters of the passages of a text, which cover it."""
+        cuts = _passage_ends(text)
+        if len(cuts) < 2:
+            return
+        numbers = _numbers(re.sub(r"\s", " ", text), self.alphabet)
+        # a run of spaces, as in a table, tells nothing
+        told = np.append(True, (numbers[1:] != numbers[:-1]) | (numbers[1:] != _numbers(" ", self.alphabet)[0]))
+        kept = numbers[told]
+        bits = np.zeros(len(numbers))
+        bits[told] = self.model.nll(kept, np.array([len(kept)])) / np.log(2)
+        sums, counts = (np.append(0.0, np.cumsum(values)) for values in (bits, told))
+        for start, end in pairwise(cuts):
+            mean = (sums[end] - sums[start]) / max(counts[end] - counts[start], 1)
+            yield start, end - start, round(float(np.interp(mean, self.bits, RATES)), 4)
+
+
+def _numbers(text: str, alphabet: str) -> I64:
+    """Return the number of each character of a text."""
+    points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4").astype(np.int64)
+    known = np.frombuffer(alphabet.encode("utf-32-le"), dtype="<u4").astype(np.int64)
+    order = np.argsort(known)
+    place = np.minimum(np.searchsorted(known[order], points), len(known) - 1)
+    return np.where(known[order][place] == points, order[place] + 1, 0)
+
+
+def _damaged(numbers: I64, usual: I64, rate: float, generator: np.random.Generator) -> I64:
+    """Return text with a share of its characters replaced by others of usual text."""
+    replaced = generator.random(len(numbers)) < rate
+    return np.where(replaced, generator.choice(usual, len(numbers)), numbers)
+
+
+def _mean_bits(model: KneserNey, numbers: I64) -> float:
+    return float(model.nll(numbers, np.array([len(numbers)])).mean() / np.log(2))
+
+
+def _passage_ends(text: str) -> list[int]:
+    """Return the ends of passages of whole lines, with 0 before them; the rest of a text belongs to the last one."""
+    ends = [0]
+    for line in re.finditer(r"\n", text):
+        if line.end() - ends[-1] >= PASSAGE:
+            ends.append(line.end())
+    if len(text) - ends[-1] >= PASSAGE or len(ends) == 1:
+        ends.append(len(text))
+    else:
+        ends[-1] = len(text)
+    return ends if text else []
+
+
+def page_places(text: str, pages: Sequence[tuple[str, float]]) -> list[tuple[int, float]]:
+    """Return where pages begin in the text of their document, which was normalised, with their confidence.
+
+    A page begins where its first line of enough characters is found that also occurs after the page before.
+    """
+    found: list[tuple[int, float]] = []
+    after = 0
+    for page, confidence in pages:
+        lines = (line.strip() for line in page.split("\n"))
+        places = (text.find(line, after) for line in lines if len(line) >= ANCHOR)
+        place = next((place for place in places if place >= 0), None)
+        if place is not None:
+            found.append((place, confidence))
+            after = place + ANCHOR
+    return found
+
+
+def _believed(
+    passages: Iterable[tuple[int, int, float]], pages: Sequence[tuple[int, float]]
+) -> Iterator[tuple[int, int, float]]:
+    """Yield passages with no more wrong characters than the engine's confidence in their page leaves room for.
+
+    Text unlike the rest of the corpus, such as code or a list of names, is no misread text where the engine was sure.
+    """
+    starts = [start for start, _ in pages]
+    for start, length, rate in passages:
+        page = bisect_right(starts, start + length // 2) - 1
+        most = max(0.0, SURE - pages[page][1]) if page >= 0 else 1.0
+        yield start, length, round(min(rate, most), 4)
+
+
+@stage("characters", version=1, pinned=True)
+def characters(work: Work, settings: NoSettings, *, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
+    """Fit a model of the characters of text that no OCR read."""
+    tables = tables_of(work.store, documents)
+    measured = matching_folders(work.store, documents, measures)
+    with Corpus(work.machine.query_bytes, work.scratch) as corpus:
+        corpus.want_live(work.folder(snapshot))
+        corpus.locate(tables, DOCUMENTS_FILE, ["kind", "ocr_share", "n_bytes"])
+        languages = corpus.rows_of(measured, MEASURES_FILE, MEASURES)
+        chosen = corpus.sql(
+            f"with clean as (select *, least(n_bytes, {LONGEST}) as used from located where kind <> 'code' and "
+            "ocr_share = 0), chosen as (select *, sum(used) over (order by doc_id) - used as before from clean) "
+            f"select part, place, language from chosen join {languages} as measures using (part, place) "
+            f"where before < {FIT_BYTES} order by chosen.doc_id"
+        ).fetchall()
+    made = work.in_subprocess(
+        fit_characters, FIT_BYTES, chosen=[(tables[part].folder, *rest) for part, *rest in chosen], out=work.out
+    )
+    work.counts.update(made["counts"])
+    return str(made["digest"])
+
+
+def fit_characters(chosen: list[tuple[str, int, str]], out: Path, progress: Progress) -> dict[str, Any]:
+    """Fit and write the model of some documents, given by folder, row and language; return counts and a digest."""
+    wanted: dict[str, list[int]] = {}
+    for folder, row, _ in chosen:
+        wanted.setdefault(folder, []).append(row)
+    found = {
+        (folder, row): text
+        for folder, rows in wanted.items()
+        for row, text in read_places(Path(folder) / DOCUMENTS_FILE, "text", sorted(rows)).items()
+    }
+    longest = max(LONGEST, FIT_BYTES // max(1, len(chosen)))
+    held: Counter[str] = Counter()
+    parts: list[str] = []
+    for folder, row, language in chosen:
+        text = found.pop((folder, row))
+        held[language] += len(text)
+        parts += [text[start : start + PART] for start in range(0, min(len(text), longest), PART)]
+    # too few where the documents that were counted are gone: then nothing is judged
+    model = Characters.fit(
+        parts or [" ", " "], [language for language, n_chars in held.items() if n_chars >= LEAST_BYTES]
+    )
+    model.save(out)
+    progress(len(chosen), len(chosen))
+    counts = {"rows": len(chosen), "bytes": sum(len(part.encode()) for part in parts)}
+    return {"counts": counts, "digest": sha256_json([sha256_file(path) for path in sorted(out.iterdir())])}
+
+
+def corpus_characters(
+    run: Run, snapshot: ArtifactRef, documents: RefSet, measures: RefSet, measured: Sequence[ArtifactRef]
+) -> ArtifactRef | None:
+    """Return the model of the corpus's characters, fitted again once its clean text has doubled.
+
+    Returns:
+        None if no document was read by OCR, or too little text was not.
+    """
+    counts = [run.read(ref, lambda made: manifest_of(run.store, made).counts, {"ocr": 0}) for ref in measured]
+    clean = sum(found.get("clean_bytes", 0) for found in counts)
+    if not any(found["ocr"] for found in counts):
+        return None
+    if clean < LEAST_BYTES:
+        run.note(
+            f"misread text of scans was not looked for: that takes {LEAST_BYTES:,} bytes of text that no OCR read to "
+            f"compare with, and there are {clean:,}"
+        )
+        return None
+    known = characters.pinned(run)
+    if known is not None and 2 * manifest_of(run.store, known).counts["bytes"] > min(clean, FIT_BYTES):
+        return run.reuse(characters, known)
+    return characters(run, NoSettings(), snapshot=snapshot, documents=documents, measures=measures)
+
+
+@stage("legibility", version=1, unit="document", tables={LEGIBILITY_FILE: LEGIBILITY})
+def legibility(
+    work: Work,
+    settings: NoSettings,
+    *,
+    segment: ArtifactRef,
+    documents: ArtifactRef,
+    measures: ArtifactRef,
+    characters: ArtifactRef,
+) -> str:
+    """Estimate the share of wrong characters in the passages of one segment's documents."""
+    source = work.folder(documents) / DOCUMENTS_FILE
+    made = work.in_subprocess(
+        judge_segment,
+        unpacked_size(source),
+        pages=work.folder(segment) / PAGES_FILE,
+        source=source,
+        measures=work.folder(measures) / MEASURES_FILE,
+        model=work.folder(characters),
+        out=work.out,
+    )
+    work.counts.update(rows=made["rows"], units=made["rows"], judged=made["judged"])
+    return str(made["digest"])
+
+
+def judge_segment(
+    pages: Path, source: Path, measures: Path, model: Path, out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write the legibility of a table of documents; return counts and a digest."""
+    known = Characters.load(model)
+    languages = {*known.languages, UNDETERMINED} if known.languages else ()  # that of garbled text cannot be told
+    read: dict[str, list[tuple[str, float]]] = {}  # pages by OCR of each document, with the engine's confidence
+    for page in stream_rows(pages, ["doc_id", "text", "confidence", "method"]):
+        if page["method"] in ("ocr", "both") and page["confidence"] is not None:
+            read.setdefault(page["doc_id"], []).append((page["text"], page["confidence"]))
+    judged = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal judged
+        found = zip(
+            stream_rows(source, ["doc_id", "ocr_share", "text"]),
+            stream_rows(measures, ["doc_id", "language"]),  # the same documents in the same order
+            strict=True,
+        )
+        for done, (row, measured) in enumerate(found, start=1):
+            if row["doc_id"] != measured["doc_id"]:
+                raise StoreError(f"{measures} has the measures of other documents than {source}: --refresh measure")
+            passages = []
+            if row["ocr_share"] > 0 and measured["language"] in languages:
+                found_pages = page_places(row["text"], read.get(row["doc_id"], ()))
+                passages = list(_believed(known.passages(row["text"]), found_pages))
+            judged += bool(passages)
+            n_chars = sum(length for _, length, _ in passages)
+            error = round(sum(length * rate for _, length, rate in passages) / n_chars, 4) if passages else None
+            bad = [passage for passage in passages if passage[2] >= RECORDED]
+            yield {
+                "doc_id": row["doc_id"],
+                "error_rate": error,
+                "passages": [dict(zip(("start", "length", "error_rate"), passage, strict=True)) for passage in bad],
+                "digest": sha256_json([error, bad]),
+            }
+            progress(done, done)
+
+    table = out / LEGIBILITY_FILE
+    count = write_table(table, LEGIBILITY, rows())
+    return {"rows": count, "judged": judged, "digest": union_digest([table])}
