@@ -32,7 +32,7 @@ COMMANDS = {
     "From documents to a model": ("run", "plan", "ingest", "prepare", "suggest", "train", "evaluate", "promote"),
     "Generation": ("generate",),
     "Comparison": ("compare", "ablate", "lm-eval"),
-    "Look-ups": ("sql", "why", "inspect", "status"),
+    "Look-ups": ("sql", "why", "layout", "inspect", "status"),
     "Calculations": ("count", "optimizer"),
     "Keeping a home": ("verify", "forget", "gc", "compact", "rollback", "rebuild-tracking"),
     "Exchange": ("export", "import", "export-corpus", "sample"),

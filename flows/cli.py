@@ -282,7 +282,7 @@ def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
 PANELS = {
     "Start here": ("run", "plan", "generate", "status", "sample"),
     "Steps of a run": ("ingest", "prepare", "suggest", "train", "evaluate", "promote"),
-    "Documents and lineage": ("sql", "why", "forget", "export-corpus"),
+    "Documents and lineage": ("sql", "why", "layout", "forget", "export-corpus"),
     "Models": ("compare", "ablate", "lm-eval", "rollback", "export", "import"),
     "Look into a network": ("inspect", "count", "optimizer"),
     "Team": ("up", "down"),

@@ -245,7 +245,8 @@ def inspect(
         answer({"diagrams": drawn}, as_json, lambda _: [print(f"{item['file']}: {item['title']}") for item in drawn])
         return
     from tasks.report.inspection import Subject, inspect_prompt, inspection_text, to_json
-    from tasks.report.inspection_page import write_page
+    from tasks.report.inspection_page import to_html
+    from tasks.report.page import write_page
     from tasks.training.bundle import Bundle
 
     if preset:
@@ -255,9 +256,26 @@ def inspect(
         subject = Subject.of_bundle(Bundle(model_folder(home, model, corpus)), name)
     found = inspect_prompt(subject, prompt, seed, columns)
     if out or not as_json:
-        page = write_page(found, absolute(out) if out else open_home(home)[0].reports / "inspect.html")
+        page = write_page(to_html(found), absolute(out) if out else open_home(home)[0].reports / "inspect.html")
         say(f"page: {page}")
     answer(to_json(found), as_json, lambda _: print(inspection_text(found)))
+
+
+@others.command()
+def layout(
+    file: Annotated[str, typer.Argument(help="PDF to read.", show_default=False)],
+    page: Annotated[int, typer.Option(help="Number of the page, from 1.", min=1)] = 1,
+    out: Annotated[str, typer.Option(help="HTML file to write.")] = "layout.html",
+    as_json: AsJson = False,
+) -> None:
+    """Draw the blocks of a PDF's page on its picture, in reading order, with the Markdown that becomes of them."""
+    from tasks.report.layout_page import layout_page, to_html
+    from tasks.report.page import write_page
+
+    found = layout_page(absolute(file), page)
+    say(f"page: {write_page(to_html(found), absolute(out))}")
+    del found["picture"]
+    answer(found, as_json, lambda _: print(found["markdown"]))
 
 
 @others.command()

@@ -7,14 +7,12 @@ import json
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from torch import Tensor
 
 from model.trace import Gain, Step
-from storage.errors import UserError
 from tasks.report.charts import Point, Series, line_figure
 from tasks.report.diagrams import STYLE, Diagram, Plan, diagrams, to_svg
 from tasks.report.inspection import (
@@ -36,20 +34,6 @@ _LETTER = 7.3  # width of a letter of a label, in pixels
 _ROWS = 12  # most rows of a step's table
 
 Rectangle = tuple[float, float, float, float]
-
-
-def write_page(inspection: Inspection, path: Path) -> Path:
-    """Write the page and return its path.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_html(inspection), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give another file with --out") from error
-    return path
 
 
 def to_html(inspection: Inspection) -> str:

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from storage.atomic import write_file
 from storage.catalog import read_state
 from storage.digest import sha256_json
+from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.core.subprocesses import TABLE_BYTES_PER_FILE
@@ -92,6 +93,20 @@ def render(template: str, **values: object) -> str:
         values: variables of the template; a missing one raises `jinja2.UndefinedError`.
     """
     return _environment(template.endswith(".md")).get_template(template).render(values)
+
+
+def write_page(html: str, path: Path) -> Path:
+    """Write a page and return its path.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another file with --out") from error
+    return path
 
 
 def draw_page(template: str, notices: Sequence[Notice] = (), **values: object) -> list[str]:
