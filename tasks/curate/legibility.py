@@ -30,13 +30,13 @@ from storage.tables import read_places, stream_rows, union_digest, unpacked_size
 from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.corpus import Corpus, matching_folders, tables_of
 from tasks.curate.measure import UNDETERMINED
+from tasks.readers.records import INVISIBLE_LAYER
 from tasks.text.kneser_ney import KneserNey
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
 
 I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 FIT_BYTES = 2_000_000
@@ -162,34 +162,43 @@ def _passage_ends(text: str) -> list[int]:
 
 
 def page_places(text: str, pages: Sequence[tuple[str, float]]) -> list[tuple[int, float]]:
-    """Return where pages begin in the text of their document, which was normalised, with their confidence.
+    """Return where pages begin in the text of their document, which was normalised, with their second values.
 
     A page begins where its first line of enough characters is found that also occurs after the page before.
     """
     found: list[tuple[int, float]] = []
     after = 0
-    for page, confidence in pages:
+    for page, value in pages:
         lines = (line.strip() for line in page.split("\n"))
         places = (text.find(line, after) for line in lines if len(line) >= ANCHOR)
         place = next((place for place in places if place >= 0), None)
         if place is not None:
-            found.append((place, confidence))
+            found.append((place, value))
             after = place + ANCHOR
     return found
 
 
-def _believed(
+def believed(
     passages: Iterable[tuple[int, int, float]], pages: Sequence[tuple[int, float]]
 ) -> Iterator[tuple[int, int, float]]:
-    """Yield passages with no more wrong characters than the engine's confidence in their page leaves room for.
+    """Yield passages with no more wrong characters than their page has room for.
 
     Text unlike the rest of the corpus, such as code or a list of names, is no misread text where the engine was sure.
+
+    Args:
+        pages: Where each begins, and the largest share of wrong characters on it; see `_room`.
     """
     starts = [start for start, _ in pages]
     for start, length, rate in passages:
         page = bisect_right(starts, start + length // 2) - 1
-        most = max(0.0, SURE - pages[page][1]) if page >= 0 else 1.0
-        yield start, length, round(min(rate, most), 4)
+        yield start, length, round(min(rate, pages[page][1] if page >= 0 else 1.0), 4)
+
+
+def room(method: str, engine: str, confidence: float | None) -> float:
+    """Return the largest share of wrong characters on a page, by what is known of its reader."""
+    if method in ("ocr", "both"):
+        return 1.0 if confidence is None else max(0.0, SURE - confidence)
+    return 1.0 if engine == INVISIBLE_LAYER else 0.0
 
 
 @stage("characters", version=1, pinned=True)
@@ -233,7 +242,8 @@ def fit_characters(chosen: list[tuple[str, int, str]], out: Path, progress: Prog
         parts += [text[start : start + PART] for start in range(0, min(len(text), longest), PART)]
     # too few where the documents that were counted are gone: then nothing is judged
     model = Characters.fit(
-        parts or [" ", " "], [language for language, n_chars in held.items() if n_chars >= LEAST_BYTES]
+        parts if len(parts) > 1 else [" ", " "],
+        [language for language, n_chars in held.items() if n_chars >= LEAST_BYTES],
     )
     model.save(out)
     progress(len(chosen), len(chosen))
@@ -296,16 +306,18 @@ def judge_segment(
     """Write the legibility of a table of documents; return counts and a digest."""
     known = Characters.load(model)
     languages = {*known.languages, UNDETERMINED} if known.languages else ()  # that of garbled text cannot be told
-    read: dict[str, list[tuple[str, float]]] = {}  # pages by OCR of each document, with the engine's confidence
-    for page in stream_rows(pages, ["doc_id", "text", "confidence", "method"]):
-        if page["method"] in ("ocr", "both") and page["confidence"] is not None:
-            read.setdefault(page["doc_id"], []).append((page["text"], page["confidence"]))
+    by_ocr = {row["doc_id"] for row in stream_rows(source, ["doc_id", "ocr_share"]) if row["ocr_share"] > 0}
+    read: dict[str, list[tuple[str, float]]] = {}  # texts of the pages of these, and room for errors
+    for page in stream_rows(pages, ["doc_id", "text", "method", "engine", "confidence"]):
+        if page["doc_id"] in by_ocr:
+            own = page["text"], room(page["method"], page["engine"], page["confidence"])
+            read.setdefault(page["doc_id"], []).append(own)
     judged = 0
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal judged
         found = zip(
-            stream_rows(source, ["doc_id", "ocr_share", "text"]),
+            stream_rows(source, ["doc_id", "text"]),
             stream_rows(measures, ["doc_id", "language"]),  # the same documents in the same order
             strict=True,
         )
@@ -313,9 +325,9 @@ def judge_segment(
             if row["doc_id"] != measured["doc_id"]:
                 raise StoreError(f"{measures} has the measures of other documents than {source}: --refresh measure")
             passages = []
-            if row["ocr_share"] > 0 and measured["language"] in languages:
-                found_pages = page_places(row["text"], read.get(row["doc_id"], ()))
-                passages = list(_believed(known.passages(row["text"]), found_pages))
+            if row["doc_id"] in read and measured["language"] in languages:
+                places = page_places(row["text"], read.pop(row["doc_id"]))
+                passages = list(believed(known.passages(row["text"]), places))
             judged += bool(passages)
             n_chars = sum(length for _, length, _ in passages)
             error = round(sum(length * rate for _, length, rate in passages) / n_chars, 4) if passages else None

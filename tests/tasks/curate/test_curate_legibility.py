@@ -15,7 +15,7 @@ from pdf_samples import page_pdf, text_lines
 from PIL import Image
 
 from storage.home import Home
-from tasks.curate.legibility import PASSAGE, Characters, page_places
+from tasks.curate.legibility import PASSAGE, Characters, believed, page_places, room
 
 # English prose of 500 kB that every Python has
 PROSE = [re.sub(r"[^\x20-\x7e\n]", "", text) for _, text in sorted(topics.items()) if len(text) > 3_000]
@@ -101,6 +101,27 @@ def test_pages_are_found_in_the_text_of_their_document() -> None:
     pages = [("7\nThe first page has this line.", 0.9), ("", 0.1), ("The second page follows it here.", 0.5)]
     text = "The first page has this line.\n\nThe second page follows it here."
     assert page_places(text, pages) == [(0, 0.9), (31, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("method", "engine", "confidence", "most"),
+    [
+        ("ocr", "tesseract", 0.95, 0.0),
+        ("ocr", "tesseract", 0.73, 0.2),
+        ("both", "pypdfium2 + tesseract", 0.73, 0.2),
+        ("ocr", "tesseract", None, 1.0),
+        ("text", "pypdfium2 (invisible layer)", None, 1.0),
+        ("text", "pypdfium2", None, 0.0),
+    ],
+)
+def test_a_page_has_no_more_errors_than_its_reader_leaves_room_for(
+    known: Characters, method: str, engine: str, confidence: float | None, most: float
+) -> None:
+    unlike = "\n".join(misread(line) for line in lines_of(PROSE)[:10])
+    places = page_places(unlike, [(unlike, room(method, engine, confidence))])
+    rates = [rate for *_, rate in believed(known.passages(unlike), places)]
+    free = [rate for *_, rate in known.passages(unlike)]
+    assert rates == pytest.approx([min(rate, most) for rate in free], abs=1e-4)
 
 
 # a corpus: prose, and scans with the text of an earlier OCR
