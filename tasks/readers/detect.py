@@ -32,6 +32,7 @@ PARQUET_MEDIA = "application/vnd.apache.parquet"
 SQLITE_MEDIA = "application/vnd.sqlite3"
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 MBOX = "application/mbox"
+WARC = "application/warc"
 EML = "message/rfc822"
 ENCRYPTED_OFFICE = "application/vnd.ms-office.encrypted"
 

@@ -22,10 +22,11 @@ from tasks.readers.detect import (
     MBOX,
     PARQUET_MEDIA,
     SQLITE_MEDIA,
+    WARC,
     identify,
 )
 from tasks.readers.mail import read_mail
-from tasks.readers.markup import read_docx, read_html, read_notebook, read_xml
+from tasks.readers.markup import read_docx, read_notebook, read_xml
 from tasks.readers.packages import PACKAGES
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import (
@@ -50,14 +51,15 @@ from tasks.readers.rows import (
     read_rows,
 )
 from tasks.readers.rtf import read_rtf
-from tasks.readers.transcriptions import read_xml_or_transcription
+from tasks.readers.transcriptions import read_html_or_hocr, read_xml_or_transcription
+from tasks.readers.warc import read_warc
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
 _LINE = re.compile("^.*$", re.MULTILINE)  # for finditer, as a large text may have a hundred million lines
 _PACKAGES = {DOCX: read_docx, **PACKAGES}
 _READERS: dict[str, Callable[[bytes], Decoded]] = {
-    "text/html": read_html,
-    "application/xhtml+xml": read_html,
+    "text/html": read_html_or_hocr,
+    "application/xhtml+xml": read_html_or_hocr,
     "application/xml": read_xml_or_transcription,
     "image/svg+xml": read_xml,
     "application/x-ipynb+json": read_notebook,
@@ -259,6 +261,9 @@ class _Members:
     def _entries(self, data: bytes, detected: Detected) -> Iterator[Entry]:
         if detected.media_type in (EML, MBOX):
             yield from read_mail(data, detected.media_type, self._budget)
+            return
+        if detected.media_type == WARC:
+            yield from read_warc(data, self._budget)
             return
         if detected.kind == "archive":
             yield from read_archive(data, detected.media_type, self._options, self._budget, self._passwords)

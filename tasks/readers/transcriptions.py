@@ -1,7 +1,7 @@
-"""Text from transcriptions of pages: ALTO and PAGE-XML, which OCR engines and libraries write, and TEI editions.
+"""Text from transcriptions of pages: ALTO, PAGE-XML and hOCR, which OCR engines and libraries write, and TEI editions.
 
-Other XML is read by `tasks.readers.markup`. These are parsed as a tree, so a file of more than `MAX_XML_BYTES` is read
-as other XML is.
+Other XML and HTML is read by `tasks.readers.markup`. These are parsed as a tree, so a file of more than `MAX_XML_BYTES`
+is read as others are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from tasks.readers.decode import Decoded, clean, decode_declared
-from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, parse_xml, read_xml
+from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, parse_xml, read_html, read_xml
 
 _ROOT = re.compile(rb"<(?:[\w.-]{1,40}:)?(alto|PcGts|TEI)[\s>]")
+_HOCR = re.compile(rb"""\sclass\s*=\s*["']?ocr_page\b""")
+_HOCR_LINES = frozenset(("ocr_line", "ocrx_line", "ocr_header", "ocr_caption", "ocr_textfloat"))
+_HOCR_BLOCKS = frozenset(("ocr_page", "ocr_carea", "ocr_par"))
 _LINES = frozenset(("l", "item", "row"))
 _BLOCKS = _LINES | frozenset(
     ("ab", "argument", "body", "byline", "castItem", "closer", "dateline", "div", "head", "lg")
@@ -42,6 +45,25 @@ def read_xml_or_transcription(data: bytes) -> Decoded:
         return read_xml(data)
     written, title = writer(tree)
     return replace(found, text=clean(written), title=title)
+
+
+def read_html_or_hocr(data: bytes) -> Decoded:
+    """Return the main content of an HTML file; of hOCR, the lines of its paragraphs."""
+    if not _HOCR.search(data[:65_536]) or len(data) > MAX_XML_BYTES:
+        return read_html(data)
+    from lxml import etree
+
+    found = decode_declared(data)
+    tree = etree.HTML(found.text.encode(), etree.HTMLParser(encoding="utf-8", no_network=True))
+    paragraphs: list[list[str]] = [[]]
+    for element in tree.iter(etree.Element) if tree is not None else ():
+        classes = (element.get("class") or "").split()
+        if not _HOCR_BLOCKS.isdisjoint(classes):
+            paragraphs.append([])
+        elif not _HOCR_LINES.isdisjoint(classes):
+            paragraphs[-1].append(" ".join("".join(element.itertext()).split()))
+    written = "\n\n".join(filter(None, ("\n".join(filter(None, lines)) for lines in paragraphs)))
+    return replace(found, text=clean(written))
 
 
 def _name(element: Any) -> str:

@@ -1,4 +1,4 @@
-"""ALTO, PAGE-XML and TEI: the text that a reader of the page would read."""
+"""ALTO, PAGE-XML, hOCR and TEI: the text that a reader of the page would read."""
 
 from __future__ import annotations
 
@@ -80,3 +80,51 @@ def test_damage_and_bombs_have_a_reason(root):
     laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
     bomb = read(f'<!DOCTYPE x [<!ENTITY l0 "ha">{laughs}]><{root}><p>&l9;</p></{root}>')
     assert sum(len(page.text) for page in bomb.pages) < 100
+
+
+# hOCR
+
+HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE html>\n<html><head><title>t</title></head><body>'
+
+
+def hocr(*paragraphs: list[str], line: str = "ocr_line") -> str:
+    """A page as Tesseract writes it."""
+    written = ""
+    for lines in paragraphs:
+        spans = "".join(
+            f"<span class='{line}' title='bbox 1 2 3 4'>\n"
+            + "\n".join(f"<span class='ocrx_word' title='x_wconf 91'>{word}</span>" for word in one.split())
+            + "\n</span>\n"
+            for one in lines
+        )
+        written += f"<div class='ocr_carea'><p class='ocr_par' lang='eng'>{spans}</p></div>"
+    return f"{HEAD}<div class='ocr_page' title='image &quot;a.png&quot;'>{written}</div></body></html>"
+
+
+@pytest.mark.parametrize("suffix", [".hocr", ".html", ""])
+def test_lines_of_hocr_are_those_of_the_page(suffix: str):
+    found = extract_document(hocr(["The first", "and second"], ["the third"]).encode(), suffix, ExtractOptions())
+    assert found.pages[0].text == "The first\nand second\n\nthe third"
+
+
+def test_headers_and_captions_of_hocr_are_lines():
+    found = extract_document(hocr(["A heading"], line="ocr_header").encode(), ".hocr", ExtractOptions())
+    assert found.pages[0].text == "A heading"
+
+
+def test_cut_hocr_gives_what_is_there():
+    whole = hocr(["The first", "and second"], ["the third"])
+    found = extract_document(whole[: whole.index("third") + 5].encode(), ".hocr", ExtractOptions())
+    assert found.pages[0].text == "The first\nand second\n\nthe third"
+
+
+def test_hocr_of_deep_nesting_ends():
+    deep = HEAD + "<div class='ocr_page'>" + "<span class='ocr_line'>x" * 20_000
+    found = extract_document(deep.encode(), ".hocr", ExtractOptions())
+    assert found.status in ("ok", "rejected", "failed")
+
+
+def test_a_page_about_hocr_is_read_as_a_page():
+    prose = "The class ocr_page marks a page, and ocr_line marks a line of it, as the format states. " * 3
+    page = f"<html><body><article><p>{prose}</p></article></body></html>"
+    assert extract_document(page.encode(), ".html", ExtractOptions()).pages[0].text.strip() == prose.strip()
