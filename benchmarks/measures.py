@@ -67,8 +67,8 @@ def _judge(rows: list[dict[str, Any]], settings: PolicySettings) -> float:
     measured = [row for first in range(0, len(rows), BATCH) for row in measure_documents(rows[first : first + BATCH])]
     table = pa.Table.from_pylist(measured, schema=pa.schema(field for field in MEASURES if field.name != "digest"))
     scored = table
-    for name in ("classifier_score", "error_rate"):
-        scored = scored.append_column(name, pa.nulls(len(table), pa.float64()))
+    for name, kind in (("classifier_score", pa.float64()), ("error_rate", pa.float64()), ("date", pa.string())):
+        scored = scored.append_column(name, pa.nulls(len(table), kind))
     duckdb.sql(f"select {refusal(settings, [])} from scored").fetchall()
     return time.process_time() - started
 

@@ -21,6 +21,7 @@ class Meaning(NamedTuple):
 ERROR_RATE = "Estimated share of misread characters, 0 to 1; null for a document that was not judged."
 
 SHARED = {
+    "date": "Date of the document by `sources.dates` or `sources.date_pattern`: a year, or with month and day.",
     "doc_id": "Id of the document: sha256 of the bytes of its file and its place within them.",
     "digest": "sha256 of the row's content.",
     "sha256": "sha256 of the bytes; null where nothing was read.",

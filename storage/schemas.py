@@ -71,7 +71,10 @@ def _type(kind: str) -> pa.DataType:
 # One row per path found, and one per member of an archive or table (`container` is set).
 FILES = _schema(
     "files",
-    "path source label container? size:int64 sha256? media_type? status reason reason_code licence? doc_id? segment?",
+    """
+    path source label container? size:int64 sha256? media_type? status reason reason_code licence? date? doc_id?
+    segment?
+    """,
 )
 
 # One row per distinct file content that was read, extracted or not, and per member in it (`locator`).

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a machine
 OPTIMIZER = "muon"  # that is proposed: it reaches a loss in fewer tokens than AdamW, see `tasks.training.suggest`
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")  # a training has one
-PATHS = ("passwords.file", "tokenizer.file")
+PATHS = ("passwords.file", "tokenizer.file", "sources.dates")
 ENVIRONMENT = "SHEEPFOLD_"
 PASSWORDS_FILE = f"{ENVIRONMENT}PASSWORDS_FILE"
 

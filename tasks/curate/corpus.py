@@ -157,9 +157,10 @@ class Corpus:
         return f"(from {rows} semi join live using (doc_id, part))"
 
     def want_live(self, snapshot: Path) -> None:
-        """Create `wanted` from the live documents of a snapshot, with their segments and licences."""
+        """Create `wanted` from the live documents of a snapshot, with their segments, licences and latest dates."""
         self.sql(
-            f"create table wanted as select doc_id, min(segment) as segment, max(nullif(licence, '')) as licence "
+            f"create table wanted as select doc_id, min(segment) as segment, max(nullif(licence, '')) as licence, "
+            "max(date) as date "
             f"from {parquet(snapshot / FILES_FILE)} where status = 'ok' and doc_id is not null group by doc_id"
         )
 

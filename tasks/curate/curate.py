@@ -183,7 +183,7 @@ def _list_candidates(
         "place, text_sha256, cluster, cluster_size, n_bytes, kind, language, licence, "
         f"{refusal(policy, [licence for (licence,) in found.fetchall()])} as refusal from (select measures.* exclude "
         "(licence), located.* exclude (doc_id, part, place), segment, cluster, cluster_size, coalesce(nullif("
-        "measures.licence, ''), wanted.licence) as licence, score as classifier_score, error_rate from located "
+        "measures.licence, ''), wanted.licence) as licence, date, score as classifier_score, error_rate from located "
         f"join {measures} as measures using (part, place) join wanted on wanted.doc_id = located.doc_id "
         f"join {clusters} as clusters on clusters.doc_id = located.doc_id left join {scores} as scores "
         f"on scores.part = located.part and scores.doc_id = located.doc_id left join {legibility} as legibility "

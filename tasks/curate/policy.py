@@ -7,6 +7,7 @@ active ones in one SQL expression.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import make_dataclass
 from typing import Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from storage.catalog import quoted
 from tasks.core.option import STRICT, option
+from tasks.sources.address import DATE
 
 UNKNOWN_LICENCE = "unknown"
 UNSPACED_LIMIT = 0.3  # share of letters of scripts without spaces above which word counts are meaningless
@@ -193,9 +195,18 @@ class PolicySettings(_Thresholds):
         "SPDX identifiers of the licences to keep, comma separated; empty keeps all, `unknown` stands for "
         "documents without one.",
     )
+    before: str | int = option(  # a year alone is read as a number
+        "", "Keep only documents whose date is known and before this one, such as 1914 or 1914-08."
+    )
+    after: str | int = option("", "Keep only documents whose date is known and not before this one.")
     min_classifier_score: float = option(
         0.0, "Refuse documents with a lower score of the classifier; 0 refuses none.", ge=0, le=1
     )
+
+    def __post_init__(self) -> None:
+        for name in ("before", "after"):
+            if (date := str(getattr(self, name))) and not re.fullmatch(DATE, date):
+                raise ValueError(f"policy.{name} is {date!r}, expected a date such as 1914, 1914-08 or 1914-08-04")
 
     def thresholds(self) -> Iterator[tuple[Rule, float]]:
         """Yield the active rules with their thresholds; 0 for a flag."""
@@ -214,9 +225,9 @@ def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
         licences: All licences of the documents, with None if a document has none.
 
     Returns:
-        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may be that of a folder),
-        `classifier_score` and `error_rate` (which may be null): a struct of `code` and `reason`, a sentence with the
-        measured value and the threshold; null for a document that is kept.
+        An expression over the columns of `storage.schemas.MEASURES`, `licence` (which may be that of a folder), and
+        `date`, `classifier_score` and `error_rate` (which may be null): a struct of `code` and `reason`, a sentence
+        with the measured value and the threshold; null for a document that is kept.
     """
     cases = [_case(rule, threshold) for rule, threshold in settings.thresholds()]
     if languages := _listed(settings.languages.lower()):
@@ -232,6 +243,11 @@ def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
         )
         if refused:
             cases.append((f"coalesce(licence, '') in ({_literals(refused)})", "licence", sentence))
+    for wanted, side, refused_if in ((str(settings.before), "before", ">="), (str(settings.after), "not before", "<")):
+        if wanted:
+            cases.append(("date is null", "undated", quoted(f"it has no date, expected one {side} {wanted}")))
+            sentence = f"'its date is ' || date || {quoted(f', expected one {side} {wanted}')}"
+            cases.append((f"date {refused_if} {quoted(wanted)}", "date", sentence))
     least = settings.min_classifier_score
     sentence = f"format('the classifier gives it {{:.2f}}%, less than {least:.2%}', 100 * classifier_score)"
     cases.append((f"classifier_score < {_double(least)}", "low_score", sentence))

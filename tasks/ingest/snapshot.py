@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from storage.catalog import quoted
 from storage.digest import list_digest, sha256_json, sorted_rows_digest
+from storage.errors import UserError
 from storage.manifest import RefSet
 from storage.schemas import EXTRACTS, EXTRACTS_FILE, FILES, FILES_FILE, PAGES, PAGES_FILE
 from storage.tables import unpacked_size, write_batches
@@ -22,6 +26,7 @@ from tasks.core.stage import Work, stage
 from tasks.curate.corpus import ROWS_AT_ONCE, Corpus, parquet
 from tasks.ingest.journal import Content
 from tasks.readers.records import CONTAINERS
+from tasks.sources.address import DATE
 from tasks.sources.folder import ListedFile
 from tasks.text.licences import detect_licence, is_licence_file
 
@@ -31,6 +36,7 @@ CONTENTS_FILE = "contents.parquet"
 
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
 _LISTED = pa.schema([(item.name, pa.int64() if item.name == "size" else pa.string()) for item in fields(ListedFile)])
+_DATES = pa.schema([("path", pa.string()), ("date", pa.string())])
 _CONTENTS = pa.schema(
     [("file_sha256", pa.string()), ("suffix", pa.string()), ("attempt", pa.int32()), ("segment", pa.string())]
 )
@@ -43,15 +49,19 @@ class SnapshotSettings:
     Attributes:
         listing: Digest of all paths with the sha256 of their contents.
         contents: Digest of the extraction of each content, with its segment.
+        dates: Digest of the stated dates; "" without any.
+        date_pattern: Regular expression whose first group is the date in a path; "" for none.
     """
 
     listing: str
     contents: str
+    dates: str
+    date_pattern: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A listing: paths in order, and for each content its extraction and segment.
+    """A listing: paths in order, for each content its extraction and segment, and stated dates by path.
 
     The segments are in a snapshot's key, but not in its digest: other cuts give a new snapshot, after which no stage is
     computed again.
@@ -59,11 +69,18 @@ class Listing:
 
     files: Sequence[ListedFile]
     contents: Sequence[tuple[Content, str]]
+    dates: Mapping[str, str]
+    date_pattern: str
 
     def settings(self) -> SnapshotSettings:
         """Return the settings, which are part of the snapshot's key."""
         contents = (((item.sha256, item.suffix, item.attempt), key) for item, key in self.contents)
-        return SnapshotSettings(list_digest(map(_FIELDS_OF_FILE, self.files)), list_digest(contents))
+        return SnapshotSettings(
+            list_digest(map(_FIELDS_OF_FILE, self.files)),
+            list_digest(contents),
+            sha256_json(self.dates) if self.dates else "",
+            self.date_pattern,
+        )
 
 
 # A row for each path, and for each member of a container at its first path. In the order of `spot`, the first record of
@@ -136,9 +153,19 @@ from above join given on given.source = above.source and given.folder = upper gr
 """
 
 
-@stage("snapshot", version=4, tables={FILES_FILE: FILES}, unkeyed=("listing",))
+# The date that a table states for the path or its container, else that of the path.
+_DATED = """
+create table dated as
+select *, if(regexp_full_match(stated, {form}), stated, null) as date from (
+    select found.*, coalesce(own.date, holding.date, {in_path}) as stated
+    from found left join dates as own using (path) left join dates as holding on holding.path = found.container
+)
+"""
+
+
+@stage("snapshot", version=5, tables={FILES_FILE: FILES}, unkeyed=("listing",))
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
-    """Write the status of every path, with its document, segment and licence."""
+    """Write the status of every path, with its document, segment, licence and date."""
     _write(work.scratch / LISTED_FILE, _LISTED, map(_FIELDS_OF_FILE, listing.files))
     places = ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents)
     _write(work.scratch / CONTENTS_FILE, _CONTENTS, places)
@@ -148,13 +175,15 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
         sum(unpacked_size(Path(folder) / EXTRACTS_FILE) for folder in folders),
         keys=[ref.key for ref in segments.refs],
         folders=folders,
+        dates=dict(listing.dates),
+        date_pattern=settings.date_pattern,
         out=work.out,
         spill=work.scratch,
         memory_bytes=work.machine.query_bytes,
     )
     work.counts.update(made["counts"])
-    # the digest depends on paths only through the licences of their folders
-    return sha256_json([segments.digest, made["licences"]])
+    # the digest depends on paths only through the licences of their folders, and their dates
+    return sha256_json([segments.digest, made["given"]])
 
 
 def _write(path: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> None:
@@ -167,15 +196,19 @@ def _write(path: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> None
 def write_snapshot(
     keys: list[str],
     folders: list[str],
+    dates: dict[str, str],
+    date_pattern: str,
     out: Path,
     spill: Path,
     memory_bytes: int,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write the table of files; return counts and a digest of the licences of documents by their folders.
+    """Write the table of files; return counts and a digest of what paths tell of documents: licences and dates.
 
     Args:
         keys, folders: Keys and folders of the segments.
+        dates: Stated dates by path.
+        date_pattern: Regular expression whose first group is the date in a path; "" for none.
         out: Folder for the table.
         spill: Folder for temporary files, with the tables of listed files and of the contents in use.
         memory_bytes: Memory limit of queries.
@@ -198,14 +231,49 @@ def write_snapshot(
             )
         )
         corpus.sql(_LICENCES.format(pages=corpus.rows_of(folders, PAGES_FILE, PAGES)))
-        files = f"select {', '.join(FILES.names)} from found left join licences using (source, folder)"
+        corpus.insert("dates", pa.table([list(dates), list(dates.values())], _DATES))
+        in_path = f"regexp_extract(path, {quoted(date_pattern)}, 1)" if date_pattern else "null"
+        corpus.sql(_DATED.format(form=quoted(DATE), in_path=in_path))
+        files = f"select {', '.join(FILES.names)} from dated left join licences using (source, folder)"
         counts = {"rows": corpus.write(out / FILES_FILE, FILES, f"{files} order by number, spot")}
         statuses = "select status, count(*), arg_min(path, number) from found group by status order by status"
         for status, n, path in corpus.rows(statuses):
             if not status:
                 raise ValueError(f"{path} has no status: neither the listing nor a segment has a record of it")
             counts[f"status_{status}"] = n
-        given = f"select distinct doc_id, licence from ({files}) where status = 'ok' and doc_id || licence is not null"
-        licences = sorted_rows_digest(corpus.rows(f"{given} order by all"))
+        told = (
+            f"select distinct doc_id, json_array(licence, date)::varchar from ({files}) "
+            "where status = 'ok' and doc_id is not null and coalesce(licence, date) is not null order by all"
+        )
+        given = sorted_rows_digest(corpus.rows(told))
     progress(counts["rows"], counts["rows"])
-    return {"counts": counts, "licences": licences}
+    return {"counts": counts, "given": given}
+
+
+def read_dates(table: str) -> dict[str, str]:
+    """Return the date of each path in a CSV file with the columns `path` and `date`; none without a file.
+
+    Raises:
+        UserError: It cannot be read, lacks a column, or has a value that is no date.
+    """
+    found: dict[str, str] = {}
+    if not table:
+        return found
+    path = Path(table).expanduser()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            rows = csv.DictReader(handle)
+            if not {"path", "date"} <= set(rows.fieldnames or ()):
+                raise UserError(f"{path} has the columns {rows.fieldnames}, expected path and date among them")
+            for row in rows:
+                date = (row["date"] or "").strip()
+                if date and not re.fullmatch(DATE, date):
+                    raise UserError(
+                        f"{path}, line {rows.line_num}: {date!r} is no date; expected one such as 1898, 1898-05 or "
+                        "1898-05-31, or nothing"
+                    )
+                if date:
+                    found[row["path"] or ""] = date
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}, the table of sources.dates, cannot be read: {error}") from error
+    return found

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+import re2
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from storage.errors import UserError
@@ -36,6 +37,7 @@ from tasks.sources.ignore import Patterns
 from tasks.sources.objects import ObjectSource
 
 DOCUMENTS = "documents:"
+DATE = r"\d{4}(-\d{2}){0,2}"  # a year, or with month and day
 _WILDCARDS = frozenset("*?[")
 _GIT_SCHEMES = frozenset({"file", "git", "http", "https", "ssh"})
 _SSH = frozenset({"ssh", "git+ssh"})  # addresses may name a user, without a password
@@ -57,6 +59,22 @@ class WalkSettings:
         "Leave out what the .gitignore files of a git work tree name, tracked files included; .git/info/exclude "
         "and files above the source do not count.",
     )
+    date_pattern: str = option(
+        "",
+        r"Regular expression whose first group is the date in a path, such as `(\d{4})/`: a year, or year, month and "
+        "day with hyphens. `policy.before` and `policy.after` refuse by date.",
+    )
+    dates: str = option(
+        "", "CSV file with the columns `path` (as in the view `files`) and `date`, which goes before the pattern."
+    )
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re2.compile(self.date_pattern).groups  # as DuckDB, which applies it, has RE2
+        except re2.error as error:
+            raise ValueError(f"sources.date_pattern is no regular expression: {error}") from None
+        if self.date_pattern and not groups:
+            raise ValueError(f"sources.date_pattern {self.date_pattern!r} has no group: put the date in parentheses")
 
     def filters(self) -> Filters:
         """Return the settings with compiled patterns; raises UserError for a malformed one."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pypdf
 import pytest
 from runs import answer, environment, invoke
 
@@ -133,8 +134,13 @@ def write_files(folder: Path, sample_folder: Path) -> None:
         "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
     }
     questions["passwords.txt"] = "a password\n"
+    questions["dates.csv"] = "path,date\nfirst.txt,1899\n"
     for name, text in questions.items():
         (folder / name).write_text(text)
+    manual = pypdf.PdfWriter()
+    for _ in range(2):
+        manual.add_blank_page(595, 842)
+    manual.write(folder / "manual.pdf")
     (folder / "book.txt").write_text("\n\n".join(path.read_text() for path in prose))
     with closing(sqlite3.connect(folder / "mails.sqlite")) as mails, mails:
         mails.execute("create table mails (body text)")

@@ -35,8 +35,8 @@ def measures(text: str, kind: str = "text", **changes: Any) -> dict[str, Any]:
 def refusals(row: dict[str, Any], settings: PolicySettings) -> tuple[str, str] | None:
     """Code and reason of the refusal of a document; None if it stays."""
     schema = pa.schema([field for field in MEASURES if field.name != "digest"])
-    for name in ("classifier_score", "error_rate"):
-        schema = schema.append(pa.field(name, pa.float64()))
+    for name, kind in (("classifier_score", pa.float64()), ("error_rate", pa.float64()), ("date", pa.string())):
+        schema = schema.append(pa.field(name, kind))
     found = pa.Table.from_pylist([row], schema=schema)  # noqa: F841 - the query reads it
     ((refused,),) = duckdb.sql(f"select {refusal(settings, [row['licence']])} from found").fetchall()
     return refused and (refused["code"], refused["reason"])
@@ -245,3 +245,36 @@ def test_every_rule_has_a_setting_a_measure_and_a_source() -> None:
         assert rule.name == "max_lorem_ratio" or rule.measure in (*MEASURES.names, *LEGIBILITY.names)
         assert rule.source
     assert all(set(preset) <= {rule.name for rule in RULES} for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize(
+    ("date", "settings", "code"),
+    [
+        ("1913-12-31", {"before": "1914"}, None),
+        ("1914", {"before": "1914"}, "date"),
+        ("1914-07", {"before": "1914-08-04"}, None),
+        ("1914-08-04", {"before": "1914-08-04"}, "date"),
+        (None, {"before": "1914"}, "undated"),
+        ("1914", {"after": "1914"}, None),
+        ("1913-12", {"after": "1914"}, "date"),
+        (None, {"after": "1914"}, "undated"),
+        (None, {}, None),
+        ("1890", {"after": "1850", "before": "1900"}, None),
+    ],
+)
+def test_documents_are_kept_by_date(date: str | None, settings: dict[str, str], code: str | None) -> None:
+    refused = refusals(measures(prose(), date=date), PolicySettings(**settings))
+    assert (refused and refused[0]) == code
+
+
+def test_a_date_is_named_in_the_reason() -> None:
+    refused = refusals(measures(prose(), date="1920-01"), PolicySettings(before="1914"))
+    assert refused == ("date", "its date is 1920-01, expected one before 1914")
+    refused = refusals(measures(prose(), date=None), PolicySettings(before="1914"))
+    assert refused == ("undated", "it has no date, expected one before 1914")
+
+
+@pytest.mark.parametrize("value", ["19", "1914-8", "August 1914"])
+def test_what_is_no_date_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"policy.before is .*, expected a date such as 1914, 1914-08 or 1914-08-04"):
+        PolicySettings(before=value)
