@@ -72,7 +72,8 @@ create view live_{stage} as
 # token ids are read from the shards only if a query selects them
 _VIEWS = """
 create view pages as select * from live_extract;
-create view blocks as select doc_id, page, unnest(blocks, recursive := true) from pages;
+create view blocks as
+    select doc_id, page, unnest(range(1, len(blocks) + 1)) as number, unnest(blocks, recursive := true) from pages;
 create view measures as
     select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, s.score as classifier_score, l.error_rate
     from live_measure m join live_normalise d using (doc_id) left join live_score s using (doc_id)

@@ -314,6 +314,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
         Meaning(
             "Parts of the pages of PDFs, in reading order.",
             {
+                "number": "Number of the block on its page, in reading order, from 1.",
                 "kind": "`paragraph` (or heading), `item` of a list, `table` or `code`.",
                 "text": "Its lines; of a table, Markdown.",
                 "x0": "Left edge of its box, in points from the lower left corner of the page.",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 
+import brotli
 import pypdf
 import pytest
 from extraction import extract_document
 from ingest_samples import encrypted_pdf, picture_of, saved, text_pdf
+from pdf_samples import page_pdf, text_lines
 from PIL import Image
+from pypdf.generic import NameObject, StreamObject
 
 from tasks.readers import pdf
 from tasks.readers.ocr import OcrUnavailable
@@ -194,3 +197,16 @@ def test_an_image_only_document_of_the_corpus_reads_well(corpus, tesseract):
     found = extract_document((corpus / "scans" / "image-only.pdf").read_bytes(), ".pdf", OPTIONS)
     assert [page.method for page in found.pages] == ["ocr"] * 4
     assert min(page.confidence for page in found.pages) > 0.8
+
+
+def test_streams_in_brotli_are_read():
+    lines = ["The cost of a run follows the change and not the size", "of the corpus."]
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(page_pdf("")))
+    stream = StreamObject()
+    stream._data = brotli.compress(text_lines(lines).encode())
+    stream[NameObject("/Filter")] = NameObject("/BrotliDecode")
+    writer.pages[0][NameObject("/Contents")] = writer._add_object(stream)
+    file = io.BytesIO()
+    writer.write(file)
+    (page,) = pdf.extract_pdf(file.getvalue(), WITHOUT_OCR)
+    assert page.text.split("\n") == lines and page.engine == "pypdf"
