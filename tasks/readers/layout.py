@@ -34,6 +34,7 @@ LEAST_ROWS = 3  # of a table without rules, with several cells
 LEAST_FILLED = 0.35  # share of the cells of a grid
 SHARE_OF_ROWS = 0.6  # rows of a table with several cells
 APART = 0.2  # font sizes that more space is around a table than between its rows
+LOOKED_AT_AGAIN = 60  # rows that make no table together
 LONGEST_CELL = 600  # characters
 FAR = 3.0  # font sizes between the rows of a table
 WIDEST_CODE = 400  # characters that a piece of code may be indented
@@ -353,10 +354,10 @@ def _aligned_table(bands: Sequence[_Band], place: int) -> tuple[int, str]:
     filled = Counter(column for band in own for column in {_nearest(cell, spans) for cell in band.cells})
     columns = sum(count > 1 for count in filled.values())
     if several < max(LEAST_ROWS, SHARE_OF_ROWS * len(own)) or joined or columns < 2:
-        # a table may begin further down, below more space
-        return next(
-            (n for n in range(place + 1, scanned) if not -own[0].cells[0].size < _gap(bands, n) < apart), scanned
-        ), ""
+        # a table may begin further down, below more space; where much was looked at in vain, nothing is again
+        further = range(place + 1, scanned if scanned - place <= LOOKED_AT_AGAIN else 0)
+        size = own[0].cells[0].size
+        return next((number for number in further if not -size < _gap(bands, number) < apart), scanned), ""
     return end, markdown_table(list(_rows_of(own, spans, inner)))
 
 
