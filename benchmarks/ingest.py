@@ -93,7 +93,9 @@ def born_digital(corpus: Path, rounds: int) -> Iterator[Row]:
     ratio = statistics.median(ratios)
     mine, other = (f"{pages / statistics.median(seconds):.0f} pages/s" for seconds in (ours, theirs))
     beside = f"{other} (two bare pypdfium2 loops)"
-    yield Row("born-digital PDFs, files to documents in Markdown", mine, beside, f"{ratio:.2f}", ">= 0.50", ratio >= 0.5)
+    yield Row(
+        "born-digital PDFs, files to documents in Markdown", mine, beside, f"{ratio:.2f}", ">= 0.50", ratio >= 0.5
+    )
 
 
 def _have_bytecode(path: Path) -> None:

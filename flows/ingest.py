@@ -17,7 +17,7 @@ from tasks.curate.classifier import score, trained_classifier
 from tasks.curate.curate import CurationSettings, curate, cuts_of
 from tasks.curate.dedup import dedup, last_dedup
 from tasks.curate.evaluation_sets import forbidden_grams
-from tasks.curate.legibility import corpus_characters, legibility
+from tasks.curate.legibility import corpus_characters, legibility, note_unjudged
 from tasks.curate.measure import measure
 from tasks.curate.normalise import normalise
 from tasks.curate.refine import RefineStageSettings, refine
@@ -115,6 +115,7 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
             measures=measured,
             characters=known,
         )
+        note_unjudged(run, judged)
     duplicates = dedup(
         run,
         settings.dedup,
@@ -139,7 +140,15 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     own = [RefineStageSettings.of(settings.refine.kinds, cut) for cut in cuts]
     refined = segments.map(run, refine, own, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
     all_refined = segments.union(run, refined, DOCUMENTS_FILE)
-    run.remember(measure=measured, score=scored, legibility=judged, dedup=duplicates, curate=curated, refine=refined)
+    run.remember(
+        measure=measured,
+        score=scored,
+        characters=known or [],
+        legibility=judged,
+        dedup=duplicates,
+        curate=curated,
+        refine=refined,
+    )
     return Ingested(
         **vars(read),
         measured=measured,

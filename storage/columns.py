@@ -275,7 +275,7 @@ TABLES: dict[str, Meaning] = {
         "Misread text of documents that OCR read.",
         {
             "error_rate": ERROR_RATE,
-            "passages": "Start, length and estimated share of misread characters of the passages with at least 5 %.",
+            "passages": "Start, length and estimated share of misread characters of the passages with at least 1 %.",
         },
     ),
     "traced": Meaning(
@@ -376,7 +376,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
     "misread": (
         ("legibility",),
         Meaning(
-            "Passages of documents that OCR read with at least 5 % of misread characters, cut or not.",
+            "Passages of documents that OCR read with at least 1 % of misread characters, cut or not.",
             {
                 "start": "First character of the passage in the document's text before cuts.",
                 "length": "Its characters.",

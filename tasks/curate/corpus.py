@@ -159,9 +159,10 @@ class Corpus:
     def want_live(self, snapshot: Path) -> None:
         """Create `wanted` from the live documents of a snapshot, with their segments, licences and latest dates."""
         self.sql(
-            f"create table wanted as select doc_id, min(segment) as segment, max(nullif(licence, '')) as licence, "
-            "max(date) as date "
-            f"from {parquet(snapshot / FILES_FILE)} where status = 'ok' and doc_id is not null group by doc_id"
+            "create table wanted as select doc_id, min(segment) filter (status = 'ok') as segment, "
+            "max(nullif(licence, '')) filter (status = 'ok') as licence, max(date) as date "
+            f"from {parquet(snapshot / FILES_FILE)} where status in ('ok', 'duplicate') and doc_id is not null "
+            "group by doc_id having bool_or(status = 'ok')"
         )
 
     def want_kept(self, curated: Path, split: str = "") -> None:

@@ -2,8 +2,8 @@
 
 A model of character n-grams, fitted on the corpus's own text that no OCR read, tells how many bits the characters of a
 passage need. Some of that text is held out and damaged at known rates, which turns bits into an estimated share of
-wrong characters. The model is kept until the text it can be fitted on has doubled, so that growth leaves the estimates
-of earlier documents as they are.
+wrong characters. The model is kept until the text it can be fitted on has doubled or has another language, so that
+growth leaves the estimates of earlier documents as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,8 @@ from storage.store import StoreError
 from storage.tables import read_places, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.corpus import Corpus, matching_folders, tables_of
-from tasks.curate.measure import UNDETERMINED
-from tasks.readers.records import INVISIBLE_LAYER
+from tasks.curate.measure import CLEAN_BYTES, UNDETERMINED
+from tasks.readers.records import EARLIER_OCR
 from tasks.text.kneser_ney import KneserNey
 
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ HELD_OUT = 10  # one of so many parts is damaged
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 PART = 2_000  # characters: texts are divided before some are held out
 LONGEST = 100_000  # characters of a document that the model is fitted on, unless there are few
-RECORDED = 0.05  # least share of wrong characters of a passage that is recorded
+RECORDED = 0.01  # least share of wrong characters of a passage that is recorded
 PASSAGE = 300  # characters of a passage at least, in whole lines
 SURE = 0.93  # mean confidence of Tesseract in the words of pages without errors; it falls as fast as errors rise
-ANCHOR = 20  # characters of a line by which a page is found
+ANCHOR, ANCHORS = 20, 20  # characters of a line by which a page is found, and lines that are tried
+MOVED = 10_000  # characters that a page may begin later than those before it suggest
+AT_ONCE = 2**20  # characters that are judged together
 SEED = 0
 CURVE_FILE = "curve.json"
 
@@ -114,9 +116,14 @@ class Characters:
 
     def passages(self, text: str) -> Iterator[tuple[int, int, float]]:
         """Yield start, length and estimated share of wrong characters of the passages of a text, which cover it."""
-        cuts = _passage_ends(text)
-        if len(cuts) < 2:
-            return
+        ends = _passage_ends(text)
+        first = 0
+        while first < len(ends) - 1:
+            last = max(first + 1, bisect_right(ends, ends[first] + AT_ONCE) - 1)
+            yield from self._judged(text[ends[first] : ends[last]], ends[first : last + 1])
+            first = last
+
+    def _judged(self, text: str, ends: Sequence[int]) -> Iterator[tuple[int, int, float]]:
         numbers = _numbers(re.sub(r"\s", " ", text), self.alphabet)
         # a run of spaces, as in a table, tells nothing
         told = np.append(True, (numbers[1:] != numbers[:-1]) | (numbers[1:] != _numbers(" ", self.alphabet)[0]))
@@ -124,8 +131,9 @@ class Characters:
         bits = np.zeros(len(numbers))
         bits[told] = self.model.nll(kept, np.array([len(kept)])) / np.log(2)
         sums, counts = (np.append(0.0, np.cumsum(values)) for values in (bits, told))
-        for start, end in pairwise(cuts):
-            mean = (sums[end] - sums[start]) / max(counts[end] - counts[start], 1)
+        for start, end in pairwise(ends):
+            own = [start - ends[0], end - ends[0]]
+            mean = np.diff(sums[own])[0] / max(np.diff(counts[own])[0], 1)
             yield start, end - start, round(float(np.interp(mean, self.bits, RATES)), 4)
 
 
@@ -154,27 +162,29 @@ def _passage_ends(text: str) -> list[int]:
     for line in re.finditer(r"\n", text):
         if line.end() - ends[-1] >= PASSAGE:
             ends.append(line.end())
-    if len(text) - ends[-1] >= PASSAGE or len(ends) == 1:
+    if text and (len(text) - ends[-1] >= PASSAGE or len(ends) == 1):
         ends.append(len(text))
     else:
         ends[-1] = len(text)
-    return ends if text else []
+    # a line without end is cut
+    return [0, *(place for start, end in pairwise(ends) for place in (*range(start + AT_ONCE, end, AT_ONCE), end))]
 
 
 def page_places(text: str, pages: Sequence[tuple[str, float]]) -> list[tuple[int, float]]:
     """Return where pages begin in the text of their document, which was normalised, with their second values.
 
-    A page begins where its first line of enough characters is found that also occurs after the page before.
+    A page begins where its first line of enough characters is found that also occurs near the place at which the pages
+    before it end.
     """
     found: list[tuple[int, float]] = []
-    after = 0
+    after, until = 0, MOVED
     for page, value in pages:
-        lines = (line.strip() for line in page.split("\n"))
-        places = (text.find(line, after) for line in lines if len(line) >= ANCHOR)
-        place = next((place for place in places if place >= 0), None)
+        until += len(page)
+        lines = islice((line for line in map(str.strip, page.split("\n")) if len(line) >= ANCHOR), ANCHORS)
+        place = next((place for line in lines if (place := text.find(line, after, until)) >= 0), None)
         if place is not None:
             found.append((place, value))
-            after = place + ANCHOR
+            after, until = place + ANCHOR, place + len(page) + MOVED
     return found
 
 
@@ -198,12 +208,23 @@ def room(method: str, engine: str, confidence: float | None) -> float:
     """Return the largest share of wrong characters on a page, by what is known of its reader."""
     if method in ("ocr", "both"):
         return 1.0 if confidence is None else max(0.0, SURE - confidence)
-    return 1.0 if engine == INVISIBLE_LAYER else 0.0
+    return 1.0 if engine in EARLIER_OCR else 0.0
 
 
-@stage("characters", version=1, pinned=True)
-def characters(work: Work, settings: NoSettings, *, snapshot: ArtifactRef, documents: RefSet, measures: RefSet) -> str:
-    """Fit a model of the characters of text that no OCR read."""
+@stage("characters", version=1, pinned=True, unkeyed=("clean",))
+def characters(
+    work: Work,
+    settings: NoSettings,
+    *,
+    snapshot: ArtifactRef,
+    documents: RefSet,
+    measures: RefSet,
+    clean: Mapping[str, int],
+) -> str:
+    """Fit a model of the characters of text that no OCR read, with an equal share of each language.
+
+    `clean` are the bytes of such text by language, to compare with later ones.
+    """
     tables = tables_of(work.store, documents)
     measured = matching_folders(work.store, documents, measures)
     with Corpus(work.machine.query_bytes, work.scratch) as corpus:
@@ -211,15 +232,16 @@ def characters(work: Work, settings: NoSettings, *, snapshot: ArtifactRef, docum
         corpus.locate(tables, DOCUMENTS_FILE, ["kind", "ocr_share", "n_bytes"])
         languages = corpus.rows_of(measured, MEASURES_FILE, MEASURES)
         chosen = corpus.sql(
-            f"with clean as (select *, least(n_bytes, {LONGEST}) as used from located where kind <> 'code' and "
-            "ocr_share = 0), chosen as (select *, sum(used) over (order by doc_id) - used as before from clean) "
-            f"select part, place, language from chosen join {languages} as measures using (part, place) "
-            f"where before < {FIT_BYTES} order by chosen.doc_id"
+            f"with clean as (select part, place, located.doc_id, language, least(n_bytes, {LONGEST}) as used "
+            f"from located join {languages} as measures using (part, place) where located.kind <> 'code' and "
+            "ocr_share = 0), turns as (select *, sum(used) over (partition by language order by doc_id) as turn "
+            "from clean), chosen as (select *, sum(used) over (order by turn, doc_id) - used as before from turns) "
+            f"select part, place, language from chosen where before < {FIT_BYTES} order by turn, doc_id"
         ).fetchall()
     made = work.in_subprocess(
         fit_characters, FIT_BYTES, chosen=[(tables[part].folder, *rest) for part, *rest in chosen], out=work.out
     )
-    work.counts.update(made["counts"])
+    work.counts.update(made["counts"], **{f"{CLEAN_BYTES}{language}": n for language, n in clean.items()})
     return str(made["digest"])
 
 
@@ -241,10 +263,7 @@ def fit_characters(chosen: list[tuple[str, int, str]], out: Path, progress: Prog
         held[language] += len(text)
         parts += [text[start : start + PART] for start in range(0, min(len(text), longest), PART)]
     # too few where the documents that were counted are gone: then nothing is judged
-    model = Characters.fit(
-        parts if len(parts) > 1 else [" ", " "],
-        [language for language, n_chars in held.items() if n_chars >= LEAST_BYTES],
-    )
+    model = Characters.fit(parts if len(parts) > 1 else [" ", " "], _known_languages(held))
     model.save(out)
     progress(len(chosen), len(chosen))
     counts = {"rows": len(chosen), "bytes": sum(len(part.encode()) for part in parts)}
@@ -254,25 +273,53 @@ def fit_characters(chosen: list[tuple[str, int, str]], out: Path, progress: Prog
 def corpus_characters(
     run: Run, snapshot: ArtifactRef, documents: RefSet, measures: RefSet, measured: Sequence[ArtifactRef]
 ) -> ArtifactRef | None:
-    """Return the model of the corpus's characters, fitted again once its clean text has doubled.
+    """Return the model of the corpus's characters, fitted again once its clean text has doubled or a new language.
 
     Returns:
         None if no document was read by OCR, or too little text was not.
     """
-    counts = [run.read(ref, lambda made: manifest_of(run.store, made).counts, {"ocr": 0}) for ref in measured]
-    clean = sum(found.get("clean_bytes", 0) for found in counts)
-    if not any(found["ocr"] for found in counts):
+    counts = [manifest_of(run.store, ref).counts for ref in measured if ref.made]
+    n_read = sum(found["by_ocr"] for found in counts)
+    clean: Counter[str] = Counter()
+    for found in counts:
+        clean.update(_clean_bytes(found))
+    wanted = _known_languages(clean)
+    if not n_read or not wanted:
+        if n_read and len(counts) == len(measured):
+            _note_unjudged(run, n_read, n_read)
         return None
-    if clean < LEAST_BYTES:
-        run.note(
-            f"misread text of scans was not looked for: that takes {LEAST_BYTES:,} bytes of text that no OCR read to "
-            f"compare with, and there are {clean:,}"
-        )
-        return None
-    known = characters.pinned(run)
-    if known is not None and 2 * manifest_of(run.store, known).counts["bytes"] > min(clean, FIT_BYTES):
-        return run.reuse(characters, known)
-    return characters(run, NoSettings(), snapshot=snapshot, documents=documents, measures=measures)
+    pinned = characters.pinned(run)
+    if pinned is not None:
+        before = _clean_bytes(manifest_of(run.store, pinned).counts)
+        has_grown = 2 * min(before.total(), FIT_BYTES) <= min(clean.total(), FIT_BYTES)
+        if not has_grown and wanted <= _known_languages(before):
+            return run.reuse(characters, pinned)
+    return characters(run, NoSettings(), snapshot=snapshot, documents=documents, measures=measures, clean=clean)
+
+
+def _clean_bytes(counts: Mapping[str, int]) -> Counter[str]:
+    """Return the bytes of text that no OCR read, by language."""
+    return Counter({name.removeprefix(CLEAN_BYTES): n for name, n in counts.items() if name.startswith(CLEAN_BYTES)})
+
+
+def _known_languages(clean: Mapping[str, int]) -> set[str]:
+    """Return the languages with enough text to fit on."""
+    return {language for language, n_bytes in clean.items() if n_bytes >= LEAST_BYTES and language != UNDETERMINED}
+
+
+def note_unjudged(run: Run, judged: Sequence[ArtifactRef]) -> None:
+    """Tell the user of documents that OCR read and that were not judged."""
+    counts = [manifest_of(run.store, ref).counts for ref in judged if ref.made]
+    n_read, n_judged = (sum(found[name] for found in counts) for name in ("by_ocr", "judged"))
+    if n_judged < n_read:
+        _note_unjudged(run, n_read - n_judged, n_read)
+
+
+def _note_unjudged(run: Run, n: int, n_read: int) -> None:
+    run.note(
+        f"misread text was not looked for in {n} of the {n_read} documents that OCR read: that takes {LEAST_BYTES:,} "
+        "bytes of other text in their language, which no OCR read"
+    )
 
 
 @stage("legibility", version=1, unit="document", tables={LEGIBILITY_FILE: LEGIBILITY})
@@ -296,7 +343,7 @@ def legibility(
         model=work.folder(characters),
         out=work.out,
     )
-    work.counts.update(rows=made["rows"], units=made["rows"], judged=made["judged"])
+    work.counts.update(rows=made["rows"], units=made["rows"], by_ocr=made["by_ocr"], judged=made["judged"])
     return str(made["digest"])
 
 
@@ -342,4 +389,4 @@ def judge_segment(
 
     table = out / LEGIBILITY_FILE
     count = write_table(table, LEGIBILITY, rows())
-    return {"rows": count, "judged": judged, "digest": union_digest([table])}
+    return {"rows": count, "by_ocr": len(by_ocr), "judged": judged, "digest": union_digest([table])}

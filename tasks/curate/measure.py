@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +39,8 @@ BATCH_CHARS = 2**21
 MEASURED_CHARS = 2**22  # of one document; only `n_chars`, `pii` and the licence cover the rest
 COLUMNS = ["doc_id", "kind", "programming_language", "text", "text_sha256", "n_bytes", "ocr_share"]
 
+CLEAN_BYTES = "clean_bytes_"  # count of prose that no OCR read, by language
+
 Row = dict[str, Any]
 
 
@@ -54,7 +57,7 @@ def measure(work: Work, settings: NoSettings, *, documents: ArtifactRef) -> str:
 def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write measures and signatures of a table of documents to a folder; return counts and a digest."""
     signed: list[Signatures] = []
-    counts = {"pii_spans": 0, "ocr": 0, "clean_bytes": 0}  # of documents by OCR, and of prose that no OCR read
+    counts: Counter[str] = Counter(pii_spans=0, by_ocr=0)
 
     def rows() -> Iterator[dict[str, Any]]:
         done, total = 0, count_rows(source)
@@ -62,8 +65,10 @@ def measure_segment(source: Path, out: Path, progress: Callable[[int, int], None
             signed.append(signatures([row["text"] for row in batch]))
             for row, measured in zip(batch, measure_documents(batch), strict=True):
                 counts["pii_spans"] += len(measured["pii"])
-                counts["ocr"] += row["ocr_share"] > 0
-                counts["clean_bytes"] += row["n_bytes"] * (row["ocr_share"] == 0 and row["kind"] != "code")
+                if row["ocr_share"] > 0:
+                    counts["by_ocr"] += 1
+                elif row["kind"] != "code":
+                    counts[f"{CLEAN_BYTES}{measured['language']}"] += row["n_bytes"]
                 columns = {name: value for name, value in measured.items() if name != "doc_id"}
                 # the signatures are not columns, but determined by the text
                 yield {**measured, "digest": sha256_json([row["text_sha256"], sha256_json(columns)])}

@@ -13,7 +13,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, EXTRACTS_FILE, NORMALISED, PAGES_FILE
 from storage.tables import read_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
-from tasks.readers.records import CONTAINERS, INVISIBLE_LAYER, Block
+from tasks.readers.records import CONTAINERS, EARLIER_OCR, Block
 from tasks.text.cleaning import NormaliseSettings, document_text, normalise_text
 from tasks.text.markdown import document_markdown
 
@@ -27,9 +27,9 @@ def document_row(
     """Return the row of `normalised` from a document's extraction record and its pages in order."""
     text = normalised_text(pages, record["kind"], settings)
     encoded = text.encode()
-    # the invisible text over a scan is that of an earlier OCR
-    read = [page for page in pages if page["method"] in ("ocr", "both") or page["engine"] == INVISIBLE_LAYER]
-    sure = [page["confidence"] for page in read if page["confidence"] is not None]
+    read = [page for page in pages if page["method"] in ("ocr", "both") or page["engine"] in EARLIER_OCR]
+    # that of a decoder is how sure the encoding is
+    sure = [page["confidence"] for page in read if page["confidence"] is not None and page["method"] != "text"]
     row = {
         **{name: record[name] for name in ("doc_id", "kind", "title", "programming_language")},
         "text": text,

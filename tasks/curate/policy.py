@@ -243,11 +243,13 @@ def refusal(settings: PolicySettings, licences: Collection[str | None]) -> str:
         )
         if refused:
             cases.append((f"coalesce(licence, '') in ({_literals(refused)})", "licence", sentence))
-    for wanted, side, refused_if in ((str(settings.before), "before", ">="), (str(settings.after), "not before", "<")):
+    latest = "date || substr('-12-31', length(date) - 3)"  # a year may be its last day
+    bounds = ((str(settings.before), "before", f"{latest} >="), (str(settings.after), "not before", "date <"))
+    for wanted, side, refused_if in bounds:
         if wanted:
             cases.append(("date is null", "undated", quoted(f"it has no date, expected one {side} {wanted}")))
             sentence = f"'its date is ' || date || {quoted(f', expected one {side} {wanted}')}"
-            cases.append((f"date {refused_if} {quoted(wanted)}", "date", sentence))
+            cases.append((f"{refused_if} {quoted(wanted)}", "date", sentence))
     least = settings.min_classifier_score
     sentence = f"format('the classifier gives it {{:.2f}}%, less than {least:.2%}', 100 * classifier_score)"
     cases.append((f"classifier_score < {_double(least)}", "low_score", sentence))

@@ -242,8 +242,9 @@ def write_snapshot(
                 raise ValueError(f"{path} has no status: neither the listing nor a segment has a record of it")
             counts[f"status_{status}"] = n
         told = (
-            f"select distinct doc_id, json_array(licence, date)::varchar from ({files}) "
-            "where status = 'ok' and doc_id is not null and coalesce(licence, date) is not null order by all"
+            "select distinct doc_id, json_array(if(status = 'ok', licence, null), date)::varchar "
+            f"from ({files}) where status in ('ok', 'duplicate') and doc_id is not null "
+            "and coalesce(licence, date) is not null order by all"
         )
         given = sorted_rows_digest(corpus.rows(told))
     progress(counts["rows"], counts["rows"])

@@ -69,6 +69,7 @@ class Decoded:
         programming_language: Language of a notebook, or None.
         media_type: Media type, if reading showed another than was detected; else "".
         note: Parts left out or not found, for the document's reason.
+        engine: Reader of its page.
     """
 
     text: str
@@ -78,6 +79,7 @@ class Decoded:
     programming_language: str | None = None
     media_type: str = ""
     note: str = ""
+    engine: str = "decoder"
 
 
 def clean(text: str) -> str:

@@ -144,7 +144,7 @@ def _parse(
         outcome.programming_language = found.programming_language or outcome.programming_language
         if found.media_type:
             outcome.kind, outcome.media_type = "text", found.media_type
-        yield PageText(1, found.text, "text", "decoder", found.confidence)
+        yield PageText(1, found.text, "text", found.engine, found.confidence)
     elif outcome.media_type == ENCRYPTED_OFFICE:
         raise ExtractionProblem("rejected", "encrypted", "an Office document that needs a password; save it without")
     elif outcome.media_type == SQLITE_MEDIA:

@@ -37,7 +37,7 @@ _POINTS_PER_INCH = 72
 SECOND_OPINION_BYTES = 2 * 1024**2
 SOUND_SHARE = 0.85
 MOST_PIECES = 5000  # of a page whose layout is told
-_BROTLI = b"/BrotliDecode"  # PDFium shows pages with such streams empty
+_BROTLI = re.compile(rb"/Filter\s*\[?\s*/BrotliDecode")  # PDFium shows pages with such streams empty
 # pypdf writes the name of a glyph that it cannot map.
 _GLYPH_NAME = re.compile(r"(?<!\w)/(?:[A-Za-z]{1,3}\d+|[A-Za-z]_[A-Za-z])")
 
@@ -69,11 +69,12 @@ def extract_pdf(
         ExtractionProblem: The document needs a password ("encrypted"), cannot be opened ("corrupt"), or has
             only images while OCR is missing ("no_ocr_engine").
     """
-    document = None if _BROTLI in data else _open(data, passwords)
+    in_brotli = _BROTLI.search(data) is not None
+    document = None if in_brotli else _open(data, passwords)
     n_pages = 0 if document is None else len(document)
     if document is None or n_pages == 0:
         # without PDFium's message: it does not always set an error code, and then reports that of an earlier document
-        first_opinion = "PDFium: cannot read streams in Brotli" if _BROTLI in data else "PDFium: cannot open it"
+        first_opinion = "PDFium: cannot read streams in Brotli" if in_brotli else "PDFium: cannot open it"
         if document is not None:
             first_opinion = "PDFium: no page found"
             document.close()

@@ -136,9 +136,8 @@ class _Reader:
             places: Place of each character in PDFium's text, and of the end.
         """
         layer = self._layer
-        characters = places if self._same else [self._character(place) for place in places]
         start, stop = len(line) - len(line.lstrip()), len(line.rstrip())
-        first, last = characters[start], characters[stop - 1]
+        first, last = self._character(places[start]), self._character(places[stop - 1])
         if first < 0 or last < first or not _get_matrix(layer, first, self._matrix_out):
             return []
         a, b, c, d, _, _ = self._matrix
@@ -160,6 +159,7 @@ class _Reader:
             # vertical text is as wide as one character
             return [whole] if whole.right - whole.left > NARROWEST * size * len(whole.text) else []
         box, out = self._box, self._box_out
+        characters = places if self._same else [self._character(place) for place in places]
         found, begin = [], start
         for space in _SPACES.finditer(line, start, stop):
             end, after = space.span()
@@ -184,7 +184,7 @@ class _Reader:
         return Piece(text, left, bottom, right, top, size, *style)
 
     def _character(self, place: int) -> int:
-        return int(_get_character(self._layer, place))
+        return place if self._same else int(_get_character(self._layer, place))
 
     def _has_gap(self, whole: Piece, first: int, last: int) -> bool:
         """Return True if the line may hold a wide gap."""

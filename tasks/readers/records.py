@@ -19,7 +19,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Status = Literal["ok", "rejected", "failed", "skipped"]
 Kind = Literal["pdf", "image", "code", "text", "archive", "table", ""]
-INVISIBLE_LAYER = "pypdfium2 (invisible layer)"  # engine
+INVISIBLE_LAYER, OCR_FILE = "pypdfium2 (invisible layer)", "decoder (OCR)"
+EARLIER_OCR = (INVISIBLE_LAYER, OCR_FILE)  # engines of text that another program read by OCR
 CONTAINERS = ("archive", "table")  # kinds whose members are the documents
 Method = Literal["text", "ocr", "both", "none", "deferred"]
 ReasonCode = Literal[

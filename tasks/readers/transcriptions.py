@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.readers.decode import Decoded, clean, decode_declared
 from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, parse_xml, read_html, read_xml
+from tasks.readers.records import OCR_FILE
 
 _ROOT = re.compile(rb"<(?:[\w.-]{1,40}:)?(alto|PcGts|TEI)[\s>]")
 _HOCR = re.compile(rb"""\sclass\s*=\s*["']?ocr_page\b""")
@@ -44,7 +45,8 @@ def read_xml_or_transcription(data: bytes) -> Decoded:
     if writer is None:
         return read_xml(data)
     written, title = writer(tree)
-    return replace(found, text=clean(written), title=title)
+    engine = OCR_FILE if writer in (_alto, _page_xml) else found.engine
+    return replace(found, text=clean(written), title=title, engine=engine)
 
 
 def read_html_or_hocr(data: bytes) -> Decoded:
@@ -56,14 +58,17 @@ def read_html_or_hocr(data: bytes) -> Decoded:
     found = decode_declared(data)
     tree = etree.HTML(found.text.encode(), etree.HTMLParser(encoding="utf-8", no_network=True))
     paragraphs: list[list[str]] = [[]]
-    for element in tree.iter(etree.Element) if tree is not None else ():
+    walk = etree.iterwalk(tree, events=("start",)) if tree is not None else ()
+    for _, element in walk:
         classes = (element.get("class") or "").split()
         if not _HOCR_BLOCKS.isdisjoint(classes):
             paragraphs.append([])
         elif not _HOCR_LINES.isdisjoint(classes):
             paragraphs[-1].append(" ".join("".join(element.itertext()).split()))
+            walk.skip_subtree()  # type: ignore[union-attr]
     written = "\n\n".join(filter(None, ("\n".join(filter(None, lines)) for lines in paragraphs)))
-    return replace(found, text=clean(written))
+    # without a line it is a page about hOCR, or has words alone
+    return replace(found, text=clean(written), engine=OCR_FILE) if written else read_html(data)
 
 
 def _name(element: Any) -> str:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import posixpath
+import re
 from collections.abc import Iterator
 from functools import partial
-from urllib.parse import urlsplit
 
 from tasks.readers.archives import CHUNK_BYTES, LONGEST_LOCATOR, Budget, Entry
 from tasks.readers.decode import one_line
 from tasks.readers.records import ExtractionProblem
 
 SUCCESS = range(200, 300)
+FETCHED = ("http", "https", "ftp", "file")  # others are notes of the crawler, such as dns: and metadata:
 LONGEST_SUFFIX = 10
 
 
@@ -30,15 +31,30 @@ def read_warc(data: bytes, budget: Budget) -> Iterator[Entry]:
 
     # a capture with its HTTP headers, a file, and the text that another program made of a page (WET)
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
-    for number, record in enumerate(ArchiveIterator(io.BytesIO(data), record_types=wanted, auto_decode="all"), 1):
-        if record.is_http_parsed and (record.http_headers.status_code or 0) not in SUCCESS:
+    for record in ArchiveIterator(io.BytesIO(data), record_types=wanted, auto_decode="all"):
+        # one of version 1.0 may stand in angle brackets
+        address = one_line(record.headers.get("WARC-Target-URI") or "").strip("<>")[:LONGEST_LOCATOR]
+        scheme, _, rest = address.partition("://")
+        answered = not record.is_http_parsed or (record.http_headers.status_code or 0) in SUCCESS
+        if scheme.lower() not in FETCHED or not answered:
             continue
-        address = one_line(record.headers.get("WARC-Target-URI") or "")[:LONGEST_LOCATOR] or f"record {number}"
-        address = address.replace("..", "%2E%2E")  # a locator leads nowhere outside
-        suffix = posixpath.splitext(urlsplit(address).path)[1].lower() if "://" in address else ""
+        locator = address.replace("..", "%2E%2E")  # it leads nowhere outside
         try:
             content = budget.read(partial(record.reader.read, CHUNK_BYTES))
         except ExtractionProblem as problem:
-            yield Entry(address, problem=problem)
-            continue
-        yield Entry(address, content, suffix=suffix if len(suffix) <= LONGEST_SUFFIX else "")
+            yield Entry(locator, problem=problem)
+        except Exception as error:  # noqa: BLE001 - a body that is not encoded as it says; the next record is sound
+            reason = f"the record cannot be read: {type(error).__name__}: {error}"
+            yield Entry(locator, problem=ExtractionProblem("failed", "corrupt", reason))
+        else:
+            media_type = (record.http_content_type or "") if record.is_http_parsed else ""
+            is_text = record.record_type == WarcRecordType.conversion
+            yield Entry(locator, content, suffix=".txt" if is_text else _suffix(rest, media_type))
+
+
+def _suffix(path: str, media_type: str) -> str:
+    """Return the suffix by which the type is told: a page is HTML, whatever program made it."""
+    if media_type in ("text/html", "application/xhtml+xml"):
+        return ".html"
+    suffix = posixpath.splitext(re.split("[?#]", path, maxsplit=1)[0])[1].lower()
+    return suffix if len(suffix) <= LONGEST_SUFFIX else ""

@@ -17,6 +17,7 @@ from tasks.report.page import render
 from tasks.text.markdown import document_markdown
 
 SCALE = 2.0  # pixels a point of the picture
+LONGEST_SIDE = 4000  # pixels
 TONES = {"paragraph": "ink", "item": "green", "table": "contrary", "code": "violet", "lines": "quiet"}
 
 
@@ -44,12 +45,16 @@ def layout_page(path: Path, number: int) -> dict[str, Any]:
         raise UserError(f"{path} has no page {number}; give another with --page")
     if found[0].error:
         raise UserError(f"{path}, page {number}: {found[0].error}")
-    with closing(pdfium.PdfDocument(data)) as document, closing(document[number - 1]) as page:
-        page.set_rotation(0)  # places of blocks are those before the page is turned
-        left, bottom, right, top = page.get_cropbox()
-        with closing(page.render(scale=SCALE)) as bitmap, io.BytesIO() as png:
-            bitmap.to_pil().save(png, "PNG")
-            picture = base64.b64encode(png.getvalue()).decode()
+    try:
+        with closing(pdfium.PdfDocument(data)) as document, closing(document[number - 1]) as page:
+            page.set_rotation(0)  # places of blocks are those before the page is turned
+            left, bottom, right, top = page.get_bbox()
+            scale = min(SCALE, LONGEST_SIDE / max(page.get_size()))
+            with closing(page.render(scale=scale)) as bitmap, io.BytesIO() as png:
+                bitmap.to_pil().save(png, "PNG")
+                picture = base64.b64encode(png.getvalue()).decode()
+    except (pdfium.PdfiumError, IndexError) as error:
+        raise UserError(f"{path}, page {number}, has text but cannot be drawn: {error}") from error
     blocks = [Block(**block) for block in found[0].blocks]
     drawn = [
         {

@@ -254,6 +254,9 @@ def test_every_rule_has_a_setting_a_measure_and_a_source() -> None:
         ("1914", {"before": "1914"}, "date"),
         ("1914-07", {"before": "1914-08-04"}, None),
         ("1914-08-04", {"before": "1914-08-04"}, "date"),
+        ("1914", {"before": "1914-08-04"}, "date"),  # it may be of December
+        ("1914-08", {"before": "1914-08-04"}, "date"),
+        ("1913", {"before": "1914-08-04"}, None),
         (None, {"before": "1914"}, "undated"),
         ("1914", {"after": "1914"}, None),
         ("1913-12", {"after": "1914"}, "date"),

@@ -112,6 +112,12 @@ def test_headers_and_captions_of_hocr_are_lines():
     assert found.pages[0].text == "A heading"
 
 
+def test_a_line_around_lines_is_read_once():
+    inner = hocr(["The first"]).replace("<p class='ocr_par'", "<p class='ocr_caption'")
+    found = extract_document(inner.encode(), ".hocr", ExtractOptions())
+    assert found.pages[0].text == "The first" and found.pages[0].engine == "decoder (OCR)"
+
+
 def test_cut_hocr_gives_what_is_there():
     whole = hocr(["The first", "and second"], ["the third"])
     found = extract_document(whole[: whole.index("third") + 5].encode(), ".hocr", ExtractOptions())
@@ -125,6 +131,6 @@ def test_hocr_of_deep_nesting_ends():
 
 
 def test_a_page_about_hocr_is_read_as_a_page():
-    prose = "The class ocr_page marks a page, and ocr_line marks a line of it, as the format states. " * 3
+    prose = "The mark class='ocr_page' stands at a page, and ocr_line at a line of it, as the format states. " * 3
     page = f"<html><body><article><p>{prose}</p></article></body></html>"
     assert extract_document(page.encode(), ".html", ExtractOptions()).pages[0].text.strip() == prose.strip()

@@ -108,5 +108,28 @@ def test_damage_between_records_does_not_hang_or_lose_those_before():
 
 
 def test_an_address_leads_nowhere_outside():
-    found = texts(page(address="https://example.org/../../etc/passwd"))
-    assert ".." not in "".join(found)
+    (locator,) = texts(page(address="https://example.org/../../etc/passwd"))
+    assert ".." not in locator
+
+
+def test_a_page_is_html_whatever_program_made_it():
+    found = texts(page(address="https://example.org/index.php?id=1") + page(address="https://example.org/b.aspx"))
+    assert [text.strip() for text in found.values()] == [PROSE.strip()] * 2
+
+
+def test_notes_of_the_crawler_are_no_documents():
+    notes = record("response", "dns:example.org", b"20240101 example.org. 3600 IN A 192.0.2.1", "text/dns")
+    log = record("resource", "metadata://gnu.org/software/wget/warc/wget.log", b"a log " * 50, "text/plain")
+    assert list(texts(notes + log + page(address="<https://example.org/wool>"))) == ["https://example.org/wool"]
+
+
+@pytest.mark.parametrize("address", ["http://[bad]/x", "https://example.org:port/", "http://"])
+def test_an_odd_address_loses_nothing(address: str):
+    found = texts(page(address=address) + page())
+    assert found["https://example.org/wool"].strip() == PROSE.strip()
+
+
+def test_a_body_that_is_not_encoded_as_it_says_loses_nothing_else():
+    wrong = record("response", "https://example.org/wrong", answer(b"plain " * 200, Content_Encoding="gzip"))
+    found = texts(wrong + page())
+    assert found["https://example.org/wool"].strip() == PROSE.strip()
