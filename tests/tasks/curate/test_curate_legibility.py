@@ -217,10 +217,12 @@ def test_scans_without_other_text_are_kept_and_it_is_said(home: Home, corpus: Pa
     found = read(home, folder, before=lambda run: setattr(run, "notes", notes))
     assert not found.dropped() and "legibility" not in found.reports
     (note,) = notes
-    assert note.startswith("misread text of scans was not looked for: that takes 50,000 bytes")
+    assert note.startswith("misread text was not looked for in 1 of the 1 documents that OCR read: that takes 50,000")
 
 
-def test_text_of_another_language_is_not_judged(home: Home, corpus: Path, tmp_path: Path) -> None:
+def test_text_of_another_language_is_judged_once_there_is_enough_of_it(
+    home: Home, corpus: Path, tmp_path: Path
+) -> None:
     french = [
         "Le chat dort sur le mur du jardin pendant que la pluie tombe sans bruit.",
         "Nous avons marché longtemps dans la forêt avant de trouver la maison grise.",
@@ -229,4 +231,9 @@ def test_text_of_another_language_is_not_judged(home: Home, corpus: Path, tmp_pa
     ] * 8
     write(tmp_path / "more", {"french.pdf": scan(french), "text.txt": "\n".join(PROSE)})
     found = read(home, tmp_path / "more")
-    assert found.query("select error_rate from measures where language = 'fr'") == [{"error_rate": None}]
+    rates = "select error_rate from measures join files using (doc_id) where path = 'french.pdf'"
+    assert found.query(rates) == [{"error_rate": None}]
+    write(tmp_path / "more", {"french.txt": "\n".join(f"{number}. {line}" for number, line in enumerate(french * 25))})
+    found = read(home, tmp_path / "more")
+    assert found.reports["characters"].computed == 1
+    assert found.query(rates)[0]["error_rate"] < 0.05
