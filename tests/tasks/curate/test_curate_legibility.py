@@ -220,9 +220,7 @@ def test_scans_without_other_text_are_kept_and_it_is_said(home: Home, corpus: Pa
     assert note.startswith("misread text was not looked for in 1 of the 1 documents that OCR read: that takes 50,000")
 
 
-def test_text_of_another_language_is_judged_once_there_is_enough_of_it(
-    home: Home, corpus: Path, tmp_path: Path
-) -> None:
+def test_another_language_is_judged_once_there_is_enough_of_it(home: Home, corpus: Path, tmp_path: Path) -> None:
     french = [
         "Le chat dort sur le mur du jardin pendant que la pluie tombe sans bruit.",
         "Nous avons marché longtemps dans la forêt avant de trouver la maison grise.",
