@@ -133,3 +133,4 @@ def test_a_body_that_is_not_encoded_as_it_says_loses_nothing_else():
     wrong = record("response", "https://example.org/wrong", answer(b"plain " * 200, Content_Encoding="gzip"))
     found = texts(wrong + page())
     assert found["https://example.org/wool"].strip() == PROSE.strip()
+    assert found["https://example.org/wrong"].startswith("plain plain")
