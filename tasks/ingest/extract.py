@@ -135,7 +135,7 @@ def extract_tools() -> dict[str, str]:
 
 @stage(
     "extract",
-    version=6,
+    version=7,
     unit="file",
     modules=("tasks.ingest.worker",),
     tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES},
