@@ -4,7 +4,7 @@
 
 Reads the trainings of `trainings.csv`, prints the constants of `tasks.training.law`, and how far the law is off on each
 corpus when it is fitted to the others. Given files of `benchmarks.recipe --out`, writes the trainings first: those of
-`ours`, such as those by `--apart --recipe '{"train.max_steps": 500}'`, on corpora of which the 5-gram model is in the
+`ours`, such as those by `--recipe '{"train.max_steps": 500}'`, on corpora of which the 5-gram model is in the
 files too.
 """
 
@@ -33,7 +33,7 @@ class Point:
     Attributes:
         corpus: name of its corpus.
         body, ids, tokens, read: see `tasks.training.law.expected_ratio`.
-        bits_per_byte: of the network.
+        bits_per_byte: of the network, in windows that do not overlap, as `evaluate` has them.
         reference: bits per byte of the first orders of the 5-gram model of the same text.
     """
 
@@ -68,10 +68,7 @@ def points_of(files: Iterable[Path]) -> list[Point]:
     rows = [json.loads(line) for file in files for line in file.open()]
     references = {_text_of(row): row["counts"]["reference"] for row in rows if row["arm"] == "5-gram"}
     known = [row for row in rows if row["arm"] == "ours" and _text_of(row) in references]
-    found = [
-        Point(row["corpus"], **row["counts"], bits_per_byte=row["bits_per_byte"], reference=references[_text_of(row)])
-        for row in known
-    ]
+    found = [Point(row["corpus"], **row["counts"], reference=references[_text_of(row)]) for row in known]
     return sorted(found, key=lambda point: (point.corpus, point.body, point.read))
 
 

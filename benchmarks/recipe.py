@@ -94,7 +94,8 @@ class Found:
         nats: nats of each validation document.
         seconds: wall clock of the training loop.
         about: network, steps and tokeniser, in words.
-        counts: of ours, those of `law.expected_ratio`; of the 5-gram model, bits per byte of its first orders.
+        counts: of ours, those of `law.expected_ratio` and bits per byte in windows that do not overlap, as `evaluate`
+            has them; of the 5-gram model, bits per byte of its first orders.
     """
 
     corpus: str
@@ -183,12 +184,11 @@ def document_nats(
     return np.asarray(nats)
 
 
-def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any], *, apart: bool = False) -> Trained:
+def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> Trained:
     """Train by the command that users run.
 
     Args:
         recipe: settings by their dotted names.
-        apart: judge in windows that do not overlap, as `evaluate` does.
     """
     budget = {} if "train.max_steps" in recipe else {"train.minutes": minutes}
     given = {"train.seed": seed, **budget, **recipe}
@@ -210,8 +210,10 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any], *, apa
         f"{passes:.1f} passes"
     )
     body, tokens = sum(parameters[part] for part in ("attention", "mlp", "norm")), counts["train_tokens"]
-    law = {"body": body, "ids": shape.vocab_size, "tokens": tokens, "read": round(tokens * passes)}
-    nats = document_nats(bundle.model, encoded(bundle.tokenizer, texts.held), shape.max_seq_len, apart=apart)
+    held = encoded(bundle.tokenizer, texts.held)
+    nats, apart = (document_nats(bundle.model, held, shape.max_seq_len, apart=choice) for choice in (False, True))
+    law: dict[str, float] = {"body": body, "ids": shape.vocab_size, "tokens": tokens, "read": round(tokens * passes)}
+    law["bits_per_byte"] = bits_per_byte(float(apart.sum()), int(held.n_bytes.sum()))
     return Trained(nats, made.seconds, about, law)
 
 
@@ -264,7 +266,7 @@ def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked:
     for arm in arms:
         recipe = asked.recipe if arm in ("ours", "5-gram") else {"lr": asked.peer_lr} if asked.peer_lr else {}
         if arm == "ours":
-            made = ours(texts, minutes, seed, recipe, apart=asked.apart)
+            made = ours(texts, minutes, seed, recipe)
         elif arm == "5-gram":
             made = ngrams(texts, recipe)
         else:
@@ -321,7 +323,6 @@ def main() -> None:
     parser.add_argument("--arms", default="ours,nanogpt,llama,5-gram", help=f"of {', '.join([*ARMS, *PEERS])}")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--recipe", type=json.loads, default={}, help="settings of ours, as JSON")
-    parser.add_argument("--apart", action="store_true", help="judge ours in windows that do not overlap, as `evaluate`")
     parser.add_argument("--peer-lr", type=float, default=0.0, help="learning rate of the plain loops")
     parser.add_argument("--out", type=Path, help="file to which JSON lines are appended")
     parser.add_argument("--beside", type=Path, help="JSON lines of earlier arms to compare with")
