@@ -149,9 +149,6 @@ class TrainConfig(Settings):
         decay_groups: decay matrices and tables only; False decays biases and norms too.
         betas: Adam's two decay rates.
         eps: Adam's epsilon, outside the root.
-        average: the result, also where it is evaluated, is an average of the weights over about the last 1 / average of
-            the steps so far: a moving average in which step t has the weight (average + 1) / (average + t) (Shamir and
-            Zhang 2013); 0 takes the weights of the last step.
         clip_norm: largest global gradient norm; 0 turns clipping off.
         precision: number format, "fp32", "bf16" (autocast) or "fp16" (autocast with loss scaling).
         seed: seed of initial weights, data order and dropout, each of which has its own stream.
@@ -180,7 +177,6 @@ class TrainConfig(Settings):
     decay_groups: bool = True
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = setting(1e-8, gt=0, le=1)
-    average: int = setting(0, ge=0)
     clip_norm: float = setting(1.0, ge=0)
     precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
     seed: int = setting(1337, ge=0)

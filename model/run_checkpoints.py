@@ -123,12 +123,11 @@ class RunCheckpoints:
             )
         return saved.history, changed
 
-    def result(self, step: int) -> dict[str, Tensor]:
-        """Load the step with the lowest validation loss, and return its weights, averaged where the run asks for it."""
+    def best_weights(self, step: int) -> dict[str, Tensor]:
+        """Return the saved weights of the step with the lowest validation loss."""
         name = best_checkpoint(self.folder, step).name if self.stepper.ranks.is_first else None
         # receiving the name also means that the first rank has written the file
-        self.stepper.load(self._read(self.stepper.ranks.from_first(name)))
-        return self.stepper.result()
+        return self._read(self.stepper.ranks.from_first(name)).weights
 
     def _read(self, name: str) -> Checkpoint:
         place = self.folder / name

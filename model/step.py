@@ -10,8 +10,8 @@ import math
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,42 +158,11 @@ class Stepper:
         with self.explaining_memory(f"the update of step {step}"):
             self.scaler.step(self.optimizer)  # skips the update if an fp16 gradient overflowed
             self.scaler.update()
-            self._average(step)
         # Each skipped step halves the scale. An overflow at a scale below 1 is not caused by the scaling.
         if not math.isfinite(norm) and self.scaler.get_scale() < 1:
             what = f"at every loss scale down to 1, the gradient's norm is {norm}"
             raise self._stopped(what, step, indices, batches)
         return StepResult(mean, norm if math.isfinite(norm) else 0.0, tokens, tuple(count > 0 for count in shared))
-
-    @torch.no_grad()
-    def _average(self, step: int) -> None:
-        """Move the averages, which are part of the optimiser's state and of its checkpoints, towards the weights."""
-        span = self.config.average
-        moved: list[Tensor] = [one for one in self._parameters if self.optimizer.state.get(one)] if span else []
-        for one in moved:
-            self.optimizer.state[one].setdefault("average", one.detach().clone())
-        averages = [self.optimizer.state[one]["average"] for one in moved]
-        if moved:
-            torch._foreach_lerp_(averages, moved, min(1.0, (span + 1) / (span + step)))
-
-    @contextmanager
-    @torch.no_grad()
-    def averaged(self) -> Iterator[None]:
-        """Let the network have the averaged weights for a while."""
-        averaged = [one for one in self._parameters if "average" in self.optimizer.state.get(one, {})]
-        own = [one.detach().clone() for one in averaged]
-        for one in averaged:
-            one.copy_(self.optimizer.state[one]["average"])
-        try:
-            yield
-        finally:
-            for one, weight in zip(averaged, own, strict=True):
-                one.copy_(weight)
-
-    def result(self) -> dict[str, Tensor]:
-        """Return a copy of the state dict with the averaged weights."""
-        with self.averaged():
-            return {name: one.clone() for name, one in self.model.state_dict().items()}
 
     def _backward(self, batches: Sequence[Batch], divisor: int) -> Tensor:
         """Accumulate the gradients of the step's loss. Returns the loss."""

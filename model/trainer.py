@@ -180,14 +180,12 @@ class Trainer:
                 if saved is not None and (is_last or is_best or stopping or due):
                     saved.save(history, self.callbacks)
                 elif is_best:
-                    best_weights = stepper.result()
+                    best_weights = {name: one.clone() for name, one in stepper.model.state_dict().items()}
                 if stopping and not is_last:
                     raise TrainingStopped(step, saved=saved is not None)
         best = best_step(history) if self.train_config.patience else None
         if best is not None and best != step:
-            stepper.model.load_state_dict(saved.result(best) if saved else best_weights)
-        elif self.train_config.average:
-            stepper.model.load_state_dict(stepper.result())
+            stepper.model.load_state_dict(saved.best_weights(best) if saved else best_weights)
         model = stepper.plain()
         return TrainResult(model, history, step, resumed_from, best)
 
@@ -254,14 +252,13 @@ class Trainer:
         if self.val_source is None or (step % config.eval_every and step != self.budget.plan.steps):
             return
         began = self.budget.seconds
-        with stepper.averaged():
-            with stepper.explaining_memory(f"the evaluation after step {step}"):
-                found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
-            if found.tokens and not math.isfinite(found.loss):
-                raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
-            row["val/loss"] = found.loss
-            if self.ranks.world_size == 1:
-                self.callbacks.sample(step, stepper.model)
+        with stepper.explaining_memory(f"the evaluation after step {step}"):
+            found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
+        if found.tokens and not math.isfinite(found.loss):
+            raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
+        row["val/loss"] = found.loss
+        if self.ranks.world_size == 1:
+            self.callbacks.sample(step, stepper.model)
         self.budget.reserve = self.budget.seconds - began  # the last evaluation will take as long
 
     def _is_last(self, history: list[Row]) -> bool:

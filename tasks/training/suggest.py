@@ -20,7 +20,15 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from tasks.core.machine import describe_device, detect_device, memory_bytes, threads_each
-from tasks.core.settings import AUTO, OPTIMIZER, ExecutionSettings, ModelSettings, TrainSettings, networks_of
+from tasks.core.settings import (
+    AUTO,
+    PROPOSED,
+    ExecutionSettings,
+    ModelSettings,
+    TrainSettings,
+    networks_of,
+    proposed_beside,
+)
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
 from tasks.training.launch import BYTES_PER_PARAMETER, SHARE_OF_MEMORY, Job, Nodes, launch, settled, time_step
@@ -33,10 +41,10 @@ if TYPE_CHECKING:
     from tasks.core.settings import Settings
 
 SUGGESTION_FILE = "suggestion.json"
-PATIENCE = 3  # a small text is soon learnt by heart: then the weights before that are taken
-# a short training learns more at the highest rate up to the end, and an average of the weights takes its noise away
-AVERAGE = {"average": 32, "min_lr_ratio": 1.0}
-SUGGESTED = ("batch_size", "optimizer", "patience", *AVERAGE)  # fields of a training that a suggestion decides
+# A small text is soon learnt by heart: then the weights before that are taken. Half of ten evaluations are at the
+# highest rate, which alone should not end a training.
+PATIENCE = 6
+SUGGESTED = ("batch_size", "patience", *PROPOSED)  # fields of a training that a suggestion decides
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
 SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
 MIN_STEPS = 20  # of the first plan, however few the minutes are
@@ -117,7 +125,7 @@ def steps_in(minutes: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-@stage("suggest", version=5, unkeyed=("execution",))
+@stage("suggest", version=6, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)
@@ -182,7 +190,7 @@ def _step_seconds(
 
 def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candidate]) -> Iterator[str]:
     shape, plan = settings.shapes[best.name], settings.train[best.name]
-    if plan["optimizer"] == OPTIMIZER:
+    if plan["optimizer"] == PROPOSED["optimizer"]:
         yield "Muon trains the matrices: in a measurement 280 of its steps did what 400 of AdamW's do."
     if settings.document_tokens:
         yield (
@@ -207,8 +215,8 @@ def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candida
             f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; by a law fitted to "
             "measured trainings it reaches the fewest bits per byte in this time."
         )
-    kept = ", is kept to the end, and the last weights are averaged" if plan["average"] else ""
-    yield f"The highest learning rate is {plan['lr']:g}, which falls with the width of the network{kept}."
+    falls = ", and falls to 0 in the second half of the time" if PROPOSED.items() <= plan.items() else ""
+    yield f"The highest learning rate is {plan['lr']:g}, less for wider networks{falls}."
 
 
 def read_suggestion(folder: Path) -> dict[str, Any]:
@@ -238,9 +246,7 @@ def candidates_of(
         suggested: dict[str, Any] = {}
         if model.preset == AUTO:
             rows = batch_for(shape["max_seq_len"], device)
-            suggested = {"batch_size": rows, "optimizer": OPTIMIZER, "patience": PATIENCE}
-            is_averaged = "schedule" not in train.overrides and train.overrides.get("average") != 0
-            suggested |= AVERAGE if is_averaged else {}
+            suggested = {"batch_size": rows, "patience": PATIENCE, **proposed_beside(train.overrides)}
         plans[name] = train_config(train, shape, _kind(device), 1_000, **suggested)
     return shapes, plans
 

@@ -12,13 +12,15 @@ from flows.train import suggest_training, train_model
 from storage.errors import UserError
 from storage.home import Home
 from storage.lineage import manifest_of
-from tasks.core.settings import ExecutionSettings, ModelSettings, TrainSettings, load_settings, parse_assignments
-from tasks.training.suggest import (
-    AVERAGE,
-    candidates_of,
-    read_suggestion,
-    shape_of_tokens,
+from tasks.core.settings import (
+    PROPOSED,
+    ExecutionSettings,
+    ModelSettings,
+    TrainSettings,
+    load_settings,
+    parse_assignments,
 )
+from tasks.training.suggest import SUGGESTED, candidates_of, read_suggestion, shape_of_tokens
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
@@ -42,15 +44,14 @@ def test_what_is_given_of_the_network_holds_for_every_candidate_that_it_fits() -
         candidates_of(ModelSettings(overrides={"n_head": 7}), TrainSettings(), 300, 64, CPU)
 
 
-def test_a_schedule_of_ones_own_comes_without_the_suggested_average() -> None:
-    for given, average in (({}, AVERAGE["average"]), ({"schedule": "constant"}, 0)):
+def test_a_schedule_of_ones_own_replaces_the_proposed_one() -> None:
+    for given, expected in (
+        ({}, PROPOSED),
+        ({"decay_ratio": 0.3}, {**PROPOSED, "decay_ratio": 0.3}),
+        ({"schedule": "cosine"}, {"optimizer": "muon", "schedule": "cosine", "min_lr_ratio": 0.1}),
+    ):
         _, plans = candidates_of(ModelSettings(), TrainSettings(overrides=given), 300, 64, CPU)
-        assert {plan["average"] for plan in plans.values()} == {average}
-
-
-def test_without_the_average_the_learning_rate_falls() -> None:
-    _, plans = candidates_of(ModelSettings(), TrainSettings(overrides={"average": 0}), 300, 64, CPU)
-    assert {plan["min_lr_ratio"] for plan in plans.values()} == {0.1}
+        assert all(expected.items() <= plan.items() for plan in plans.values())
 
 
 @pytest.fixture
@@ -68,7 +69,9 @@ def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, t
         checkpoint = train_model(run, settings, ran.prepared)
         trained = manifest_of(run.store, checkpoint).settings
         assert trained["model"] == found["model"]
-        assert trained["train"]["batch_size"] == found["train"]["batch_size"]
+        assert {name: trained["train"][name] for name in SUGGESTED} == {
+            name: found["train"][name] for name in SUGGESTED
+        }
         assert trained["train"]["max_steps"] <= found["max_steps"]
         assert found["candidates"][0]["name"] == "modern-200k"
         assert found["why"] and all(reason.endswith(".") for reason in found["why"])
