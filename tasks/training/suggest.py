@@ -215,7 +215,7 @@ def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candida
             f"{best.name} ({best.parameters:,} parameters) was timed beside {', '.join(others)}; by a law fitted to "
             "measured trainings it reaches the fewest bits per byte in this time."
         )
-    falls = ", and falls to 0 in the second half of the time" if PROPOSED.items() <= plan.items() else ""
+    falls = ", and falls to 0 in the second half of the training" if PROPOSED.items() <= plan.items() else ""
     yield f"The highest learning rate is {plan['lr']:g}, less for wider networks{falls}."
 
 
