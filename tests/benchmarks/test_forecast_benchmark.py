@@ -18,7 +18,8 @@ SIZES = [(2e5, 512, 1e6, 1e5), (2e5, 512, 1e6, 1e6), (1e6, 2048, 2e6, 1e6), (1e6
 
 
 def row(arm: str, bits: float, corpus: str = "a", **counts: float) -> dict[str, Any]:
-    return {"arm": arm, "corpus": corpus, "recipe": {}, "counts": counts, "bits_per_byte": bits}
+    """Return a row whose figure in windows that overlap, which the law does not speak of, is another one."""
+    return {"arm": arm, "corpus": corpus, "recipe": {}, "counts": counts | {"bits_per_byte": bits}, "bits_per_byte": 0}
 
 
 def test_the_law_has_the_constants_of_the_measured_trainings() -> None:
