@@ -66,6 +66,7 @@ class SuggestSettings:
     minutes: float  # to be spent; 0 where steps or tokens are given
     tokens: int  # of the training text; 0 where the shape is given, for which they do not matter
     document_tokens: int  # of a typical document; likewise
+    max_epochs: float  # most passes over the training text; likewise
     read_tokens: int  # that the training will read, where that is given instead of minutes; else 0
     shapes: dict[str, dict[str, Any]]  # the networks to choose from, as fields of `model.ModelConfig` by name
     train: dict[str, dict[str, Any]]  # for each of them, fields of `model.TrainConfig`
@@ -125,7 +126,7 @@ def steps_in(minutes: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-@stage("suggest", version=6, unkeyed=("execution",))
+@stage("suggest", version=7, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)
@@ -167,6 +168,7 @@ def _timed(
         seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, means)
         steps = steps_in(settings.minutes, seconds)
         read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
+        read = min(read, settings.max_epochs * settings.tokens) if settings.tokens else read
         passes = read / settings.tokens if settings.tokens else 0.0
         score = expected_ratio(item.body, network["vocab_size"], settings.tokens or read, read)
         tried += 1
@@ -208,7 +210,8 @@ def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candida
         f"{settings.device}, so {settings.minutes:g} minutes have room for {best.steps:,} steps."
     )
     if settings.tokens:
-        yield f"They read the training text of about {settings.tokens:,} tokens {best.passes:.1f} times."
+        most = ", as often as train.max_epochs allows" if best.passes == settings.max_epochs else ""
+        yield f"They read the training text of about {settings.tokens:,} tokens {best.passes:.1f} times{most}."
     others = [item.name for item in found if item is not best and item.step_seconds is not None]
     if others:
         yield (
@@ -272,13 +275,14 @@ def suggest_settings(
     device = describe_device(detect_device())
     shapes, plans = candidates_of(settings.model, settings.train, vocab_size_of(run, tokenizer), seq_len, device)
     tokens, document = _document_tokens(run, shards) if len(shapes) > 1 else (0, 0)
+    most = settings.train.max_epochs if tokens else 0.0
     plan = plans[next(iter(plans))]
     by_steps = settings.train.max_steps * plan["batch_size"] * seq_len
     read_tokens = by_steps or settings.train.max_tokens
     minutes = 0.0 if read_tokens else settings.train.minutes
     means = settled(settings.execution, detect_device(), plan, minutes).words()
     described = ", ".join(filter(None, (device, means)))
-    return SuggestSettings(minutes, tokens, document, read_tokens, shapes, plans, described)
+    return SuggestSettings(minutes, tokens, document, most, read_tokens, shapes, plans, described)
 
 
 def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]:

@@ -81,6 +81,15 @@ def test_a_run_without_a_preset_takes_the_suggestion_and_asks_once(home: Home, t
         assert again.reports["suggest"].computed == 0
 
 
+def test_a_network_is_chosen_for_the_passes_that_are_allowed(home: Home, tmp_path: Path) -> None:
+    settings = load_settings(None, parse_assignments([*OPEN, "train.max_epochs=0.1"]))
+    ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
+    with direct_run(home) as run:
+        found = read_suggestion(run.store.folder(suggest_training(run, settings, ran.prepared)))
+    assert {item["passes"] for item in found["candidates"] if item["step_seconds"]} == {0.1}
+    assert "0.1 times, as often as train.max_epochs allows" in " ".join(found["why"])
+
+
 def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: Path) -> None:
     settings = load_settings(None, parse_assignments([*OPEN, "model.preset=tiny", "execution.processes=3"]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
