@@ -95,7 +95,8 @@ def passages(documents: Path, n_pages: int, dpi: int) -> Iterator[Passage]:
             picture = page.render(scale=dpi / 72, grayscale=True).to_pil()
         for grade, damage in enumerate(GRADES):
             generator = np.random.default_rng([SEED, number, grade])
-            read, confidence = ocr_image(damage.apply(picture, generator), options, dpi)
+            reading = ocr_image(damage.apply(picture, generator), options, dpi)
+            read, confidence = reading.text, reading.confidence
             if confidence is None:
                 continue
             found = list(known.passages(read))

@@ -87,7 +87,12 @@ EXTRACTS = _schema(
 )
 
 # One row per page; a TIFF frame and a whole text file are pages too.
-PAGES = _schema("pages", "doc_id page:int32 text:large_string method engine confidence:float64? error? blocks:[block]")
+PAGES = _schema(
+    "pages",
+    """
+    doc_id page:int32 text:large_string method engine confidence:float64? error? blocks:[block] lines_again:[int32]
+    """,
+)
 
 # One row per document of a segment: its normalised text, and how the text was extracted.
 NORMALISED = _schema(

@@ -128,14 +128,16 @@ def _extract_contents(work: Work, settings: SegmentSettings, files: SourceFiles,
 def extract_tools() -> dict[str, str]:
     """Return the versions of the reading engines, from package metadata, as importing pypdf takes 0.2 s."""
     from tasks.readers.ocr import engine_version
+    from tasks.readers.second_ocr import ENGINE, version_of_second
 
     versions = {name: version(name) for name in ("lxml", "pypdf", "pypdfium2", "resiliparse")}
-    return {**versions, "tesseract": engine_version() or "not found"}
+    ocr = {"tesseract": engine_version(), ENGINE: version_of_second()}
+    return {**versions, **{name: found or "not found" for name, found in ocr.items()}}
 
 
 @stage(
     "extract",
-    version=7,
+    version=8,
     unit="file",
     modules=("tasks.ingest.worker",),
     tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES},

@@ -2,7 +2,8 @@
 
 Images are passed in memory and the engine is reused: starting the program for each page, with a file of the image and
 the language data read again, costs a third of the recognition on top. A page with low confidence is rotated upright and
-read again. Tesseract is native code that may crash or abort, so this runs in worker processes (`tasks.ingest.worker`).
+read again; a line with a doubtful word is read by a second engine too (`tasks.readers.second_ocr`). Tesseract is native
+code that may crash or abort, so this runs in worker processes (`tasks.ingest.worker`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tasks.readers.decode import clean
-from tasks.readers.records import ExtractionProblem, ExtractOptions
+from tasks.readers.records import ExtractOptions, OcrUnavailable
+from tasks.readers.second_ocr import ENGINE, read_again
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,6 +30,8 @@ MAX_SIDE = 32_000  # Tesseract refuses images with a side above 32,767 pixels.
 DOUBTFUL_CONFIDENCE = 0.6  # Below this the orientation of the page is checked.
 ANY_TURN_CONFIDENCE = 0.5  # Below this all rotations are tried, if the orientation cannot be detected.
 PLAIN_CONFIDENCE = 0.75  # Upright pages reach this; rotated ones hardly ever do.
+DOUBTFUL_WORD = 0.8  # A line with a word below this is read again.
+MOST_READ_AGAIN = 100  # lines of a page, the most doubtful ones: a second engine takes a tenth of a second for each
 SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 is better than no rotation.
 ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for English, much more for several.
 
@@ -33,59 +40,131 @@ ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for Engl
 # contrast, sharpening, enlarging and Sauvola's threshold did not help, or made some pages much worse.
 _SMOOTHING = (1, 7, 1, 7, 52, 7, 1, 7, 1)
 
+_LINE_LEVEL = "4"
 _WORD_LEVEL = "5"
 _TABLE_COLUMNS = 12
 _ORIENTATION_ONLY = 0  # The page segmentation mode that reads no text.
 _BETWEEN_CJK = re.compile(r"(?<=[\u3040-\u30ff\u3400-\u9fff]) (?=[\u3040-\u30ff\u3400-\u9fff])")
 
 
-class OcrUnavailable(ExtractionProblem):
-    """Raised when Tesseract or a requested language is not installed."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("failed", "no_ocr_engine", reason)
-
-
 class OcrError(Exception):
     """Raised when Tesseract fails on an image."""
 
 
-def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> tuple[str, float | None]:
+@dataclass
+class Line:
+    """A line of an image.
+
+    Attributes:
+        paragraph: Numbers of its block and of its paragraph in it.
+        box: Left, top, width and height in pixels.
+        words: Its words.
+        confidences: Of the words, 0 to 1.
+        again: True if the second engine read it; then it has that reading as its only word.
+    """
+
+    paragraph: tuple[str, str]
+    box: tuple[int, int, int, int]
+    words: list[str]
+    confidences: list[float]
+    again: bool = False
+
+    def text(self) -> str:
+        """Return the words with spaces between them, of Chinese and Japanese without."""
+        return clean(_BETWEEN_CJK.sub("", " ".join(self.words)))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Text that was read in an image.
+
+    Attributes:
+        text: Lines end in a line feed, an empty line separates paragraphs.
+        confidence: Mean over the words, 0 to 1; None if there are no words.
+        again: The lines that the second engine read.
+    """
+
+    text: str
+    confidence: float | None
+    again: frozenset[str] = frozenset()
+
+    @property
+    def engine(self) -> str:
+        """Names of the engines."""
+        return f"tesseract + {ENGINE}" if self.again else "tesseract"
+
+    def lines_again(self, text: str) -> list[int]:
+        """Return the numbers, from 1, of the lines of a page's text that the second engine read."""
+        return [number for number, line in enumerate(text.split("\n"), 1) if line in self.again]
+
+
+def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> Reading:
     """Read the text in an image.
 
     Args:
         image: The image; others than 8-bit grey ("L") are converted.
-        options: The languages and the page segmentation mode.
+        options: The languages, the page segmentation mode, and whether a second engine reads doubtful lines.
         dpi: Resolution in dots per inch, if known; otherwise Tesseract estimates it.
 
-    Returns:
-        The text (lines end in a line feed, an empty line separates paragraphs) and the mean confidence of its words,
-        0 to 1; None if there are no words.
-
     Raises:
-        OcrUnavailable: Tesseract or a language is missing.
+        OcrUnavailable: Tesseract or a language is missing, or the second engine is broken.
         OcrError: Tesseract failed on this image.
     """
     grey = image if image.mode == "L" else image.convert("L")
-    text, confidence = _read(grey, options, dpi)
+    upright, found = _read_upright(grey, options, dpi)
+    lines = _head_and_foot_outside(found)
+    if options.ocr_second:
+        _read_doubtful_again(upright, lines)
+    text = "\n\n".join(
+        "\n".join(line.text() for line in paragraph) for _, paragraph in groupby(lines, key=lambda line: line.paragraph)
+    )
+    return Reading(text, _confidence(lines), frozenset(line.text() for line in lines if line.again))
+
+
+def _read_upright(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[Image.Image, list[Line]]:
+    """Return the image, rotated if that makes it legible, and its lines."""
+    lines = _read(grey, options, dpi)
+    confidence = _confidence(lines)
     if confidence is not None and confidence >= DOUBTFUL_CONFIDENCE:
-        return text, confidence
+        return grey, lines
     turn = _clockwise_turn(grey, dpi)
-    if turn:
-        turned_text, turned_confidence = _read_turned(grey, turn, options, dpi)
-        if (turned_confidence or 0.0) > (confidence or 0.0):
-            return turned_text, turned_confidence
-    elif confidence is not None and confidence < ANY_TURN_CONFIDENCE:
-        # too few letters to detect the orientation: the first rotation with a high confidence is taken
-        for other in (180, 90, 270):
-            turned_text, turned_confidence = _read_turned(grey, other, options, dpi)
-            if (turned_confidence or 0.0) >= PLAIN_CONFIDENCE:
-                return turned_text, turned_confidence
-    return text, confidence
+    # too few letters to detect the orientation: the first rotation with a high confidence is taken
+    unknown = not turn and confidence is not None and confidence < ANY_TURN_CONFIDENCE
+    for other in (180, 90, 270) if unknown else filter(None, (turn,)):
+        turned = grey.rotate(-other, expand=True, fillcolor=255)
+        turned_lines = _read(turned, options, dpi)
+        reached = _confidence(turned_lines) or 0.0
+        if reached >= PLAIN_CONFIDENCE or (turn and reached > (confidence or 0.0)):
+            return turned, turned_lines
+    return grey, lines
 
 
-def _read_turned(grey: Image.Image, turn: int, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
-    return _read(grey.rotate(-turn, expand=True, fillcolor=255), options, dpi)
+def _head_and_foot_outside(lines: list[Line]) -> list[Line]:
+    """Return the lines with a block above or below all others first or last: Tesseract may take it for a column's."""
+
+    def place(block: str) -> int:
+        own, others = ([line.box for line in lines if (line.paragraph[0] == block) is of] for of in (True, False))
+        if not others:
+            return 0
+        under = min(y for _, y, _, _ in own) >= max(y + height for _, y, _, height in others)
+        return int(under) - int(max(y + height for _, y, _, height in own) <= min(y for _, y, _, _ in others))
+
+    places = {block: place(block) for block in {line.paragraph[0] for line in lines}}
+    return sorted(lines, key=lambda line: places[line.paragraph[0]])
+
+
+def _read_doubtful_again(grey: Image.Image, lines: Iterable[Line]) -> None:
+    """Replace lines with a doubtful word by the reading of the second engine, where that is more certain of it."""
+    doubtful = [line for line in lines if min(line.confidences) < DOUBTFUL_WORD]
+    for line in sorted(doubtful, key=lambda line: min(line.confidences))[:MOST_READ_AGAIN]:
+        other = read_again(grey, line.box, line.text())
+        if other and other[1] > sum(line.confidences) / len(line.confidences):
+            line.words, line.confidences, line.again = [other[0]], [other[1]] * len(line.words), True
+
+
+def _confidence(lines: Iterable[Line]) -> float | None:
+    confidences = [value for line in lines for value in line.confidences]
+    return round(sum(confidences) / len(confidences), 4) if confidences else None
 
 
 def engine_version() -> str | None:
@@ -102,7 +181,7 @@ def ocr_ready(languages: str) -> bool:
     return engine_version() is not None and find_tessdata(languages) is not None
 
 
-def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[str, float | None]:
+def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> list[Line]:
     _tesserocr()
     folder = find_tessdata(options.ocr_languages)
     if folder is None:
@@ -118,7 +197,7 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[
         raise OcrError(f"Tesseract failed on an image of {grey.width} x {grey.height} pixels: {error}") from None
     finally:
         engine.Clear()
-    return _words(table)
+    return _lines(table)
 
 
 def _set_image(engine: Any, grey: Image.Image, dpi: int | None) -> None:
@@ -158,26 +237,21 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
     return engine
 
 
-def _words(table: str) -> tuple[str, float | None]:
-    """Return text and mean confidence from Tesseract's TSV output."""
-    paragraphs: dict[tuple[str, str], dict[str, list[str]]] = {}
-    confidences: list[float] = []
+def _lines(table: str) -> list[Line]:
+    """Return the lines with words in Tesseract's TSV output."""
+    lines: list[Line] = []
     for row in table.split("\n"):
         # Level, page, block, paragraph, line, word, left, top, width, height, confidence, text.
         cells = row.split("\t", _TABLE_COLUMNS - 1)
-        if cells[0] != _WORD_LEVEL or len(cells) < _TABLE_COLUMNS:
-            continue
-        word, confidence = cells[11].strip(), float(cells[10])
-        if word and confidence >= 0:
-            lines = paragraphs.setdefault((cells[2], cells[3]), {})
-            lines.setdefault(cells[4], []).append(word)
-            confidences.append(confidence)
-    if not confidences:
-        return "", None
-    text = "\n\n".join(
-        "\n".join(_BETWEEN_CJK.sub("", " ".join(line)) for line in lines.values()) for lines in paragraphs.values()
-    )
-    return clean(text), round(sum(confidences) / len(confidences) / 100, 4)
+        if cells[0] == _LINE_LEVEL:
+            left, top, width, height = map(int, cells[6:10])
+            lines.append(Line((cells[2], cells[3]), (left, top, width, height), [], []))
+        elif cells[0] == _WORD_LEVEL and len(cells) == _TABLE_COLUMNS:
+            word, confidence = cells[11].strip(), float(cells[10])
+            if word and confidence >= 0:
+                lines[-1].words.append(word)
+                lines[-1].confidences.append(confidence / 100)
+    return [line for line in lines if line.words]
 
 
 def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:

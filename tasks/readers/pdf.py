@@ -22,10 +22,10 @@ import pypdfium2.raw as pdfium_c
 
 from tasks.readers.decode import clean, one_line
 from tasks.readers.layout import find_blocks
-from tasks.readers.ocr import OcrError, OcrUnavailable, ocr_image
+from tasks.readers.ocr import OcrError, Reading, ocr_image
 from tasks.readers.pdf_lines import read_pieces
 from tasks.readers.reading_order import rows_in_order
-from tasks.readers.records import Block, ExtractionProblem, ExtractOptions, Method, PageText
+from tasks.readers.records import Block, ExtractionProblem, ExtractOptions, Method, OcrUnavailable, PageText
 from tasks.readers.ruled import read_grids
 from tasks.readers.text_layer import Routing, agree, count_legible, is_legible, merge_lines, route_page
 
@@ -211,21 +211,21 @@ def _read_by_ocr(
         return replace(layer, error=f"page cannot be read by OCR: {error}")
     if read is None:  # blank
         return PageText(layer.page, "", "none", "pypdfium2") if routing.route == "picture or hidden layer" else layer
-    text, confidence = read
+    text, confidence = read.text, read.confidence
     if not text.strip() and routing.route in ("picture", "both"):
         return layer
     if routing.route == "both":
-        engine = f"{layer.engine} + tesseract"
-        return PageText(layer.page, merge_lines(layer.text, text), "both", engine, confidence)
+        merged, engine = merge_lines(layer.text, text), f"{layer.engine} + {read.engine}"
+        return PageText(layer.page, merged, "both", engine, confidence, lines_again=read.lines_again(merged))
     if routing.route == "picture or hidden layer" and agree(layer.text, text):
         return layer
     if routing.route == "better" and count_legible(text) * (confidence or 0.0) <= count_legible(raw_text):
         return layer
-    return PageText(layer.page, text, "ocr", "tesseract", confidence)
+    return PageText(layer.page, text, "ocr", read.engine, confidence, lines_again=read.lines_again(text))
 
 
-def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> tuple[str, float | None] | None:
-    """Return text and confidence of a rendered page; None if it is blank."""
+def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> Reading | None:
+    """Return what OCR reads in a rendered page; None if it is blank."""
     from tasks.readers.image import fitting_size, is_uniform  # only here: most PDFs need no OCR
 
     width, height = page.get_size()

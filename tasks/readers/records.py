@@ -97,12 +97,14 @@ class PageText:
         text: The text; lines end in a line feed. Empty for a blank page.
         method: "text" from a text layer or a decoder, "ocr" from an image, "both" if each gave a part, "none" if
             there was nothing to read; "deferred" for a page that another process is to read by OCR.
-        engine: Reader of the page: "pypdfium2", "pypdf", "tesseract", "pillow" (an image without OCR) or "decoder".
+        engine: Readers of the page, joined by " + ": "pypdfium2", "pypdf", "tesseract", "rapidocr", "pillow" (an image
+            without OCR) or "decoder".
         confidence: Mean word confidence of OCR or the decoder's confidence, 0 to 1; None if there is none.
         error: Error on this page, or None. A page may have both a text and an error.
         error_code: Set if the page was lost for a reason that another attempt may not meet: a deadline, the memory
             limit, a missing OCR engine. It becomes the document's `reason_code`.
         blocks: `vars` of the blocks of its text, in reading order; none if its layout is not known.
+        lines_again: Numbers, from 1, of the lines of its text that a second OCR engine read.
     """
 
     page: int
@@ -113,6 +115,7 @@ class PageText:
     error: str | None = None
     error_code: ReasonCode = ""
     blocks: list[dict[str, Any]] = field(default_factory=list)
+    lines_again: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -165,6 +168,9 @@ class ExtractOptions:
     )
     ocr: bool = option(True, "Read pages and images without a text layer by OCR.")
     ocr_languages: str = option("eng", 'Language codes of Tesseract, joined by "+", such as eng+deu.')
+    ocr_second: bool = option(
+        True, "Read lines with doubtful words again by a second engine, where the extra `ocr` is installed."
+    )
     ocr_dpi: int = option(300, "Resolution at which PDF pages are rendered for OCR, in dots per inch.", ge=1)
     ocr_page_segmentation: int = option(
         3, "Page segmentation mode of Tesseract; 3 detects columns and blocks.", ge=0, le=13
@@ -275,3 +281,10 @@ class ExtractionProblem(Exception):
         self.status = status
         self.code = code
         self.reason = stable_text(reason)
+
+
+class OcrUnavailable(ExtractionProblem):
+    """Raised when an OCR engine, or the data of a language, is missing or broken."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("failed", "no_ocr_engine", reason)

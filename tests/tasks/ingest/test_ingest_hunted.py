@@ -69,6 +69,6 @@ def test_a_file_over_the_limit_is_settled_by_its_size_alone_unless_it_is_a_corpu
 @pytest.mark.parametrize("turn", [90, 180, 270])
 def test_a_line_of_text_is_read_whichever_way_it_lies(tesseract: str, turn: int) -> None:
     upright = Image.open(io.BytesIO(saved(picture_of("Several plain words"), "PNG"))).convert("L")
-    text, confidence = ocr_image(upright.rotate(turn, expand=True, fillcolor=255), ExtractOptions())
-    assert "plain words" in text
-    assert confidence is not None and confidence > 0.7
+    read = ocr_image(upright.rotate(turn, expand=True, fillcolor=255), ExtractOptions())
+    assert "plain words" in read.text
+    assert read.confidence is not None and read.confidence > 0.7

@@ -15,8 +15,9 @@ from ingest_samples import picture_of, saved
 from PIL import Image
 
 from tasks.readers import ocr
-from tasks.readers.ocr import OcrError, OcrUnavailable, find_tessdata, ocr_image, ocr_ready
-from tasks.readers.records import ExtractOptions
+from tasks.readers.ocr import OcrError, Reading, find_tessdata, ocr_image, ocr_ready
+from tasks.readers.records import ExtractOptions, OcrUnavailable
+from tasks.readers.second_ocr import read_again
 
 OPTIONS = ExtractOptions()
 
@@ -31,8 +32,8 @@ def test_no_page_influences_another(tesseract):
 
 
 def test_paragraphs_are_an_empty_line_apart(tesseract):
-    text, _ = ocr_image(picture_of("first line\nsecond line\n\n\n\nlast line", (1000, 500)), OPTIONS)
-    assert text == "first line\nsecond line\n\nlast line"
+    read = ocr_image(picture_of("first line\nsecond line\n\n\n\nlast line", (1000, 500)), OPTIONS)
+    assert read.text == "first line\nsecond line\n\nlast line"
 
 
 @pytest.mark.parametrize("turn", [90, 180, 270])
@@ -41,17 +42,39 @@ def test_a_page_on_its_side_or_upside_down_is_turned(tesseract, turn):
         pytest.skip("the data for orientation is not installed")
     lines = "\n".join(["The quick brown fox jumps over the lazy dog", "and every file that was seen has a row"] * 6)
     page = picture_of(lines, (1300, 900), font_size=36).rotate(turn, expand=True)
-    text, confidence = ocr_image(page, OPTIONS)
-    assert text.startswith("The quick brown fox") and confidence > 0.8
+    read = ocr_image(page, OPTIONS)
+    assert read.text.startswith("The quick brown fox") and read.confidence > 0.8
 
 
 def test_the_page_segmentation_is_a_setting(tesseract):
     line = picture_of("one single line", (700, 120))
-    assert ocr_image(line, ExtractOptions(ocr_page_segmentation=7))[0] == "one single line"
+    assert ocr_image(line, ExtractOptions(ocr_page_segmentation=7)).text == "one single line"
+
+
+def test_a_line_that_tesseract_doubts_is_read_by_the_second_engine(tesseract):
+    doubtful = r"\usepackage[utf8]{inputenc}"
+    picture = picture_of(f"plain words in a line\n{doubtful}", (1100, 200), font_size=28)
+    alone = ocr_image(picture, ExtractOptions(ocr_second=False))
+    assert alone.engine == "tesseract" and doubtful not in alone.text
+    both = ocr_image(picture, OPTIONS)
+    assert both.text == f"plain words in a line\n{doubtful}" and both.confidence > alone.confidence
+    assert both.engine == "tesseract + rapidocr" and both.lines_again(both.text) == [2]
+
+
+def test_a_script_that_the_second_engine_does_not_know_is_not_read_again(tesseract):
+    picture, box = picture_of("MOCKBA", (400, 100)), (0, 0, 400, 100)
+    assert read_again(picture, box, "M0CKBA") is not None
+    assert read_again(picture, box, "МОСКВА") is None
+
+
+def test_the_foot_of_a_page_does_not_end_up_between_its_columns(tesseract, corpus):
+    with Image.open(corpus / "scans" / "ltnews-p006-200dpi.jpg") as page:
+        read = ocr_image(page, OPTIONS, 200)
+    assert "are brought to you by" in read.text.split("\n")[-1]
 
 
 def test_an_empty_picture_has_no_words_and_no_confidence(tesseract):
-    assert ocr_image(Image.new("L", (300, 300), 255), OPTIONS) == ("", None)
+    assert ocr_image(Image.new("L", (300, 300), 255), OPTIONS) == Reading("", None)
 
 
 def test_a_picture_wider_than_tesseract_can_take_is_an_error_not_a_crash(tesseract):

@@ -14,7 +14,7 @@ from PIL import Image
 from pypdf.generic import NameObject, StreamObject
 
 from tasks.readers import pdf
-from tasks.readers.ocr import OcrUnavailable
+from tasks.readers.ocr import OcrUnavailable, Reading
 from tasks.readers.records import ExtractionProblem, ExtractOptions
 from tasks.text.cleaning import normalise_text
 
@@ -178,7 +178,12 @@ def test_pages_beyond_the_limit_are_left_out_and_said_to_be():
 
 def test_a_giant_page_is_rendered_within_the_pixel_cap(monkeypatch):
     seen = []
-    monkeypatch.setattr(pdf, "ocr_image", lambda image, *rest, **more: (seen.append(image.size), ("read", 0.9))[1])
+
+    def read(image, *rest, **more):
+        seen.append(image.size)
+        return Reading("read", 0.9)
+
+    monkeypatch.setattr(pdf, "ocr_image", read)
     data = saved(picture_of("x", (4000, 3000)), "PDF", resolution=20)  # 14,400 by 10,800 points
     found = extract_document(data, ".pdf", ExtractOptions(ocr_max_pixels=1_000_000))
     assert found.pages[0].text == "read"
