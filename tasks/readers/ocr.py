@@ -2,7 +2,7 @@
 
 Images are passed in memory and the engine is reused: starting the program for each page, with a file of the image and
 the language data read again, costs a third of the recognition on top. A page with low confidence is rotated upright and
-read again; a line with a doubtful word is read by a second engine too (`tasks.readers.second_ocr`). Tesseract is native
+read again; a doubtful page, or line, is read by a second engine too (`tasks.readers.second_ocr`). Tesseract is native
 code that may crash or abort, so this runs in worker processes (`tasks.ingest.worker`).
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.readers.decode import clean
 from tasks.readers.records import ExtractOptions, OcrUnavailable
-from tasks.readers.second_ocr import ENGINE, read_again
+from tasks.readers.second_ocr import ENGINE, can_read, read_line, read_page
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,8 +30,9 @@ MAX_SIDE = 32_000  # Tesseract refuses images with a side above 32,767 pixels.
 DOUBTFUL_CONFIDENCE = 0.6  # Below this the orientation of the page is checked.
 ANY_TURN_CONFIDENCE = 0.5  # Below this all rotations are tried, if the orientation cannot be detected.
 PLAIN_CONFIDENCE = 0.75  # Upright pages reach this; rotated ones hardly ever do.
-DOUBTFUL_WORD = 0.8  # A line with a word below this is read again.
-MOST_READ_AGAIN = 100  # lines of a page, the most doubtful ones: a second engine takes a tenth of a second for each
+DOUBTFUL_PAGE = 0.85  # Below this the second engine reads the whole page,
+DOUBTFUL_WORD = 0.8  # else the lines with a word below this,
+MOST_READ_AGAIN = 100  # the most doubtful ones of a page: it takes a tenth of a second for each
 SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 is better than no rotation.
 ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for English, much more for several.
 
@@ -113,7 +114,12 @@ def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = Non
     grey = image if image.mode == "L" else image.convert("L")
     upright, found = _read_upright(grey, options, dpi)
     lines = _head_and_foot_outside(found)
-    if options.ocr_second:
+    confidence = _confidence(lines) or 0.0
+    if options.ocr_second and can_read("".join(line.text() for line in lines)):
+        if confidence < DOUBTFUL_PAGE and len(lines) <= MOST_READ_AGAIN:
+            text, other = read_page(upright, dpi)
+            if other > confidence:
+                return Reading(clean(text), round(other, 4), frozenset(filter(None, clean(text).split("\n"))))
         _read_doubtful_again(upright, lines)
     text = "\n\n".join(
         "\n".join(line.text() for line in paragraph) for _, paragraph in groupby(lines, key=lambda line: line.paragraph)
@@ -157,9 +163,9 @@ def _read_doubtful_again(grey: Image.Image, lines: Iterable[Line]) -> None:
     """Replace lines with a doubtful word by the reading of the second engine, where that is more certain of it."""
     doubtful = [line for line in lines if min(line.confidences) < DOUBTFUL_WORD]
     for line in sorted(doubtful, key=lambda line: min(line.confidences))[:MOST_READ_AGAIN]:
-        other = read_again(grey, line.box, line.text())
-        if other and other[1] > sum(line.confidences) / len(line.confidences):
-            line.words, line.confidences, line.again = [other[0]], [other[1]] * len(line.words), True
+        text, confidence = read_line(grey, line.box)
+        if text and confidence > sum(line.confidences) / len(line.confidences):
+            line.words, line.confidences, line.again = [text], [confidence] * len(line.words), True
 
 
 def _confidence(lines: Iterable[Line]) -> float | None:

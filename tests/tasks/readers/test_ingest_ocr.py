@@ -17,7 +17,7 @@ from PIL import Image
 from tasks.readers import ocr
 from tasks.readers.ocr import OcrError, Reading, find_tessdata, ocr_image, ocr_ready
 from tasks.readers.records import ExtractOptions, OcrUnavailable
-from tasks.readers.second_ocr import read_again
+from tasks.readers.second_ocr import can_read
 
 OPTIONS = ExtractOptions()
 
@@ -61,10 +61,23 @@ def test_a_line_that_tesseract_doubts_is_read_by_the_second_engine(tesseract):
     assert both.engine == "tesseract + rapidocr" and both.lines_again(both.text) == [2]
 
 
-def test_a_script_that_the_second_engine_does_not_know_is_not_read_again(tesseract):
-    picture, box = picture_of("MOCKBA", (400, 100)), (0, 0, 400, 100)
-    assert read_again(picture, box, "M0CKBA") is not None
-    assert read_again(picture, box, "МОСКВА") is None
+def test_the_second_engine_is_not_asked_for_scripts_that_it_does_not_know():
+    assert can_read("Ångström, λόγος, 東京, 1 + 1")
+    assert not can_read("MOSKVA МОСКВА")
+
+
+def test_a_damaged_page_is_read_by_the_second_engine(tesseract):
+    texts = [[f"{word} line number {n} of this" for n in range(12)] for word in ("first", "second", "third")]
+    page = Image.new("L", (1400, 700), 255)
+    for place, lines in enumerate(texts):
+        page.paste(picture_of("\n".join(lines), (440, 680), font_size=28), (450 * place, 10))
+    damaged = Image.blend(page, Image.effect_noise(page.size, 140), 0.48)
+    alone = ocr_image(damaged, ExtractOptions(ocr_second=False))
+    both = ocr_image(damaged, OPTIONS)
+    wanted = [line for lines in texts for line in lines]
+    assert sum(line in alone.text for line in wanted) < 0.5 * len(wanted)
+    read = [line for line in both.text.split("\n") if line in wanted]
+    assert read == [line for line in wanted if line in read] and len(read) > 0.8 * len(wanted)
 
 
 def test_the_foot_of_a_page_does_not_end_up_between_its_columns(tesseract, corpus):
