@@ -30,7 +30,7 @@ def suggestion(**seconds: float | None) -> dict[str, Any]:
 
 
 def outlook(ngram_bits: float = 2.0, max_epochs: float = 20.0) -> Outlook:
-    return Outlook(suggestion(small=1.0, large=1.3), TOKENS, max_epochs, ngram_bits, 1.1 * ngram_bits)
+    return Outlook(suggestion(small=1.0, large=2.0), TOKENS, max_epochs, ngram_bits, 1.1 * ngram_bits)
 
 
 def test_more_time_gives_fewer_bits_and_a_larger_network() -> None:
