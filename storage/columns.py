@@ -100,7 +100,7 @@ TABLES: dict[str, Meaning] = {
             "text": "Text of the page as extracted.",
             "method": "`text` (text layer or decoder), `ocr`, `both` or `none`.",
             "engine": "Programs that read it: `pypdfium2`, `pypdf`, `tesseract`, `rapidocr`, `pillow` or `decoder`.",
-            "confidence": "Mean word confidence of OCR, or the decoder's confidence, 0 to 1.",
+            "confidence": "Mean confidence of OCR, or the decoder's, 0 to 1.",
             "error": "Fault on this page; null without one.",
             "blocks": "Parts of its text in reading order, see the view `blocks`; empty if its layout is not known.",
             "lines_again": "Numbers, from 1, of the lines that a second OCR engine (`rapidocr`) read.",

@@ -23,6 +23,13 @@ MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 * 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+# Each of several test processes takes a core for itself and its children: threads of two networks on the same two cores
+# wait for each other.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {CORES[int(WORKER.removeprefix("gw")) % len(CORES)]})
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     default = Path(__file__).parent / "golden" / "golden.json"

@@ -327,6 +327,7 @@ class _Worker:
         environment = {
             "TMPDIR": str(self._folder),
             "OMP_THREAD_LIMIT": "1",  # several multi-threaded Tesseracts slow each other down
+            "OPENBLAS_NUM_THREADS": "1",
             "MALLOC_ARENA_MAX": "2",  # each arena reserves address space, which the memory limit counts
         }
         try:

@@ -81,7 +81,7 @@ def _frames(
             yield PageText(page, "", "deferred", "pillow")
             continue
         record = _read_frame(image, page, options)
-        n_read_by_ocr += record.engine.startswith("tesseract")
+        n_read_by_ocr += record.engine != "pillow"
         yield record
 
 
@@ -97,10 +97,9 @@ def _read_frame(image: Image.Image, page: int, options: ExtractOptions) -> PageT
         return PageText(page, "", "none", "pillow")
     dpi = _stated_dpi(image) if grey.size in (image.size, image.size[::-1]) else None
     try:
-        read = ocr_image(grey, options, dpi)
+        return ocr_image(grey, options, dpi).page(page)
     except OcrError as error:
         return PageText(page, "", "none", "tesseract", error=str(error))
-    return PageText(page, read.text, "ocr", read.engine, read.confidence, lines_again=read.lines_again(read.text))
 
 
 def to_grey(image: Image.Image, max_pixels: int) -> Image.Image:

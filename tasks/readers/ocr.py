@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -20,8 +20,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tasks.readers.decode import clean
-from tasks.readers.records import ExtractOptions, OcrUnavailable
-from tasks.readers.second_ocr import ENGINE, can_read, read_line, read_page
+from tasks.readers.records import ExtractionProblem, ExtractOptions, PageText
+from tasks.readers.second_ocr import ENGINE, SecondOcrError, can_read, read_line, read_page, version_of_second
+from tasks.readers.text_layer import count_legible
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,7 +33,10 @@ ANY_TURN_CONFIDENCE = 0.5  # Below this all rotations are tried, if the orientat
 PLAIN_CONFIDENCE = 0.75  # Upright pages reach this; rotated ones hardly ever do.
 DOUBTFUL_PAGE = 0.85  # Below this the second engine reads the whole page,
 DOUBTFUL_WORD = 0.8  # else the lines with a word below this,
-MOST_READ_AGAIN = 100  # the most doubtful ones of a page: it takes a tenth of a second for each
+MOST_READ_AGAIN = 100  # the most doubtful ones of a page: it takes a tenth of a second for each.
+READABLE_SHARE = 0.9  # of the lines have letters that the second engine knows, where it reads the whole page
+LEAST_LENGTH = 0.5  # of its reading of a line, relative to Tesseract's
+WIDE = 0.6  # share of the width of the text: wider than a column
 SURE_ORIENTATION = 1.0  # Tesseract's own scale; it calls 15 reasonably confident, but 1 is better than no rotation.
 ENGINES_KEPT = 2  # Each has the data of its languages in memory: 15 MB for English, much more for several.
 
@@ -46,6 +50,13 @@ _WORD_LEVEL = "5"
 _TABLE_COLUMNS = 12
 _ORIENTATION_ONLY = 0  # The page segmentation mode that reads no text.
 _BETWEEN_CJK = re.compile(r"(?<=[\u3040-\u30ff\u3400-\u9fff]) (?=[\u3040-\u30ff\u3400-\u9fff])")
+
+
+class OcrUnavailable(ExtractionProblem):
+    """Raised when Tesseract or a requested language is not installed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("failed", "no_ocr_engine", reason)
 
 
 class OcrError(Exception):
@@ -81,22 +92,22 @@ class Reading:
 
     Attributes:
         text: Lines end in a line feed, an empty line separates paragraphs.
-        confidence: Mean over the words, 0 to 1; None if there are no words.
-        again: The lines that the second engine read.
+        confidence: Mean over Tesseract's words, or over the second engine's characters, 0 to 1; None if there are none.
+        engine: The names of the engines, joined by " + ".
+        again: Numbers, from 1, of the lines that the second engine read.
+        problem: Why it could not be asked; else empty.
     """
 
     text: str
     confidence: float | None
-    again: frozenset[str] = frozenset()
+    engine: str = "tesseract"
+    again: tuple[int, ...] = ()
+    problem: str = ""
 
-    @property
-    def engine(self) -> str:
-        """Names of the engines."""
-        return f"tesseract + {ENGINE}" if self.again else "tesseract"
-
-    def lines_again(self, text: str) -> list[int]:
-        """Return the numbers, from 1, of the lines of a page's text that the second engine read."""
-        return [number for number, line in enumerate(text.split("\n"), 1) if line in self.again]
+    def page(self, number: int) -> PageText:
+        """Return the record of a page that has no other text."""
+        error = self.problem or None
+        return PageText(number, self.text, "ocr", self.engine, self.confidence, error, lines_again=list(self.again))
 
 
 def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = None) -> Reading:
@@ -104,27 +115,33 @@ def ocr_image(image: Image.Image, options: ExtractOptions, dpi: int | None = Non
 
     Args:
         image: The image; others than 8-bit grey ("L") are converted.
-        options: The languages, the page segmentation mode, and whether a second engine reads doubtful lines.
+        options: The languages, the page segmentation mode, and whether a second engine reads what is doubtful.
         dpi: Resolution in dots per inch, if known; otherwise Tesseract estimates it.
 
     Raises:
-        OcrUnavailable: Tesseract or a language is missing, or the second engine is broken.
+        OcrUnavailable: Tesseract or a language is missing.
         OcrError: Tesseract failed on this image.
     """
     grey = image if image.mode == "L" else image.convert("L")
     upright, found = _read_upright(grey, options, dpi)
     lines = _head_and_foot_outside(found)
-    confidence = _confidence(lines) or 0.0
-    if options.ocr_second and can_read("".join(line.text() for line in lines)):
-        if confidence < DOUBTFUL_PAGE and len(lines) <= MOST_READ_AGAIN:
-            text, other = read_page(upright, dpi)
-            if other > confidence:
-                return Reading(clean(text), round(other, 4), frozenset(filter(None, clean(text).split("\n"))))
-        _read_doubtful_again(upright, lines)
-    text = "\n\n".join(
-        "\n".join(line.text() for line in paragraph) for _, paragraph in groupby(lines, key=lambda line: line.paragraph)
-    )
-    return Reading(text, _confidence(lines), frozenset(line.text() for line in lines if line.again))
+    first = _reading(lines)
+    if not options.ocr_second or version_of_second() is None:
+        return first
+    try:
+        return _read_again(upright, lines, first, dpi)
+    except SecondOcrError as error:
+        return replace(first, problem=f"what Tesseract doubted was not read again: {error}")
+
+
+def _reading(lines: Sequence[Line]) -> Reading:
+    rows: list[Line | None] = []  # None is an empty line
+    for _, paragraph in groupby(lines, key=lambda line: line.paragraph):
+        rows += [None] * bool(rows)
+        rows += paragraph
+    again = tuple(number for number, line in enumerate(rows, 1) if line and line.again)
+    text = "\n".join(line.text() if line else "" for line in rows)
+    return Reading(text, _confidence(lines), f"tesseract + {ENGINE}" if again else "tesseract", again)
 
 
 def _read_upright(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> tuple[Image.Image, list[Line]]:
@@ -145,27 +162,47 @@ def _read_upright(grey: Image.Image, options: ExtractOptions, dpi: int | None) -
     return grey, lines
 
 
-def _head_and_foot_outside(lines: list[Line]) -> list[Line]:
-    """Return the lines with a block above or below all others first or last: Tesseract may take it for a column's."""
+def _head_and_foot_outside(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with a wide block above or below all others first or last.
+
+    Tesseract may take it for a part of one of the columns.
+    """
+    blocks: dict[str, list[int]] = {}  # left, top, right and bottom
+    for line in lines:
+        left, top, width, height = line.box
+        own = blocks.setdefault(line.paragraph[0], [left, top, left + width, top + height])
+        own[:] = min(own[0], left), min(own[1], top), max(own[2], left + width), max(own[3], top + height)
+    if len(blocks) < 2:
+        return list(lines)
+    text_width = max(box[2] for box in blocks.values()) - min(box[0] for box in blocks.values())
 
     def place(block: str) -> int:
-        own, others = ([line.box for line in lines if (line.paragraph[0] == block) is of] for of in (True, False))
-        if not others:
+        left, top, right, bottom = blocks[block]
+        others = [box for name, box in blocks.items() if name != block]
+        if right - left < WIDE * text_width:
             return 0
-        under = min(y for _, y, _, _ in own) >= max(y + height for _, y, _, height in others)
-        return int(under) - int(max(y + height for _, y, _, height in own) <= min(y for _, y, _, _ in others))
+        return (top >= max(box[3] for box in others)) - (bottom <= min(box[1] for box in others))
 
-    places = {block: place(block) for block in {line.paragraph[0] for line in lines}}
+    places = {block: place(block) for block in blocks}
     return sorted(lines, key=lambda line: places[line.paragraph[0]])
 
 
-def _read_doubtful_again(grey: Image.Image, lines: Iterable[Line]) -> None:
-    """Replace lines with a doubtful word by the reading of the second engine, where that is more certain of it."""
-    doubtful = [line for line in lines if min(line.confidences) < DOUBTFUL_WORD]
+def _read_again(grey: Image.Image, lines: Sequence[Line], first: Reading, dpi: int | None) -> Reading:
+    """Return the reading with what the second engine is more certain of: the whole of a doubtful page, or its lines."""
+    sure, readable = first.confidence or 0.0, [line for line in lines if can_read(line.text())]
+    if sure < DOUBTFUL_PAGE and len(readable) >= READABLE_SHARE * len(lines):
+        found, confidence = read_page(grey, dpi)
+        text = clean(found)
+        if count_legible(text) * confidence > count_legible(first.text) * sure:
+            again = tuple(number for number, line in enumerate(text.split("\n"), 1) if line)
+            return Reading(text, round(confidence, 4), ENGINE, again)
+    doubtful = [line for line in readable if min(line.confidences) < DOUBTFUL_WORD]
     for line in sorted(doubtful, key=lambda line: min(line.confidences))[:MOST_READ_AGAIN]:
         text, confidence = read_line(grey, line.box)
-        if text and confidence > sum(line.confidences) / len(line.confidences):
+        is_surer = confidence > sum(line.confidences) / len(line.confidences)
+        if is_surer and len(text) >= LEAST_LENGTH * len(line.text()):
             line.words, line.confidences, line.again = [text], [confidence] * len(line.words), True
+    return _reading(lines)
 
 
 def _confidence(lines: Iterable[Line]) -> float | None:

@@ -22,10 +22,10 @@ import pypdfium2.raw as pdfium_c
 
 from tasks.readers.decode import clean, one_line
 from tasks.readers.layout import find_blocks
-from tasks.readers.ocr import OcrError, Reading, ocr_image
+from tasks.readers.ocr import OcrError, OcrUnavailable, Reading, ocr_image
 from tasks.readers.pdf_lines import read_pieces
 from tasks.readers.reading_order import rows_in_order
-from tasks.readers.records import Block, ExtractionProblem, ExtractOptions, Method, OcrUnavailable, PageText
+from tasks.readers.records import Block, ExtractionProblem, ExtractOptions, Method, PageText
 from tasks.readers.ruled import read_grids
 from tasks.readers.text_layer import Routing, agree, count_legible, is_legible, merge_lines, route_page
 
@@ -215,13 +215,23 @@ def _read_by_ocr(
     if not text.strip() and routing.route in ("picture", "both"):
         return layer
     if routing.route == "both":
-        merged, engine = merge_lines(layer.text, text), f"{layer.engine} + {read.engine}"
-        return PageText(layer.page, merged, "both", engine, confidence, lines_again=read.lines_again(merged))
+        return _merged(layer, read)
     if routing.route == "picture or hidden layer" and agree(layer.text, text):
         return layer
     if routing.route == "better" and count_legible(text) * (confidence or 0.0) <= count_legible(raw_text):
         return layer
-    return PageText(layer.page, text, "ocr", read.engine, confidence, lines_again=read.lines_again(text))
+    return read.page(layer.page)
+
+
+def _merged(layer: PageText, read: Reading) -> PageText:
+    """Return a page of both texts."""
+    text = merge_lines(layer.text, read.text)
+    lines, own = text.split("\n"), read.text.split("\n")
+    before = len(lines) - len(own)  # those that OCR read come last
+    again = [before + number for number in read.again if lines[before + number - 1] == own[number - 1]]
+    return replace(
+        read.page(layer.page), text=text, method="both", engine=f"{layer.engine} + {read.engine}", lines_again=again
+    )
 
 
 def _ocr_rendered(page: pdfium.PdfPage, options: ExtractOptions) -> Reading | None:

@@ -134,7 +134,7 @@ def _is_column(pieces: Sequence[Piece], end: float) -> bool:
     Args:
         end: Left edge of the next column.
     """
-    rows = _rows_by_place(pieces)
+    rows = rows_by_place(pieces)
     start = min(piece.left for piece in pieces)
     filled = sum(row[-1].right - start >= FILLED * (end - start) for row in rows)
     characters = median(sum(len(piece.text) for piece in row) for row in rows)
@@ -150,7 +150,7 @@ def _is_column(pieces: Sequence[Piece], end: float) -> bool:
 def _by_column(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row]:
     """Yield the rows in reading order: between two pieces that cross a gutter, one column after the other."""
     pending: list[Piece] = []
-    for row in _rows_by_place(pieces):
+    for row in rows_by_place(pieces):
         if any(_column(piece, starts) is None for piece in row):
             yield from _columns_in_order(pending, starts)
             yield row
@@ -162,10 +162,10 @@ def _by_column(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row
 
 def _columns_in_order(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row]:
     for column in _divide(pieces, starts):
-        yield from _rows_by_place(column)
+        yield from rows_by_place(column)
 
 
-def _rows_by_place(pieces: Sequence[Piece]) -> list[Row]:
+def rows_by_place(pieces: Sequence[Piece]) -> list[Row]:
     """Return the rows of pieces from top to bottom."""
     rows: list[Row] = []
     for piece in sorted(pieces, key=lambda piece: -piece.bottom):

@@ -169,7 +169,7 @@ class ExtractOptions:
     ocr: bool = option(True, "Read pages and images without a text layer by OCR.")
     ocr_languages: str = option("eng", 'Language codes of Tesseract, joined by "+", such as eng+deu.')
     ocr_second: bool = option(
-        True, "Read lines with doubtful words again by a second engine, where the extra `ocr` is installed."
+        True, "Read doubtful lines and pages again by a second engine, where the extra `ocr` is installed."
     )
     ocr_dpi: int = option(300, "Resolution at which PDF pages are rendered for OCR, in dots per inch.", ge=1)
     ocr_page_segmentation: int = option(
@@ -281,10 +281,3 @@ class ExtractionProblem(Exception):
         self.status = status
         self.code = code
         self.reason = stable_text(reason)
-
-
-class OcrUnavailable(ExtractionProblem):
-    """Raised when an OCR engine, or the data of a language, is missing or broken."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("failed", "no_ocr_engine", reason)

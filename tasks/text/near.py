@@ -176,7 +176,7 @@ def _pair_buckets(
     """
     n_giant, largest = 0, int(connection.execute("from bands limit 1").fetchone() is not None)
     connection.execute("create or replace table band_pairs (first bigint, second bigint)")
-    for band in (f"band_{number}" for number in range(n_bands)):
+    for band in _repeated_bands(connection, [f"band_{number}" for number in range(n_bands)]):
         connection.execute(
             f"create or replace table bucket as select {band} as key, number, size, "
             "count(*) over (partition by key) as members, "
@@ -193,8 +193,18 @@ def _pair_buckets(
         sizes = "select count(*) filter (members > $most and rank = 1), coalesce(max(members), 0) from bucket"
         ((giant, size),) = connection.execute(sizes, {"most": max_bucket}).fetchall()
         n_giant, largest = n_giant + giant, max(largest, size)
-    connection.execute("drop table bucket")
+    connection.execute("drop table if exists bucket")
     return n_giant, largest
+
+
+def _repeated_bands(connection: duckdb.DuckDBPyConnection, bands: list[str]) -> list[str]:
+    """Return the bands of a few documents in which a hash is there twice; of many documents, all."""
+    ((n,),) = connection.execute("select count(*) from bands").fetchall()
+    if n > _AT_ONCE:
+        return bands
+    repeated = ", ".join(f"count(distinct {band}) < count(*)" for band in bands)
+    (found,) = connection.execute(f"select {repeated} from bands").fetchall()
+    return [band for band, is_repeated in zip(bands, found, strict=True) if is_repeated]
 
 
 def _likely_pairs(

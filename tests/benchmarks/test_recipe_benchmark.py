@@ -60,6 +60,7 @@ def test_uniform_logits_cost_the_logarithm_of_the_vocabulary_at_every_token() ->
     assert found == pytest.approx((held.lengths - 1) * math.log(n) + lost)
 
 
+@pytest.mark.full
 def test_every_arm_reports_the_same_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def sql(home: Path, query: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.full
 def test_one_command_ends_with_a_champion_its_figures_and_completions(first: dict[str, Any]) -> None:
     assert first["model"]["name"] == "sheepfold"
     assert first["model"]["alias"] == "champion"
@@ -72,6 +73,7 @@ def test_one_command_ends_with_a_champion_its_figures_and_completions(first: dic
     assert first["mlflow_run_id"]
 
 
+@pytest.mark.full
 def test_prefect_keeps_the_log_of_a_run_and_the_terminal_stays_quiet(
     first: dict[str, Any], command: Command, home: Path
 ) -> None:
@@ -85,12 +87,14 @@ def test_prefect_keeps_the_log_of_a_run_and_the_terminal_stays_quiet(
     assert not any(" writes: " in message for _, message in kept) and " writes: " not in command.said
 
 
+@pytest.mark.full
 def test_a_run_ends_with_a_page_of_its_evaluation(first: dict[str, Any], home: Path) -> None:
     page = (home / "reports" / "default" / "evaluation.html").read_text(encoding="utf-8")
     assert f"{first['metrics']['val/bits_per_byte']:.4f}" in page
     assert {"memorised", "contamination"} <= {stage["stage"] for stage in first["stages"]}
 
 
+@pytest.mark.full
 def test_every_path_has_a_row_and_every_refusal_a_reason(first: dict[str, Any], home: Path, documents: Path) -> None:
     rows = Command(home, ["sql", "select path, status, reason from files"]).finish()
     walked = {path.relative_to(documents).as_posix() for path in documents.rglob("*") if path.is_file()}
@@ -102,6 +106,7 @@ def test_every_path_has_a_row_and_every_refusal_a_reason(first: dict[str, Any], 
     assert "duplicate" in by_path.values()
 
 
+@pytest.mark.full
 def test_the_same_command_again_computes_nothing(first: dict[str, Any], home: Path, documents: Path) -> None:
     again = Command(home, ["run", str(documents), *TRAINING]).finish()
     assert isinstance(again, dict)
@@ -111,6 +116,7 @@ def test_the_same_command_again_computes_nothing(first: dict[str, Any], home: Pa
     assert again["model"]["moved"] is False
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 def test_one_added_file_costs_one_file_as_the_plan_says(
@@ -126,12 +132,14 @@ def test_one_added_file_costs_one_file_as_the_plan_says(
         assert extract["reused"] == 29
 
 
+@pytest.mark.full
 def test_sql_reads_every_table(first: dict[str, Any], home: Path) -> None:
     views = ("files", "pages", "documents", "measures", "clusters", "quarantine", "tokens", "dataset", "completions")
     for view in (*views, "metrics"):
         assert sql(home, f"select count(*) as n from {view}")[0]["n"] > 0, view
 
 
+@pytest.mark.full
 def test_the_lineage_of_the_champion_ends_at_files(first: dict[str, Any], home: Path) -> None:
     tree = answer(home, "why", "models:/sheepfold@champion")
     stages = {entry["stage"] for entry in tree["made_from"]}
@@ -140,6 +148,7 @@ def test_the_lineage_of_the_champion_ends_at_files(first: dict[str, Any], home: 
     assert any(row["path"].startswith("text/") for row in tree["files"])
 
 
+@pytest.mark.full
 def test_a_dataset_is_found_by_the_digest_that_the_version_s_tags_name(first: dict[str, Any], home: Path) -> None:
     tags = answer(home, "why", "champion")["tags"]
     tree = answer(home, "why", tags["sheepfold.dataset"][:8])
@@ -147,6 +156,7 @@ def test_a_dataset_is_found_by_the_digest_that_the_version_s_tags_name(first: di
     assert [found["version"] for found in tree["models"]] == [first["model"]["version"]]
 
 
+@pytest.mark.full
 def test_the_lineage_of_a_document_names_its_pages_and_its_side(first: dict[str, Any], home: Path) -> None:
     path = sql(home, "select path from files where status = 'ok' order by path")[0]["path"]
     tree = answer(home, "why", path)
@@ -154,6 +164,7 @@ def test_the_lineage_of_a_document_names_its_pages_and_its_side(first: dict[str,
     assert tree["documents"][0]["split"] in ("train", "validation")
 
 
+@pytest.mark.full
 def test_a_file_without_a_document_is_told_with_the_reason_and_was_seen_by_no_model(
     first: dict[str, Any], home: Path
 ) -> None:
@@ -164,6 +175,7 @@ def test_a_file_without_a_document_is_told_with_the_reason_and_was_seen_by_no_mo
     assert list(exposures(Store(home / "store"), [])) == []  # some files never got an id
 
 
+@pytest.mark.full
 def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, Any], home: Path) -> None:
     row = sql(
         home,
@@ -176,6 +188,7 @@ def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, An
     assert found["covered"] > 0.9
 
 
+@pytest.mark.full
 def test_a_completion_is_traced_to_the_training_text_of_its_model(first: dict[str, Any], home: Path) -> None:
     row = pq.read_table(first["completions"]).to_pylist()[0]
     key = Path(first["completions"]).parent.name
@@ -184,6 +197,7 @@ def test_a_completion_is_traced_to_the_training_text_of_its_model(first: dict[st
     assert tree["memorised"]["characters"] == len(row["text"])
 
 
+@pytest.mark.full
 def test_a_prompt_at_the_keyboard_commits_nothing(first: dict[str, Any], home: Path) -> None:
     before = sorted((home / "store").glob("*/*"))
     made = answer(home, "generate", "The import statement", "--max-new-tokens", "8", "--seed", "3")
@@ -191,6 +205,7 @@ def test_a_prompt_at_the_keyboard_commits_nothing(first: dict[str, Any], home: P
     assert sorted((home / "store").glob("*/*")) == before
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
@@ -212,6 +227,7 @@ def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
     assert sql(home, "select * from metrics order by all") == view
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 def test_a_model_that_is_measured_on_what_it_read_is_told_of_it(first: dict[str, Any], home: Path) -> None:
@@ -219,12 +235,14 @@ def test_a_model_that_is_measured_on_what_it_read_is_told_of_it(first: dict[str,
     assert "champion was trained on some of these documents, so its figures are too good" in found["notes"]
 
 
+@pytest.mark.full
 def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
     report = answer(home, "verify")
     assert report["ok"] is True
     assert all(check["checked"] > 0 for check in report["checks"])
 
 
+@pytest.mark.full
 def test_status_names_the_champion_and_the_addresses(first: dict[str, Any], home: Path) -> None:
     status = answer(home, "status")
     assert status["champion"]["version"] == first["model"]["version"]
@@ -232,6 +250,7 @@ def test_status_names_the_champion_and_the_addresses(first: dict[str, Any], home
     assert Path(status["prefect_file"]).is_file()
 
 
+@pytest.mark.full
 def test_generate_continues_a_prompt_the_same_way_twice(first: dict[str, Any], home: Path) -> None:
     command = ["generate", "The import statement", "--max-new-tokens", "8", "--seed", "3"]
     one, two = Command(home, command).finish(), answer(home, *command)
@@ -241,6 +260,7 @@ def test_generate_continues_a_prompt_the_same_way_twice(first: dict[str, Any], h
     assert one["rows"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.full
 def test_every_continuation_of_a_prompt_is_printed_also_where_settings_ask_for_several(
     first: dict[str, Any], home: Path
 ) -> None:
@@ -250,6 +270,7 @@ def test_every_continuation_of_a_prompt_is_printed_also_where_settings_ask_for_s
     assert len(texts) == 2 and all(text in shown for text in texts)
 
 
+@pytest.mark.full
 def test_prompts_of_which_none_is_continued_end_in_an_error_also_for_machines(
     first: dict[str, Any], home: Path
 ) -> None:
@@ -259,6 +280,7 @@ def test_prompts_of_which_none_is_continued_end_in_an_error_also_for_machines(
         assert done.exit_code == 1 and "no prompt could be continued" in done.stderr
 
 
+@pytest.mark.full
 def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": f"p{n}", "prompt": "word " * n}) + "\n" for n in range(1, 5)))
@@ -266,6 +288,7 @@ def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp
     assert [row["id"] for row in made["rows"]] == ["p1", "p2", "p3", "p4"]
 
 
+@pytest.mark.full
 def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_corpus(
     first: dict[str, Any], home: Path
 ) -> None:
@@ -276,6 +299,7 @@ def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_co
     assert "corpus 'never-run' has no completed run in this store (corpora with one: default)" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize("name", ["evaluate", "promote"])
@@ -291,6 +315,7 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
     assert len(sql(home, "select * from metrics")) > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -344,6 +369,7 @@ def test_help_imports_no_heavy_library(arguments: list[str]) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
+@pytest.mark.full
 def test_a_plan_imports_neither_torch_nor_prefect_nor_mlflow(
     first: dict[str, Any], home: Path, documents: Path
 ) -> None:
@@ -357,6 +383,7 @@ def test_a_plan_imports_neither_torch_nor_prefect_nor_mlflow(
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment(home))
 
 
+@pytest.mark.full
 def test_a_prompt_imports_at_most_sixty_files_of_the_project(first: dict[str, Any], home: Path) -> None:
     script = (
         "import sys, flows.cli\n"

@@ -89,7 +89,10 @@ STATED = {
 }
 
 
-@pytest.fixture(scope="module", params=STATED)
+@pytest.fixture(
+    scope="module",
+    params=[name if name == "llama_toy" else pytest.param(name, marks=pytest.mark.full) for name in STATED],
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A preset and the home of a run by it."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)

@@ -39,6 +39,7 @@ def test_a_terminal_keeps_a_line_for_each_flow_and_the_result(person: Person) ->
     assert "- 8 stages, all cached: nothing was computed." in again
 
 
+@pytest.mark.full
 def test_a_pipe_gets_the_result_and_nothing_else(person: Person) -> None:
     command = [sys.executable, "-m", "flows.cli", "ingest", "documents"]
     done = subprocess.run(command, env=person.variables, cwd=person.folder, capture_output=True, text=True, check=True)

@@ -18,7 +18,8 @@ from model.data import order
 from model.distributed import Ranks
 from model.run_checkpoints import weights_digest
 
-SHARDINGS = ["ddp", "fsdp"]
+BOTH = ["ddp", "fsdp"]
+SHARDINGS = ["ddp", pytest.param("fsdp", marks=pytest.mark.full)]
 # nothing of it divides by two
 ODD = {
     "vocab_size": 31,
@@ -64,11 +65,11 @@ def test_a_step_that_does_not_divide_is_refused_before_anything_is_computed() ->
         trainer_of({}, {}, ranks=Ranks(0, 3))
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", BOTH)
 @pytest.mark.parametrize(
     ("model", "train"),
     [
-        ({}, {"grad_accum": 4, "batch_size": 2}),  # two micro-batches each
+        pytest.param({}, {"grad_accum": 4, "batch_size": 2}, marks=pytest.mark.full),  # two micro-batches each
         (ODD, {"grad_accum": 1, "batch_size": 6}),  # three rows each, and what blocks compute is computed again
         ({"pos": "rope", "norm": "rmsnorm", "act": "swiglu"}, {"optimizer": "muon", "grad_accum": 3}),
     ],
@@ -96,6 +97,7 @@ def test_replicas_that_save_and_go_on_read_no_pickle_of_each_other(tmp_path: Pat
     assert first["history"][-1]["step"] == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("sharding", "precision"), [("ddp", "bf16"), ("fsdp", "bf16"), ("fsdp", "fp16")])
 def test_two_ranks_compute_what_one_does_in_half_precision(sharding: str, precision: str, tmp_path: Path) -> None:
     settings = {"model": {}, "train": {"precision": precision, "max_steps": 4}}
@@ -104,6 +106,7 @@ def test_two_ranks_compute_what_one_does_in_half_precision(sharding: str, precis
     assert_like(first["history"], alone(**settings)["history"], rtol=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_run_goes_on_with_fewer_and_with_more_ranks(sharding: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": {}, "train": {}}
@@ -191,7 +194,7 @@ def test_no_rank_waits_for_one_that_died(sharding: str, tmp_path: Path) -> None:
     assert "error" in first
 
 
-@pytest.mark.parametrize("n_val", [1, 9])
+@pytest.mark.parametrize("n_val", [1, pytest.param(9, marks=pytest.mark.full)])
 def test_every_validation_sequence_counts_once_however_the_batches_go_round(n_val: int, tmp_path: Path) -> None:
     settings = {"model": {}, "train": {"max_steps": 2, "batch_size": 2, "eval_every": 1}, "n_val": n_val}
     (first, _) = run_ranks(rank_cases.training, tmp_path, sharding="fsdp", **settings)

@@ -70,8 +70,8 @@ def test_rows_that_take_the_place_of_ended_ones_get_what_they_get_alone(
     ("settings", "config"),
     [
         ({"pos": "rope", "n_head": 4, "n_kv_head": 2, "act": "swiglu"}, SAMPLED),
-        ({"pos": "rope", "n_head": 4, "n_kv_head": 2, "act": "swiglu"}, GREEDY),
-        ({}, GenerationConfig(24, top_p=0.9)),
+        pytest.param({"pos": "rope", "n_head": 4, "n_kv_head": 2, "act": "swiglu"}, GREEDY, marks=pytest.mark.full),
+        pytest.param({}, GenerationConfig(24, top_p=0.9), marks=pytest.mark.full),
     ],
     ids=["groups, k, p", "groups, greedy", "p"],
 )
@@ -185,7 +185,7 @@ def test_changed_weights_are_seen_by_the_next_call(build_model: Callable[..., Tr
 
 
 @pytest.mark.parametrize("stop", [["e"], ["qq", "e"], ["<27"], ["7>"], ["<2", "zz"]], ids=str)
-@pytest.mark.parametrize("batch_size", [1, 6])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.full), 6])
 def test_a_stop_string_ends_the_row_with_the_token_that_completes_it(
     build_model: Callable[..., Transformer], stop: list[str], batch_size: int
 ) -> None:

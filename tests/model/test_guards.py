@@ -86,7 +86,7 @@ def test_a_level_that_stays_becomes_the_usual_one() -> None:
     assert not score(history, 6.0)
 
 
-@pytest.mark.parametrize(("lr", "seed"), [(3e-4, 1), (1e-2, 3)])
+@pytest.mark.parametrize(("lr", "seed"), [pytest.param(3e-4, 1, marks=pytest.mark.full), (1e-2, 3)])
 def test_no_alarm_in_real_runs(
     lr: float, seed: int, model_config: ModelConfig, build_source: Callable[..., SpanSource]
 ) -> None:

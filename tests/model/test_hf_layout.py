@@ -37,7 +37,11 @@ QWEN2 = {**LLAMA, "qkv_bias": True}
 QWEN3 = {**LLAMA, "qk_norm": True, "head_dim": 12}
 SHAPES = {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
 ROTARY = [layout for layout in SHAPES if layout != "gpt2"]
-MODERN = [name for name in PRESETS if name.startswith("modern-")]
+MODERN = [
+    name if name in ("modern-200k", "modern-1m") else pytest.param(name, marks=pytest.mark.full)
+    for name in PRESETS
+    if name.startswith("modern-")
+]
 IDS = torch.randint(31, (2, 16), generator=torch.Generator().manual_seed(5))
 
 
@@ -526,7 +530,9 @@ def test_a_network_trained_here_gives_the_same_logits_there(
     assert max(found.logits, found.gradients) <= LIMIT
 
 
-@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize(
+    "layout", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.full) for name in SHAPES]
+)
 def test_a_network_of_transformers_is_trained_further_here(
     layout: str, build_source: Callable[..., SpanSource], tmp_path: Path
 ) -> None:

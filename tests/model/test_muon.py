@@ -200,6 +200,7 @@ def sharded_step(rank: int, folder: str) -> None:
     os._exit(0)  # as ranks of a training end: while Python puts torch away, a thread of it sometimes aborts the process
 
 
+@pytest.mark.full
 def test_weights_shared_out_over_two_processes_take_the_same_steps(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(sharded_step, args=(str(tmp_path),), nprocs=2)
     found = load_file(tmp_path / "weights")
@@ -229,7 +230,9 @@ def test_batches_that_do_not_fit_at_once_come_to_the_same(monkeypatch: pytest.Mo
         torch.testing.assert_close(models[1].state_dict()[name], value, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", pytest.param("bf16", marks=pytest.mark.full), pytest.param("fp16", marks=pytest.mark.full)]
+)
 def test_a_network_learns_with_it(
     model_config: ModelConfig, build_source: Callable[..., SpanSource], precision: str
 ) -> None:

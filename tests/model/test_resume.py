@@ -122,6 +122,7 @@ Trainer(ModelConfig.from_dict(json.loads(model_json)), TrainConfig.from_dict(jso
 """
 
 
+@pytest.mark.full
 def test_killed_process_is_continued_to_the_same_bits(
     model_config: ModelConfig, train_config: TrainConfig, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def test_step_without_any_label_is_survived(model_config: ModelConfig) -> None:
     assert [(row["tokens"], row["train/loss"]) for row in history] == [(0, 0.0), (0, 0.0)]
 
 
+@pytest.mark.full
 def test_repeated_sequence_is_learned_by_heart(model_config: ModelConfig) -> None:
     shard = np.array([5, 3, 9, 1, 7, 7, 2, 30, 4, 0, 12, 11, 5, 8, 6, 20, 21], dtype=np.uint16)
     source = SpanSource([shard], np.zeros(1), np.zeros(1), np.array([17]), 16, 0)
@@ -56,7 +57,7 @@ def test_repeated_sequence_is_learned_by_heart(model_config: ModelConfig) -> Non
     assert result.history[-1]["train/loss"] < 0.01
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.full)])
 def test_half_precision_ends_within_one_percent_of_float32(
     precision: str, build_source: Callable[..., SpanSource]
 ) -> None:

@@ -131,6 +131,7 @@ def _assert_whole_after_kill(root: Path, code: int, action: str, allowed: set[st
     assert commit_child.artifact_text(root) == NEW
 
 
+@pytest.mark.full
 def test_a_commit_killed_at_any_call_leaves_no_artefact_or_the_whole_one_and_can_be_run_again(tmp_path: Path) -> None:
     def check(root: Path, point: Point, code: int) -> None:
         _assert_whole_after_kill(root, code, "commit", {None, NEW})
@@ -165,6 +166,7 @@ def killed_refreshes(tmp_path_factory: pytest.TempPathFactory) -> list[Killed]:
     return sorted(found, key=lambda killed: points.index(killed.point))
 
 
+@pytest.mark.full
 def test_a_refresh_killed_at_any_call_leaves_the_old_artefact_the_new_one_or_none_but_never_a_torn_one(
     tmp_path: Path, killed_refreshes: list[Killed]
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_removal_killed_at_any_call_keeps_the_artefact_or_its_record(tmp_path:
     _for_each(tmp_path, "remove", "signal=SIGKILL", check)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "action",
     ["commit", "refresh", "ref", *(pytest.param(name, marks=pytest.mark.faults) for name in LATER)],

@@ -47,7 +47,10 @@ def children(s3_address: str, proxy: Proxy, tmp_path: Path) -> Iterator[Children
     children.process.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("action", ["commit", "refresh", "remove"])
+@pytest.mark.parametrize(
+    "action",
+    ["commit", pytest.param("refresh", marks=pytest.mark.full), pytest.param("remove", marks=pytest.mark.full)],
+)
 def test_a_kill_after_any_write_leaves_a_whole_store_and_the_next_attempt_ends_at_once(
     action: str, children: Children, proxy: Proxy
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_kill_while_the_tables_are_made_leaves_a_home_that_works(tmp_path: Pat
     assert [path.name for path in tmp_path.glob("*mlflow.db*")] == ["mlflow.db"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("made", [MAKE, DATABASE], ids=["tracking", "database"])
 def test_making_the_database_prints_nothing_and_sends_no_telemetry(tmp_path: Path, made: str) -> None:
     known = "\nfrom mlflow.telemetry import get_telemetry_client\nprint(get_telemetry_client())"
@@ -58,6 +59,7 @@ def test_making_the_database_prints_nothing_and_sends_no_telemetry(tmp_path: Pat
     assert (done.stdout, done.stderr) == ("None\n", "")
 
 
+@pytest.mark.full
 def test_two_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
     assert [process.wait() for process in [start(tmp_path), start(tmp_path)]] == [0, 0]
     with sqlite3.connect(tmp_path / "mlflow.db") as database:

@@ -94,6 +94,7 @@ def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path, extracted: 
     )
 
 
+@pytest.mark.full
 def test_two_homes_hold_the_same_results(tiny: Ran, tiny_source: Path, home: Home) -> None:
     assert digests(run_prepare(home, tiny_source)) == digests(tiny)
 
@@ -176,6 +177,7 @@ def test_a_removed_file_leaves_files_and_documents(tiny: Ran, known: Home, sourc
     assert set(rows["doc_id"]) == selection_of(after).keys()
 
 
+@pytest.mark.full
 def test_a_removed_file_that_comes_back_is_not_read_again(home: Home, source: Path) -> None:
     before = run_prepare(home, source)
     kept = (source / "text-03.txt").rename(source.parent / "elsewhere.txt")
@@ -199,6 +201,7 @@ def test_the_same_bytes_at_two_paths_are_two_files_and_one_document(tiny: Ran, k
     assert after.computed() == {"snapshot": 1}
 
 
+@pytest.mark.full
 def test_the_same_text_in_other_bytes_is_dropped_as_a_duplicate(home: Home, source: Path) -> None:
     (source / "windows.txt").write_bytes(text_of(3).replace("\n", "\r\n").encode())
     ran = run_prepare(home, source)
@@ -208,6 +211,7 @@ def test_the_same_text_in_other_bytes_is_dropped_as_a_duplicate(home: Home, sour
     assert [selection_of(ran)[doc_id]["kept"] for doc_id in ids] == [True, False]
 
 
+@pytest.mark.full
 def test_one_edited_file_is_one_extracted_file(tiny: Ran, known: Home, source: Path) -> None:
     (source / "text-03.txt").write_text(text_of(3) + "And one more line.\n")
     after = run_prepare(known, source)
@@ -216,6 +220,7 @@ def test_one_edited_file_is_one_extracted_file(tiny: Ran, known: Home, source: P
     assert len(selection_of(after)) == 12
 
 
+@pytest.mark.full
 def test_the_evaluation_set_stays_when_documents_are_added(tiny: Ran, known: Home, source: Path) -> None:
     write_texts(source, range(12, 18))
     after = run_prepare(known, source)
@@ -224,6 +229,7 @@ def test_the_evaluation_set_stays_when_documents_are_added(tiny: Ran, known: Hom
     assert held_out > len(evaluation_texts(after))
 
 
+@pytest.mark.full
 def test_the_evaluation_set_stays_when_its_documents_are_removed(tiny: Ran, known: Home, source: Path) -> None:
     texts = evaluation_texts(tiny)
     for path in source.iterdir():
@@ -233,6 +239,7 @@ def test_the_evaluation_set_stays_when_its_documents_are_removed(tiny: Ran, know
     assert evaluation_texts(after) == texts
 
 
+@pytest.mark.full
 def test_another_split_makes_another_evaluation_set(tiny: Ran, known: Home, source: Path) -> None:
     after = run_prepare(known, source, tiny_settings("curate.salt=pepper"))
     assert after.prepared.evalset != tiny.prepared.evalset
@@ -241,7 +248,9 @@ def test_another_split_makes_another_evaluation_set(tiny: Ran, known: Home, sour
     assert trained.isdisjoint(rows["doc_id"])
 
 
-@pytest.mark.parametrize("stage", ["extract", "tokenizer", "tokenise", "train"])
+@pytest.mark.parametrize(
+    "stage", [*(pytest.param(name, marks=pytest.mark.full) for name in ("extract", "tokenizer", "tokenise")), "train"]
+)
 def test_a_refreshed_stage_is_computed_again_and_the_rest_is_not(
     tiny: Ran, tiny_source: Path, known: Home, stage: str
 ) -> None:
@@ -250,6 +259,7 @@ def test_a_refreshed_stage_is_computed_again_and_the_rest_is_not(
     assert digests(again) == digests(tiny)
 
 
+@pytest.mark.full
 def test_growing_in_two_steps_selects_what_one_step_selects(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts", range(7))
     steps = home_at(tmp_path / "steps")
@@ -261,6 +271,7 @@ def test_growing_in_two_steps_selects_what_one_step_selects(tmp_path: Path) -> N
         assert digests(grown)[name] == digests(whole)[name]
 
 
+@pytest.mark.full
 def test_growing_in_two_steps_gives_the_same_sequences_under_the_same_tokenizer(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts", range(16))
     steps, whole = home_at(tmp_path / "steps"), home_at(tmp_path / "whole")
@@ -309,6 +320,7 @@ def test_sequences_spell_the_training_documents(tiny: Ran) -> None:
     assert {tokenizer.decode(ids) for ids in texts} == expected
 
 
+@pytest.mark.full
 def test_no_character_of_validation_alone_is_in_the_alphabet(home: Home, source: Path, tiny: Ran) -> None:
     held_out = evaluation_texts(tiny)
     # the same split with a strange character in each text: sides are looked up afterwards, not assumed
@@ -323,6 +335,7 @@ def test_no_character_of_validation_alone_is_in_the_alphabet(home: Home, source:
     assert strange == {chr(0x4E00 + number) for number in range(12)} - validation
 
 
+@pytest.mark.full
 def test_a_segment_without_a_document_is_carried_along(known: Home, source: Path) -> None:
     (source / "nothing.bin").write_bytes(bytes(range(256)) * 8)
     ran = run_prepare(known, source)
@@ -331,7 +344,7 @@ def test_a_segment_without_a_document_is_carried_along(known: Home, source: Path
     assert check_tokens(ran.run.store, read_state(ran.run.store, "default")).problems == []
 
 
-@pytest.mark.parametrize("change", ["tokenizer.kind=bpe", "curate.salt=pepper"])
+@pytest.mark.parametrize("change", [pytest.param("tokenizer.kind=bpe", marks=pytest.mark.full), "curate.salt=pepper"])
 def test_segments_cut_anew_hold_the_documents_that_were_selected(
     of_two_segments: Home, source: Path, change: str
 ) -> None:
@@ -350,6 +363,7 @@ def test_segments_cut_anew_hold_the_documents_that_were_selected(
     assert cut_ids == fresh_ids
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", [("tokenizer.kind=bpe",), ("curate.salt=pepper",)])
 def test_a_file_renamed_to_another_suffix_keeps_its_document(
     known: Home, source: Path, settings: tuple[str, ...]
@@ -398,6 +412,7 @@ def test_a_new_document_for_validation_alone_trains_nothing_anew(tiny: Ran, know
     assert "train" not in after.computed()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", ["refresh", "rename"])
 def test_the_catalogue_shows_every_document_wherever_it_lies(of_two_segments: Home, source: Path, change: str) -> None:
     home = of_two_segments

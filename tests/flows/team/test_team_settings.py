@@ -259,6 +259,7 @@ def test_prefects_driver_reads_every_variable_of_an_address() -> None:
     assert postgres_variables("postgresql://shepherd@/flock?host=/run/postgresql")["PGHOST"] == "/run/postgresql"
 
 
+@pytest.mark.full
 def test_each_server_has_its_schema_and_uses_tls_where_the_address_asks_for_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

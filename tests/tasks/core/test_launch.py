@@ -137,6 +137,7 @@ def test_a_launched_training_is_that_of_one_process(job: Job, tmp_path: Path) ->
     assert processes_of(tmp_path / "ranks") == []
 
 
+@pytest.mark.full
 def test_a_step_is_timed_in_the_processes_together_and_nothing_is_trained(job: Job, tmp_path: Path) -> None:
     place = tmp_path / "ranks"
     done = launch(Job(job.model, job.train, job.execution, measure=2), 2, place)
@@ -144,6 +145,7 @@ def test_a_step_is_timed_in_the_processes_together_and_nothing_is_trained(job: J
     assert not done.weights.exists() and done.history == []
 
 
+@pytest.mark.full
 def test_the_error_of_a_rank_is_raised_as_what_it_is(job: Job, tmp_path: Path) -> None:
     weights = Transformer(SHAPE).state_dict()
     weights["norm.weight"] = weights["norm.weight"] * math.nan

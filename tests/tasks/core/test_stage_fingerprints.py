@@ -168,6 +168,7 @@ def test_generation_covers_the_network_that_a_bundle_loads_by_name() -> None:
     assert needed <= covered_by("complete")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "changed", "unchanged"),
     [("model.sampling", ["complete"], ["curate"]), ("tasks.evaluation.split", ["split"], ["train", "complete"])],

@@ -186,6 +186,7 @@ def test_another_threshold_judges_nothing_again(ingested: tuple[Home, Ingestion]
     assert "scans/bad.pdf" in found.sides() and not found.cut_parts()
 
 
+@pytest.mark.full
 def test_a_plan_names_the_stages(home: Home, corpus: Path) -> None:
     assert "legibility" not in plan(
         home, corpus, "extract.ocr=false"
@@ -194,6 +195,7 @@ def test_a_plan_names_the_stages(home: Home, corpus: Path) -> None:
     assert plan(home, corpus, "extract.ocr=false")["legibility"].computed == 0
 
 
+@pytest.mark.full
 def test_a_new_document_keeps_the_model_and_the_other_estimates(home: Home, corpus: Path, tmp_path: Path) -> None:
     write(tmp_path / "more", {"first.pdf": (corpus / "scans/bad.pdf").read_bytes(), "text.txt": "\n".join(PROSE)})
     before = read(home, tmp_path / "more")
@@ -203,6 +205,7 @@ def test_a_new_document_keeps_the_model_and_the_other_estimates(home: Home, corp
     assert before.dropped()["first.pdf"] == after.dropped()["first.pdf"]
 
 
+@pytest.mark.full
 def test_the_model_is_fitted_again_once_the_text_has_doubled(home: Home, corpus: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "more", {"scan.pdf": (corpus / "scans/good.pdf").read_bytes(), "0.txt": PROSE[0] * 10})
     read(home, folder)
@@ -211,6 +214,7 @@ def test_the_model_is_fitted_again_once_the_text_has_doubled(home: Home, corpus:
     assert found.reports["characters"].computed == 1
 
 
+@pytest.mark.full
 def test_scans_without_other_text_are_kept_and_it_is_said(home: Home, corpus: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     folder = write(tmp_path / "scans", {"a.pdf": (corpus / "scans/bad.pdf").read_bytes(), "b.txt": PROSE[0][:5_000]})
@@ -220,6 +224,7 @@ def test_scans_without_other_text_are_kept_and_it_is_said(home: Home, corpus: Pa
     assert note.startswith("misread text was not looked for in 1 of the 1 documents that OCR read: that takes 50,000")
 
 
+@pytest.mark.full
 def test_another_language_is_judged_once_there_is_enough_of_it(home: Home, corpus: Path, tmp_path: Path) -> None:
     french = [
         "Le chat dort sur le mur du jardin pendant que la pluie tombe sans bruit.",

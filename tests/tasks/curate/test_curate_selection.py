@@ -131,7 +131,7 @@ def test_merging_clusters_only_ever_moves_documents_out_of_validation() -> None:
     rng = random.Random(5)
     items = candidates(40)
     before = sides(items)
-    for _ in range(50):
+    for _ in range(15):
         merged = [replace(item, cluster=f"c{rng.randrange(12)}") for item in items]
         merged += [item for item in candidates(300, start=40) if share_of(item) < 0.2][:3]  # else more had to be chosen
         after = sides(merged)
@@ -227,7 +227,7 @@ def test_the_cluster_of_lowest_hash_is_validation_where_no_other_is() -> None:
 def test_growth_from_the_fallback_moves_documents_out_of_validation_only() -> None:
     settings = CurateSettings(validation_share=0.02)
     before = sides(candidates(5), settings)
-    for count in range(6, 120, 7):
+    for count in range(6, 120, 28):
         after = sides(candidates(count), settings)
         assert not [name for name, side in before.items() if side == "train" and after[name] == "validation"]
 

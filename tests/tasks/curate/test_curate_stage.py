@@ -56,6 +56,7 @@ def test_another_threshold_computes_no_measure_again(home: Home, tmp_path: Path)
     assert ran.reports["dedup"].cached
 
 
+@pytest.mark.full
 def test_a_threshold_that_changes_no_decision_computes_nothing_behind_it(home: Home, tmp_path: Path) -> None:
     source = write(tmp_path / "in", texts(6))
     first = ingest(home, source)
@@ -64,6 +65,7 @@ def test_a_threshold_that_changes_no_decision_computes_nothing_behind_it(home: H
     assert again.ingested.curated.digest == first.ingested.curated.digest
 
 
+@pytest.mark.full
 def test_a_document_that_the_policy_drops_does_not_move_its_cluster(home: Home, tmp_path: Path) -> None:
     """Its text decides all the same, or a threshold would move documents into validation."""
     held_out = on_side("validation", lambda seed: prose(seed, 150))
@@ -117,7 +119,7 @@ def manual_around(page: str, seed: int) -> str:
     return f"{prose(seed, 1500)}\n{page}\n{prose(seed + 5_000, 1500)}"
 
 
-@pytest.mark.parametrize("page_side", ["train", "validation"])
+@pytest.mark.parametrize("page_side", ["train", pytest.param("validation", marks=pytest.mark.full)])
 def test_a_page_that_stands_in_a_long_manual_on_the_other_side_is_dropped(
     home: Home, tmp_path: Path, page_side: str
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_page_that_stands_in_a_long_manual_on_the_other_side_is_dropped(
     assert problems(ran) == []
 
 
+@pytest.mark.full
 def test_a_page_and_its_manual_on_the_same_side_both_stay(home: Home, tmp_path: Path) -> None:
     page = on_side("train", lambda seed: prose(seed, 150))
     manual = on_side("train", lambda seed: manual_around(page, seed))
@@ -141,6 +144,7 @@ def test_a_page_and_its_manual_on_the_same_side_both_stay(home: Home, tmp_path: 
     assert ran.codes() == {}
 
 
+@pytest.mark.full
 def test_a_document_that_quotes_less_than_the_threshold_stays(home: Home, tmp_path: Path) -> None:
     source_text = on_side("train", lambda seed: prose(seed, 400))
     quote = "\n".join(source_text.split("\n")[:5])  # 50 words of 450
@@ -153,6 +157,7 @@ def test_a_document_that_quotes_less_than_the_threshold_stays(home: Home, tmp_pa
     assert problems(strict) == []
 
 
+@pytest.mark.full
 def test_of_two_documents_that_contain_each_other_only_one_is_dropped(home: Home, tmp_path: Path) -> None:
     """Half of each is the same; too little for near-duplicates, enough for a leak either way."""
     shared = prose(77, 200)
@@ -182,6 +187,7 @@ def test_where_all_of_validation_leaks_another_cluster_is_held_out(home: Home, t
     assert held_out == lowest
 
 
+@pytest.mark.full
 def test_a_corpus_of_one_text_in_many_pieces_is_trained_on_without_validation(home: Home, tmp_path: Path) -> None:
     """Whichever piece is held out stands in the whole, and the whole in its pieces: nothing can be measured on."""
     whole = prose(1, 600)
@@ -192,7 +198,7 @@ def test_a_corpus_of_one_text_in_many_pieces_is_trained_on_without_validation(ho
     assert "train" in ran.sides().values()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
 def test_whatever_documents_share_nothing_crosses_the_split(home: Home, tmp_path: Path, seed: int) -> None:
     """Collages of paragraphs from a common stock, in all proportions."""
     draw = random.Random(seed)
@@ -224,7 +230,9 @@ def evaluation_file(folder: Path, kind: str, questions: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "txt"])
+@pytest.mark.parametrize(
+    "kind", ["parquet", pytest.param("jsonl", marks=pytest.mark.full), pytest.param("txt", marks=pytest.mark.full)]
+)
 def test_text_of_an_evaluation_set_is_cut_out_and_a_document_that_is_mostly_that_is_dropped(
     home: Home, tmp_path: Path, kind: str
 ) -> None:
@@ -246,6 +254,7 @@ def test_text_of_an_evaluation_set_is_cut_out_and_a_document_that_is_mostly_that
     assert prose(101, 200) in refined
 
 
+@pytest.mark.full
 def test_several_evaluation_sets_and_folders_of_them_are_taken(home: Home, tmp_path: Path) -> None:
     questions = [prose(8_000 + number, 40).replace("\n", " ") for number in range(2)]
     (tmp_path / "sets" / "deep").mkdir(parents=True)
@@ -276,12 +285,14 @@ def test_an_evaluation_set_costs_no_measure_and_a_moved_one_nothing_at_all(home:
     assert "evaluation_sets" in ingest(home, source, f"curate.evaluation_sets={named}").computed()
 
 
+@pytest.mark.full
 def test_an_evaluation_set_that_does_not_exist_is_named(home: Home, tmp_path: Path) -> None:
     source = write(tmp_path / "in", texts(2))
     with pytest.raises(UserError, match=r"evaluation_sets names .*absent\.jsonl, which does not exist"):
         ingest(home, source, f"curate.evaluation_sets={tmp_path / 'absent.jsonl'}")
 
 
+@pytest.mark.full
 def test_a_question_that_is_typed_otherwise_is_found_all_the_same(home: Home, tmp_path: Path) -> None:
     """Case, line breaks, marks and ligatures differ; the words do not."""
     words = f"the efficient office of the flock {prose(8_000, 40)}".replace("\n", " ")
@@ -319,6 +330,7 @@ def test_paragraphs_that_a_better_document_has_are_cut_when_that_is_asked_for(ho
     assert {"measure", "dedup"}.isdisjoint(ran.computed())
 
 
+@pytest.mark.full
 def test_a_paragraph_of_a_dropped_document_is_cut_out_of_no_other(home: Home, tmp_path: Path) -> None:
     notice = prose(7_000, 30)
     files = {
@@ -332,6 +344,7 @@ def test_a_paragraph_of_a_dropped_document_is_cut_out_of_no_other(home: Home, tm
     assert ran.cut_parts() == []
 
 
+@pytest.mark.full
 def test_a_document_of_nothing_but_paragraphs_of_others_does_not_become_an_empty_text(
     home: Home, tmp_path: Path
 ) -> None:
@@ -352,6 +365,7 @@ def test_a_document_of_nothing_but_paragraphs_of_others_does_not_become_an_empty
 # the split as a whole
 
 
+@pytest.mark.full
 def test_growth_moves_no_document_from_training_into_validation(home: Home, tmp_path: Path) -> None:
     source = tmp_path / "in"
     before: dict[str, str] = {}
@@ -365,6 +379,7 @@ def test_growth_moves_no_document_from_training_into_validation(home: Home, tmp_
         before = after
 
 
+@pytest.mark.full
 def test_the_whole_selection_is_the_same_in_any_order_of_growth(home: Home, tmp_path: Path) -> None:
     files: dict[str, Any] = {**texts(12), **{f"near-{n}.txt": edited(prose(n), n, 1) for n in range(4)}}
     names = list(files)

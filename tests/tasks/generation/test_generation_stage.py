@@ -224,6 +224,7 @@ main()
 """
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 def test_a_killed_generation_goes_on_with_the_shard_that_it_was_at(
     tmp_path: Path, model: Path, prompts_file: Path, prefect_server: str, by_one_worker: list[dict[str, Any]]

@@ -139,7 +139,7 @@ def test_a_total_length_counts_the_prompt(tmp_path: Path, model: Path, strategy:
 
 
 def test_the_prompt_is_printed_before_its_continuation_or_not(tmp_path: Path, model: Path) -> None:
-    command = ["generate", PROMPT, "--model", str(model), *GREEDY]
+    command = ["generate", PROMPT, "--model", str(model), *GREEDY, "--max-new-tokens", "10"]
     (row,) = answer(tmp_path, *command)["rows"]
     shown = {echo: invoke(tmp_path, *command, *echo).stdout for echo in ((), ("--echo",), ("--no-echo",))}
     assert shown[()] == shown[("--echo",)] == f"{PROMPT}{row['text']}\n"

@@ -187,7 +187,7 @@ def test_what_is_no_file_any_more_says_so_without_its_path(tmp_path):
 
 
 def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_path):
-    bomb = write(tmp_path / "bomb.png", saved(Image.new("RGB", (9000, 9000)), "PNG"))
+    bomb = write(tmp_path / "bomb.png", saved(Image.new("RGB", (6500, 6500)), "PNG"))
     small = write(tmp_path / "small.txt", b"some text")
     with Pool(1, Limits(memory_bytes=100 * 1024**2)) as pool:
         outcome = pool.submit(job(bomb)).result()
@@ -259,7 +259,9 @@ with closing(ExtractionPool(2)) as pool:
 """
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["sigkill", "ctrl-c"])
+@pytest.mark.parametrize(
+    "kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)], ids=["sigkill", "ctrl-c"]
+)
 def test_when_the_parent_dies_its_workers_are_gone_at_once_in_the_middle_of_ocr(tmp_path, tesseract, kill, temporary):
     slow = job(write(tmp_path / "slow.png", saved(dense_page(), "PNG")))
     parent = subprocess.Popen(

@@ -79,6 +79,7 @@ def test_a_retry_that_loses_more_pages_changes_nothing_in_its_own_run_nor_in_the
     assert "page one" in first.texts()["book.pdf"]
 
 
+@pytest.mark.full
 def test_a_retry_that_fails_altogether_takes_no_text_away(home: Home, book: Path) -> None:
     ingest_with(losing(2), home, book)
     ran = ingest_with(losing(1, 2, 3), home, book, retry_failed=True)
@@ -86,6 +87,7 @@ def test_a_retry_that_fails_altogether_takes_no_text_away(home: Home, book: Path
     assert "page 3" in ran.texts()["book.pdf"]
 
 
+@pytest.mark.full
 def test_after_a_worse_retry_the_next_one_is_a_new_attempt(home: Home, book: Path, extracted: list[str]) -> None:
     ingest_with(losing(2), home, book)
     ingest_with(losing(1, 2, 3), home, book, retry_failed=True)
@@ -96,6 +98,7 @@ def test_after_a_worse_retry_the_next_one_is_a_new_attempt(home: Home, book: Pat
     assert ran.files()["book.pdf"]["reason_code"] == ""
 
 
+@pytest.mark.full
 def test_of_two_attempts_that_give_as_much_the_later_one_counts(home: Home, book: Path) -> None:
     ingest_with(losing(2), home, book)
     ran = ingest_with(losing(1), home, book, retry_failed=True)
@@ -106,7 +109,7 @@ def test_of_two_attempts_that_give_as_much_the_later_one_counts(home: Home, book
 # pages that were lost in a document that is there
 
 
-@pytest.mark.parametrize("code", ["no_ocr_engine", "changed"])
+@pytest.mark.parametrize("code", [pytest.param("no_ocr_engine", marks=pytest.mark.full), "changed"])
 def test_a_document_that_lacks_a_page_is_read_again_once_that_can_help(
     home: Home, book: Path, extracted: list[str], code: str, tesseract: str
 ) -> None:
@@ -126,6 +129,7 @@ def tesseract() -> str:
     return engine_version() or pytest.skip("Tesseract is not installed")
 
 
+@pytest.mark.full
 def test_what_a_run_that_was_interrupted_could_not_open_is_tried_when_it_goes_on_with_the_password(
     home: Home, tmp_path: Path, extracted: list[str]
 ) -> None:
@@ -247,6 +251,7 @@ def test_what_a_node_could_not_open_is_not_tried_again_with_the_same_passwords(
     assert not (node / "password.key").exists()
 
 
+@pytest.mark.full
 def test_homes_that_share_a_store_try_the_same_passwords_once_each(
     home: Home, tmp_path: Path, extracted: list[str]
 ) -> None:
@@ -270,6 +275,7 @@ def test_what_is_noted_of_passwords_says_nothing_without_the_key_of_the_home(hom
     assert stat.S_IMODE((home.path / "password.key").stat().st_mode) == 0o600
 
 
+@pytest.mark.full
 def test_without_passwords_no_key_is_made(home: Home, book: Path) -> None:
     ran = ingest(home, book)
     assert not (home.path / "password.key").exists()
@@ -280,6 +286,7 @@ def test_without_passwords_no_key_is_made(home: Home, book: Path) -> None:
 # limits
 
 
+@pytest.mark.full
 def test_limits_reach_the_pool_and_change_no_key(home: Home, book: Path) -> None:
     first = ingest(home, book)
     again = ingest(home, book, "limits.page_seconds=7", limits=Limits(page_seconds=7))

@@ -31,6 +31,7 @@ def test_what_is_not_read_says_why(data, suffix, status, code):
     assert found.reason
 
 
+@pytest.mark.full
 def test_every_text_and_image_of_the_corpus_has_an_outcome(corpus, tesseract):
     expected = {
         "binary-named.txt": ("skipped", "unsupported"),

@@ -9,15 +9,16 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from extraction import extract_document
 from ingest_samples import picture_of, saved
 from PIL import Image
 
 from tasks.readers import ocr
-from tasks.readers.ocr import OcrError, Reading, find_tessdata, ocr_image, ocr_ready
-from tasks.readers.records import ExtractOptions, OcrUnavailable
-from tasks.readers.second_ocr import can_read
+from tasks.readers.ocr import OcrError, OcrUnavailable, Reading, find_tessdata, ocr_image, ocr_ready
+from tasks.readers.records import ExtractOptions
+from tasks.readers.second_ocr import SecondOcrError, can_read
 
 OPTIONS = ExtractOptions()
 
@@ -36,7 +37,9 @@ def test_paragraphs_are_an_empty_line_apart(tesseract):
     assert read.text == "first line\nsecond line\n\nlast line"
 
 
-@pytest.mark.parametrize("turn", [90, 180, 270])
+@pytest.mark.parametrize(
+    "turn", [90, pytest.param(180, marks=pytest.mark.full), pytest.param(270, marks=pytest.mark.full)]
+)
 def test_a_page_on_its_side_or_upside_down_is_turned(tesseract, turn):
     if find_tessdata("osd") is None:
         pytest.skip("the data for orientation is not installed")
@@ -58,12 +61,12 @@ def test_a_line_that_tesseract_doubts_is_read_by_the_second_engine(tesseract):
     assert alone.engine == "tesseract" and doubtful not in alone.text
     both = ocr_image(picture, OPTIONS)
     assert both.text == f"plain words in a line\n{doubtful}" and both.confidence > alone.confidence
-    assert both.engine == "tesseract + rapidocr" and both.lines_again(both.text) == [2]
+    assert both.engine == "tesseract + rapidocr" and both.again == (2,)
 
 
 def test_the_second_engine_is_not_asked_for_scripts_that_it_does_not_know():
-    assert can_read("Ångström, λόγος, 東京, 1 + 1")
-    assert not can_read("MOSKVA МОСКВА")
+    assert can_read("Ångström, 東京, カード, 1 + 1 µm")
+    assert not can_read("MOSKVA МОСКВА") and not can_read("λόγος")
 
 
 def test_a_damaged_page_is_read_by_the_second_engine(tesseract):
@@ -71,13 +74,33 @@ def test_a_damaged_page_is_read_by_the_second_engine(tesseract):
     page = Image.new("L", (1400, 700), 255)
     for place, lines in enumerate(texts):
         page.paste(picture_of("\n".join(lines), (440, 680), font_size=28), (450 * place, 10))
-    damaged = Image.blend(page, Image.effect_noise(page.size, 140), 0.48)
+    noise = np.random.default_rng(1).normal(128, 140, (page.height, page.width)).clip(0, 255).astype(np.uint8)
+    damaged = Image.blend(page, Image.fromarray(noise), 0.48)
     alone = ocr_image(damaged, ExtractOptions(ocr_second=False))
     both = ocr_image(damaged, OPTIONS)
     wanted = [line for lines in texts for line in lines]
     assert sum(line in alone.text for line in wanted) < 0.5 * len(wanted)
     read = [line for line in both.text.split("\n") if line in wanted]
     assert read == [line for line in wanted if line in read] and len(read) > 0.8 * len(wanted)
+    assert both.engine == "rapidocr"
+
+
+def test_where_the_second_engine_fails_the_page_says_so_and_keeps_the_first_reading(tesseract, monkeypatch):
+    def fail(*_: object) -> None:
+        raise SecondOcrError("rapidocr failed on it (Error)")
+
+    monkeypatch.setattr(ocr, "read_line", fail)
+    monkeypatch.setattr(ocr, "read_page", fail)
+    picture = picture_of(r"\usepackage[utf8]{inputenc}", (1100, 200), font_size=28)
+    page = ocr_image(picture, OPTIONS).page(1)
+    assert page.error == "what Tesseract doubted was not read again: rapidocr failed on it (Error)"
+    assert page.text == ocr_image(picture, ExtractOptions(ocr_second=False)).text
+
+
+@pytest.mark.parametrize("size", [(4000, 20), (20, 4000), (32, 2000), (9, 9)])
+def test_a_strip_of_noise_is_read_by_no_engine_and_breaks_none(tesseract, size):
+    noise = np.random.default_rng(1).integers(0, 255, size[::-1], dtype=np.uint8)
+    assert ocr_image(Image.fromarray(noise), OPTIONS).problem == ""
 
 
 def test_the_foot_of_a_page_does_not_end_up_between_its_columns(tesseract, corpus):
@@ -160,6 +183,7 @@ def test_the_program_is_asked_where_the_usual_places_have_nothing(monkeypatch, t
         ocr._folders.cache_clear()
 
 
+@pytest.mark.full
 def test_memory_that_runs_out_during_recognition_ends_the_process():
     """Cleanly or by a signal, but it ends, so that the pool learns of it."""
     if sys.platform != "linux":

@@ -198,6 +198,7 @@ def test_marks_of_pdfium_and_lone_surrogates_never_reach_the_text(corpus):
     assert "information" in normalise_text(found.pages[7].text, "pdf")  # hyphenated at a line end on that page
 
 
+@pytest.mark.full
 def test_an_image_only_document_of_the_corpus_reads_well(corpus, tesseract):
     found = extract_document((corpus / "scans" / "image-only.pdf").read_bytes(), ".pdf", OPTIONS)
     assert [page.method for page in found.pages] == ["ocr"] * 4

@@ -99,6 +99,7 @@ def test_a_page_put_off_brings_its_layer_along(no_ocr):
     assert page.method == "deferred" and page.text.startswith(GARBLED[0])
 
 
+@pytest.mark.full
 def test_born_digital_pages_of_the_corpus_need_no_ocr(corpus, no_ocr):
     for name in ("R-intro.pdf", "ltnews.pdf", "babel.pdf"):
         pages = list(extract_pdf((corpus / "documents" / name).read_bytes(), ExtractOptions()))

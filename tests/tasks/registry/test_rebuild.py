@@ -75,7 +75,7 @@ def test_where_nothing_is_lost_nothing_is_written(home: Home) -> None:
     assert contents(home) == before
 
 
-@pytest.mark.parametrize("database", ["lost", "older"])
+@pytest.mark.parametrize("database", [pytest.param("lost", marks=pytest.mark.full), "older"])
 def test_nothing_is_promoted_or_taken_back_without_the_recorded_champion(
     home: Home, promoted: Promoted, tiny_source: Path, database: str
 ) -> None:
@@ -101,8 +101,8 @@ def test_nothing_is_promoted_or_taken_back_without_the_recorded_champion(
         assert checkpoint_of(run, "champion") == promoted.better.checkpoint
 
 
-@pytest.mark.parametrize("database", ["lost", "older"])
-@pytest.mark.parametrize("step", ["_published", "_sync"])
+@pytest.mark.parametrize("database", [pytest.param("lost", marks=pytest.mark.full), "older"])
+@pytest.mark.parametrize("step", [pytest.param("_published", marks=pytest.mark.full), "_sync"])
 def test_a_rebuild_that_is_killed_promotes_no_worse_model_and_can_be_repeated(
     home: Home, promoted: Promoted, tiny_source: Path, monkeypatch: pytest.MonkeyPatch, database: str, step: str
 ) -> None:
@@ -168,6 +168,7 @@ def test_a_champion_whose_checkpoint_is_gone_is_reported_and_no_longer_recorded(
     assert read_models(open_store(home.store), "default").aliases.keys() == {"challenger", "previous"}
 
 
+@pytest.mark.full
 def test_what_a_recorded_model_rests_on_is_not_cleared_up(promoted: Promoted, home: Home) -> None:
     lose(home)
     collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
@@ -175,6 +176,7 @@ def test_what_a_recorded_model_rests_on_is_not_cleared_up(promoted: Promoted, ho
     assert contents(home) == contents(promoted.home)
 
 
+@pytest.mark.full
 def test_the_aliases_after_a_rollback_are_recorded(home: Home, tmp_path: Path) -> None:
     roll_back(home, open_store(home.store), "default", "it swears")
     other = home_at(tmp_path / "other")

@@ -71,6 +71,7 @@ def test_a_model_trained_on_the_evaluation_set_is_not_promoted(tiny: Ran, tiny_s
         assert find_version(registered_versions(run.store), CHAMPION, "default") is None
 
 
+@pytest.mark.full
 def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
     tiny: Ran, tiny_source: Path, home: Home
 ) -> None:

@@ -52,6 +52,7 @@ def other(tiny: Ran, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Ra
     return home, made
 
 
+@pytest.mark.full
 def test_no_corpus_takes_the_champion_of_another(tiny: Ran, other: tuple[Home, Ran]) -> None:
     home, made = other
     for corpus, ran in (("default", tiny), (OTHER, made)):
@@ -78,6 +79,7 @@ def test_results_and_status_name_the_registered_model_of_the_corpus(other: tuple
     assert entry is not None and entry["uri"] == f"models:/sheepfold-{OTHER}@champion"
 
 
+@pytest.mark.full
 def test_checkpoints_of_all_corpora_are_kept_and_restored(
     other: tuple[Home, Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

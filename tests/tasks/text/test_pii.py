@@ -159,5 +159,5 @@ def test_account_numbers_in_a_row_are_found_once_each(between: str) -> None:
 )  # fmt: skip
 def test_hostile_texts_take_no_longer_than_others(filling: str) -> None:
     """A quadratic pattern would take hours for these."""
-    text = filling * (400_000 // len(filling))
+    text = filling * (100_000 // len(filling))
     assert len(find_pii(text)) <= len(text)

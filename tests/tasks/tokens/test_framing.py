@@ -204,6 +204,7 @@ def test_a_look_into_the_network_begins_as_documents_did(bundle: Bundle) -> None
     assert inspect_prompt(Subject.of_bundle(bundle, "bare"), "the").labels == ["t", "h", "e"]
 
 
+@pytest.mark.full
 def test_a_served_model_begins_as_its_documents_did(bare: Ran, bundle: Bundle, tmp_path: Path) -> None:
     assert bare.checkpoint is not None
     home = bare.run.home

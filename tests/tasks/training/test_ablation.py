@@ -132,6 +132,7 @@ def test_it_is_no_version_and_not_the_training_that_promotion_takes(
     assert verify_home(home, open_store(home.store), stage_facts(), "default")["ok"]
 
 
+@pytest.mark.full
 def test_a_group_that_the_mix_names_may_be_left_out(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     folders = {"early": range(5), "late": range(5, 8), "latest": range(8, 12)}
@@ -156,6 +157,7 @@ def groups_read(store: Store, training: str) -> dict[str, float]:
     return {group["name"]: group["reads"] / group["count"] * group["tokens"] for group in record["groups"]}
 
 
+@pytest.mark.full
 def test_what_was_not_trained_on_and_what_is_all_there_is_are_refused(home: Home, ablated: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="nothing is left to train on"):
         ablate_from(home, "text")

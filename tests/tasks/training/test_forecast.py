@@ -101,7 +101,9 @@ def test_the_sentence_says_what_the_time_is_worth(bits: float | None, needed: fl
 
 def test_a_run_is_told_the_figure_of_the_ngram_model_that_its_evaluation_has(tiny: Ran, tmp_path: Path) -> None:
     home: Home = copy_of_store(tiny, tmp_path / "home", "train", "dataset", "suggest")
-    settings = load_settings(None, parse_assignments(["curate.validation_share=0.3", "train.minutes=0.02"]))
+    settings = load_settings(
+        None, parse_assignments(["curate.validation_share=0.3", "train.minutes=0.02", "execution.processes=1"])
+    )
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
     with direct_run(home) as run:
         checkpoint = train_model(run, settings, ran.prepared)
@@ -114,7 +116,7 @@ def test_a_run_is_told_the_figure_of_the_ngram_model_that_its_evaluation_has(tin
 
 def test_a_network_or_recipe_of_ones_own_has_no_forecast(tiny: Ran, tmp_path: Path) -> None:
     home: Home = copy_of_store(tiny, tmp_path / "home", "train", "dataset", "suggest")
-    given = ["curate.validation_share=0.3", "train.minutes=0.02", "train.lr=0.002"]
+    given = ["curate.validation_share=0.3", "train.minutes=0.02", "execution.processes=1", "train.lr=0.002"]
     settings = load_settings(None, parse_assignments(given))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
     with direct_run(home) as run:

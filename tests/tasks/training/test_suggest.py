@@ -23,7 +23,7 @@ from tasks.core.settings import (
 from tasks.training.suggest import SUGGESTED, candidates_of, read_suggestion, shape_of_tokens
 
 CPU = "cpu, 2 threads, torch 2"
-OPEN = ("curate.validation_share=0.3", "train.minutes=0.02")
+OPEN = ("curate.validation_share=0.3", "train.minutes=0.02", "execution.processes=1")
 
 
 @pytest.mark.parametrize(("tokens", "name"), [(1, "a"), (2_000_000, "a"), (20_000_000, "b"), (10**10, "c")])
@@ -91,7 +91,7 @@ def test_a_network_is_chosen_for_the_passes_that_are_allowed(home: Home, tmp_pat
 
 
 def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: Path) -> None:
-    settings = load_settings(None, parse_assignments([*OPEN, "model.preset=tiny", "execution.processes=3"]))
+    settings = load_settings(None, parse_assignments([*OPEN[:2], "model.preset=tiny", "execution.processes=3"]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), settings)
     refused = pytest.raises(UserError, match=r"execution\.processes is 3: 3 processes cannot share the 8 sequences")
     with direct_run(home) as run, refused:

@@ -111,6 +111,7 @@ def test_samples_change_no_bit(
         assert notes_of(run, without).samples == []
 
 
+@pytest.mark.full
 def test_an_interrupted_training_has_every_point_once_and_tells_of_it(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

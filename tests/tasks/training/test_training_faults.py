@@ -47,7 +47,7 @@ def test_a_loss_that_is_no_number_names_step_and_document(tmp_path: Path, monkey
         assert failed.info.status == "FAILED"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_leap_of_the_loss_names_its_documents(processes: int, tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts")
     given = ("train.spike_zscore=0.000001", "train.max_steps=60", f"execution.processes={processes}")

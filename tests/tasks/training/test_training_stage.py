@@ -163,6 +163,7 @@ def test_training_twice_gives_the_same_bits_and_the_same_history(
             assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.full
 def test_another_seed_gives_other_weights(tiny: Ran, tiny_source: Path, prepared_home: Home) -> None:
     assert tiny.checkpoint is not None
     with direct_run(prepared_home) as run:
@@ -170,6 +171,7 @@ def test_another_seed_gives_other_weights(tiny: Ran, tiny_source: Path, prepared
         assert other.digest != tiny.checkpoint.digest
 
 
+@pytest.mark.full
 def test_a_failed_training_marks_its_run_and_leaves_no_artefact(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_training_resumed_after_a_failure_has_the_bits_of_an_undisturbed_one(
         assert read_rows(history) == read_rows(tiny.folder(tiny.checkpoint) / "history.parquet")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("minutes", [0, 60], ids=["after-a-checkpoint", "from-the-beginning"])
 def test_a_resumed_training_has_one_run_with_every_point_once(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch, minutes: int
@@ -231,6 +234,7 @@ def number_in_validation() -> int:
     raise AssertionError("none of a hundred texts falls into validation")
 
 
+@pytest.mark.full
 def test_a_training_goes_on_when_a_new_document_fell_into_validation_in_between(
     tiny: Ran, tiny_source: Path, prepared_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +270,7 @@ with direct_run(home_at(Path(sys.argv[3]))) as run:
 """
 
 
+@pytest.mark.full
 def test_a_killed_training_goes_on_in_its_run_to_the_same_bits(
     tiny: Ran, tiny_source: Path, prepared_home: Home
 ) -> None:
@@ -303,6 +308,7 @@ def test_a_training_survives_an_mlflow_that_answers_no_more_and_its_curve_is_com
     assert sorted(points) == kept_points(Path(prepared_home.store) / "train" / checkpoint.key)
 
 
+@pytest.mark.full
 def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, tmp_path: Path) -> None:
     assert tiny.checkpoint is not None
     home = home_at(tmp_path / "home")

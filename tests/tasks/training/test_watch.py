@@ -90,6 +90,7 @@ def test_a_training_that_came_of_what_was_told_outlasts_it(tiny: Ran, tmp_path: 
     assert unannounced_share(store, "default", now, told + 2 * HOLDS) == 0
 
 
+@pytest.mark.full
 def test_after_a_forgetting_the_share_is_that_of_the_documents_that_went_and_came(tiny: Ran, tmp_path: Path) -> None:
     home = copy_of_store(tiny, tmp_path / "home")
     source = write_texts(tmp_path / "texts")

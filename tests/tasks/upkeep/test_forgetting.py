@@ -161,6 +161,7 @@ def test_the_next_run_does_not_revive_a_forgotten_document_wherever_it_lies(
     assert problems(home) == []
 
 
+@pytest.mark.full
 def test_copies_in_other_files_are_listed_with_the_document_that_was_named(
     home: Home, source: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_copies_in_other_files_are_listed_with_the_document_that_was_named(
     assert sorted(item["path"] for item in done["documents"]) == ["box.zip/inside.txt", "secret/1.txt"]
 
 
+@pytest.mark.full
 def test_each_forgotten_document_names_the_models_that_saw_it_and_a_folder_is_known_by_its_name(
     trained: Trained, home: Home, source: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_each_forgotten_document_names_the_models_that_saw_it_and_a_folder_is_kn
     assert forget(home, open_store(home.store), "secret", "", "default", dry_run=False)["known"] == len(buried)
 
 
+@pytest.mark.full
 def test_nothing_that_is_still_there_is_extracted_again(home: Home, source: Path) -> None:
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     ran = run_prepare(home, source)
@@ -239,6 +242,7 @@ def sides_of(ran: Ran) -> dict[str, str]:
     return {row["doc_id"]: row["split"] for row in rows if row["kept"]}
 
 
+@pytest.mark.full
 def test_a_forgotten_document_goes_by_id_eight_digits_and_path_also_when_a_run_has_seen_its_file_again(
     home: Home, source: Path
 ) -> None:
@@ -265,6 +269,7 @@ def test_a_file_and_a_folder_go_by_where_they_are_listed_and_by_where_they_lie(h
     assert find_targets(store, "default", "") == find_targets(store, "default", "secre") == []
 
 
+@pytest.mark.full
 def test_a_path_at_which_several_forgotten_documents_lay_is_answered_with_all_of_them(
     home: Home, source: Path, tmp_path: Path
 ) -> None:
@@ -303,6 +308,7 @@ def test_the_lineage_of_a_model_leads_back_to_what_was_removed(trained: Trained,
     assert {"dataset", "curate", "tokenise", "extract"} <= stages
 
 
+@pytest.mark.full
 def test_until_the_next_run_other_documents_are_not_said_to_be_gone(home: Home) -> None:
     shutil.rmtree(Path(home.store) / "generate")  # what stands for completions has no table
     forget(home, open_store(home.store), "secret", "", "default", dry_run=False)
@@ -345,6 +351,7 @@ def test_a_run_that_is_at_work_is_waited_for(home: Home) -> None:
     assert not read_tombstones(Store(Path(home.store))).documents
 
 
+@pytest.mark.full
 def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home: Home) -> None:
     forget(home, open_store(home.store), "secret/0.txt", "", "default", dry_run=False)
     collect_garbage(home, open_store(home.store), stage_facts(), -1, dry_run=False)
@@ -353,7 +360,7 @@ def test_a_second_document_goes_by_its_path_although_nothing_ran_in_between(home
     assert problems(home) == []
 
 
-@pytest.mark.parametrize("between", ["nothing", "a run"])
+@pytest.mark.parametrize("between", ["nothing", pytest.param("a run", marks=pytest.mark.full)])
 def test_no_list_of_files_has_the_path_of_a_forgotten_document_and_each_has_the_others(
     home: Home, source: Path, between: str
 ) -> None:
@@ -407,7 +414,9 @@ TOKENIZERS: dict[str, Callable[[list[str]], Tokenizer]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "bpe" else pytest.param(kind, marks=pytest.mark.full) for kind in TOKENIZERS]
+)
 def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document_has(tmp_path: Path, kind: str) -> None:
     secret = "Der Müller weiß über Nörgler überall Böses, wörtlich: „Ärger, Öl und Übermut“.\n" * 9
     folder = write(tmp_path / "in", {"secret.txt": secret, **{f"{n}.txt": prose(n) for n in range(6)}})
@@ -458,6 +467,7 @@ class Killed(BaseException):
     """Stands for a process that ends here."""
 
 
+@pytest.mark.full
 def test_killed_before_any_write_or_removal_it_is_finished_by_whoever_comes_next(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +541,7 @@ def test_killed_on_the_way_it_is_finished_although_a_run_that_had_read_the_docum
     assert holders_of(home, SECRET) == []
 
 
+@pytest.mark.full
 def test_what_is_left_is_named_by_its_path_before_and_after_the_corpus_was_listed_anew(
     home: Home, trained: Trained, source: Path
 ) -> None:
