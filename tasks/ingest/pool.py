@@ -46,7 +46,7 @@ MAX_LOSSES = 50
 # A worker is replaced after this growth, because native libraries leak and fragment their heaps, or this many
 # documents. Starting one costs as much as hundreds of small files.
 DOCUMENTS_PER_WORKER = 5000
-GROWN_BYTES = 256 * 1024**2
+GROWN_BYTES = 512 * 1024**2
 STARTS = 3  # attempts to start a worker; the failure of the last one ends the run
 START_SECONDS = 120.0  # Importing takes half a second; a machine that swaps may take a hundred times as long.
 _CLOSED = "the extraction pool was closed before this document was done"
