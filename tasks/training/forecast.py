@@ -118,7 +118,7 @@ class Outlook:
         return None
 
 
-@stage("forecast", version=3, keep_with=("suggestion", "dataset", "evalset"))
+@stage("forecast", version=4, keep_with=("suggestion", "dataset", "evalset"))
 def forecast(
     work: Work,
     settings: ForecastSettings,

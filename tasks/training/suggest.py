@@ -126,7 +126,7 @@ def steps_in(minutes: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-@stage("suggest", version=8, unkeyed=("execution",))
+@stage("suggest", version=9, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)

@@ -398,7 +398,7 @@ def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, name: str, kind: 
 KEYS = {
     "sources": "77513b0f265e9ec0",
     "documents": "88c85028d7ad2d80",
-    "extract": "a7eb2c4aacd41c64",
+    "extract": "5e4df00d94b73416",
     "passwords": "e4d2d0dcb44dfe34",
     "limits": "d2642d493b4525ac",
     "normalise": "e92f2f89d8a8ed70",

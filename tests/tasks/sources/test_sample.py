@@ -118,5 +118,5 @@ def test_tesseract_reads_a_page_of_the_scan(sample: Path) -> None:
     assert image.size == pytest.approx(SCAN_SIZE, abs=2)
     truth = " ".join(wrap_pages(topic.prose, 58, 34)[0])
     assert (
-        edit_distance(" ".join(ocr_image(image.convert("L"), ExtractOptions())[0].split()), truth) / len(truth) < 0.05
+        edit_distance(" ".join(ocr_image(image.convert("L"), ExtractOptions()).text.split()), truth) / len(truth) < 0.05
     )
