@@ -88,7 +88,7 @@ def passages(documents: Path, n_pages: int, dpi: int) -> Iterator[Passage]:
     """Yield the passages of damaged pages."""
     chosen, others = _choose(documents, n_pages)
     known = Characters.fit([text[start : start + PART] for text in others for start in range(0, len(text), PART)])
-    options = ExtractOptions()
+    options = ExtractOptions(ocr_second=False)  # by whose confidence the stage estimates errors
     for number, (path, index, text) in enumerate(chosen):
         truth = _spaced(text)
         with closing(pdfium.PdfDocument(path)) as document, closing(document[index]) as page:

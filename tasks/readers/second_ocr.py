@@ -128,6 +128,11 @@ def _run(picture: Image.Image, **use: bool) -> Any:
         return _engine()(np.asarray(picture.convert("RGB")), use_cls=False, **use)
     except MemoryError:
         raise
+    except (ImportError, StopIteration) as error:
+        raise SecondOcrError(
+            f"{ENGINE} is installed and cannot be loaded ({error}); install it anew (pip install 'sheepfold[ocr]'), or "
+            "set extract.ocr_second=false"
+        ) from error
     # rapidocr, OpenCV and ONNX Runtime raise many types, none of their own above all
     except Exception as error:
         raise SecondOcrError(f"{ENGINE} failed on it ({type(error).__name__})") from error

@@ -315,32 +315,6 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
     assert len(sql(home, "select * from metrics")) > 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["run", "no-such-folder"], "does not exist"),
-        (["plan", ".", "--set", "train.learning=1"], "unknown setting 'train.learning'"),
-        (["plan", ".", "--set", "train.precision=fp8"], "expected auto, fp32, bf16 or fp16"),
-        (["plan", ".", "--refresh", "tranform"], "no such stage"),
-        (["sql", "selec 1"], "syntax error"),
-        (["why", "nothing-of-that-name"], "is not found"),
-        (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
-        (["generate"], "give either a PROMPT or --prompts FILE"),
-        (["ingest", ".", "--corpus", "team/x"], "'team/x' is not a valid name of a corpus"),
-        (["plan", ".", "--corpus", ".."], "'..' is not a valid name of a corpus"),
-        (["sql", "select 1", "--corpus", ""], "'' is not a valid name of a corpus"),
-    ],
-)
-def test_a_mistake_is_told_in_a_sentence(
-    arguments: list[str], sentence: str, first: dict[str, Any], home: Path
-) -> None:
-    done = invoke(home, *arguments)
-    assert done.exit_code == 1
-    assert sentence in done.stderr
-    assert done.stdout == ""
-
-
 @pytest.mark.prefect
 def test_a_folder_without_enough_text_is_refused_in_a_sentence(tmp_path: Path, prefect_server: str) -> None:
     (tmp_path / "documents").mkdir()

@@ -21,6 +21,29 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "no-such-folder"], "does not exist"),
+        (["plan", ".", "--set", "train.learning=1"], "unknown setting 'train.learning'"),
+        (["plan", ".", "--set", "train.precision=fp8"], "expected auto, fp32, bf16 or fp16"),
+        (["plan", ".", "--refresh", "tranform"], "no such stage"),
+        (["sql", "selec 1"], "syntax error"),
+        (["why", "nothing-of-that-name"], "is not found"),
+        (["generate", "x", "--model", "nobody"], "no model 'nobody'"),
+        (["generate"], "give either a PROMPT or --prompts FILE"),
+        (["ingest", ".", "--corpus", "team/x"], "'team/x' is not a valid name of a corpus"),
+        (["plan", ".", "--corpus", ".."], "'..' is not a valid name of a corpus"),
+        (["sql", "select 1", "--corpus", ""], "'' is not a valid name of a corpus"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(arguments: list[str], sentence: str, home: Path) -> None:
+    done = invoke(home, *arguments)
+    assert done.exit_code == 1
+    assert sentence in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 def test_ablate_refuses_a_source_that_is_not_there(home: Path) -> None:
