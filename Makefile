@@ -25,7 +25,8 @@ PARALLEL := -n 2 --dist loadfile
 # in the order of the folders, so that the long tests of tests/flows start first
 LONGEST_FIRST := $(PARALLEL) --no-loadscope-reorder
 
-test: setup ocr check docs
+test: setup ocr
+	$(MAKE) --jobs 2 check docs
 	$(PYTEST) $(PARALLEL) -m "not full and not faults"
 
 test-full: test

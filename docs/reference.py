@@ -15,13 +15,13 @@ from typing import Any, get_args, get_origin
 import pyarrow as pa
 import typer.main
 
+from docs.columns import TABLES, VIEWS, column_meaning, view_meaning
 from docs.stage_graph import wiring
 from flows.cli import app
 from flows.stages import all_stages
 from model.presets import PRESETS
 from storage import schemas
 from storage.catalog import Catalog, corpus_ref
-from storage.columns import TABLES, VIEWS, column_meaning, view_meaning
 from storage.store import Store
 from tasks.core.option import MAX_SEED
 from tasks.core.settings import SECTIONS, kind_of, range_of, section_class, settings_of
@@ -219,7 +219,7 @@ def view_columns() -> dict[str, list[tuple[str, str]]]:
         names = [row["view_name"] for row in catalog.query("select view_name from duckdb_views() where not internal")]
         shown = {name for name in names if not re.match(r"(all|holders|live)_", name)}
         if shown != set(VIEWS):
-            raise ValueError(f"storage/columns.py describes other views than there are: {shown ^ set(VIEWS)}")
+            raise ValueError(f"docs/columns.py describes other views than there are: {shown ^ set(VIEWS)}")
         described = {name: catalog.query(f"describe {name}") for name in VIEWS}
     return {
         name: [(row["column_name"], _sql_kind(row["column_type"])) for row in rows] for name, rows in described.items()

@@ -33,7 +33,7 @@ from tasks.report.evaluation import write as evaluation_page
 from tasks.report.gates import write as gates_page
 from tasks.report.page import Outcome, Page
 from tasks.report.training import write as training_page
-from tasks.report.wording import cell, legible, table
+from tasks.report.wording import cell, cut, legible, table
 from tasks.training.forecast import forecast, forecast_text, read_forecast
 from tasks.training.suggest import read_suggestion, suggest, suggestion_text
 from tasks.upkeep.forget import refuse_forgotten
@@ -252,8 +252,9 @@ def _samples(completions: str, width: int) -> str:
     """Return the first completions, each behind the end of its prompt."""
     lines = []
     for row in read_rows(Path(completions))[:SAMPLES]:
-        prompt, text = (legible(" ".join(str(row[name] or row["error"]).split())) for name in ("prompt", "text"))
-        lines.append(f"…{prompt[-PROMPT:]} → {text}"[: width - 3] + "…")
+        written = row["text"] if row["error"] is None else f"(not continued: {row['error']})"
+        prompt, text = (legible(" ".join(part.split())) for part in (row["prompt"] or "", written))
+        lines.append(cut(f"…{prompt[-PROMPT:]} → {text}", width - 2))
     return _section("Sample (end of the prompt → completion)", lines)
 
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = {
     ".parquet": PARQUET,
-    ".jsonl": LINES,
-    ".ndjson": LINES,
+    **dict.fromkeys((".jsonl", ".jsonlines", ".ndjson"), LINES),
     ".json": "json",
     ".txt": "text",
     ".md": "text",

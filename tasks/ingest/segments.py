@@ -150,10 +150,11 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
             run.compare_tools(extract, manifest_of(run.store, ref), tools)
     made = extract.map(run, calls)
     show_cached(run, extract, in_store)
+    new = set(made)
     placed = {content: segment for content, segment in chosen.items() if segment is not None}
     for contents, segment in zip(cuts, made, strict=True):
         placed |= dict.fromkeys(contents, segment)
-    retried = [content for content in placed if content.attempt and placed[content] in made and placed[content].made]
+    retried = [content for content in placed if content.attempt and placed[content] in new and placed[content].made]
     if retried and extract.name not in run.refresh:
         index = segment_index(run.store, settings.extract)
         for content in retried:
@@ -161,7 +162,7 @@ def extract_files(run: Run, files: Iterable[ListedFile], sources: SourceFiles, s
             if best.content != content:  # an earlier attempt gave more text
                 del placed[content]
                 placed[best.content] = best.segment
-    return _report(run, extract, list(placed.items()), sum(segment not in made for segment in placed.values()))
+    return _report(run, extract, list(placed.items()), sum(segment not in new for segment in placed.values()))
 
 
 def choose_contents(

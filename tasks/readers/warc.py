@@ -47,6 +47,8 @@ def read_warc(data: bytes, budget: Budget) -> Iterator[Entry]:
                 content = _inflated(content, budget)
         except ExtractionProblem as problem:
             yield Entry(locator, problem=problem)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - a body that is not sent as it says; the next record may be sound
             reason = f"the record cannot be read: {type(error).__name__}: {error}"
             yield Entry(locator, problem=ExtractionProblem("failed", "corrupt", reason))

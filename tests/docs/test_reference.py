@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from docs.columns import TABLES, column_meaning
 from docs.drawings import drawings
 from docs.reference import FOLDER, pages
 from docs.stage_graph import wiring
 from flows.stages import all_stages
-from storage.columns import TABLES, column_meaning
 
 IMAGES = FOLDER.parent / "images"
 PAGES = pages()

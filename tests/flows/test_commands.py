@@ -315,6 +315,7 @@ def test_the_view_of_metrics_follows_an_evaluation_of_the_latest_training(
     assert len(sql(home, "select * from metrics")) > 0
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 def test_a_folder_without_enough_text_is_refused_in_a_sentence(tmp_path: Path, prefect_server: str) -> None:
     (tmp_path / "documents").mkdir()

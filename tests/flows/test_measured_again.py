@@ -25,6 +25,7 @@ def measured_otherwise(store: Store, stride: int) -> set[str]:
     return {found.key for found in store.manifests("evaluate") if found.settings["stride"] != stride}
 
 
+@pytest.mark.full
 def test_it_is_measured_as_it_was_when_it_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SHEEPFOLD_STORE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)

@@ -83,6 +83,7 @@ def test_figures_that_flatter_the_champion_are_told_and_stand_beside_its_own(hom
     assert page.name != "evaluation.html" and "some of which it was trained on" in page.read_text()
 
 
+@pytest.mark.full
 def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: Home, source: Path) -> None:
     settings = parse_assignments(
         [OTHER_SPLIT, "curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4"]
@@ -95,6 +96,7 @@ def test_a_training_that_would_go_on_from_it_is_refused_before_it_begins(home: H
     assert len(list(Path(home.store).glob("train/*"))) == 1
 
 
+@pytest.mark.full
 def test_an_evaluation_before_the_run_that_a_forgotten_document_asks_for_tells_no_drift(home: Home) -> None:
     forget(home, open_store(home.store), "text-03.txt", "", "default", dry_run=False)
     found: dict[str, Any] = evaluate(EvaluateOptions(drift=True, home=str(home.path)))

@@ -29,6 +29,7 @@ def person(tmp_path: Path, prefect_server: str) -> Person:
     return made
 
 
+@pytest.mark.full
 def test_a_terminal_keeps_a_line_for_each_flow_and_the_result(person: Person) -> None:
     lines = person.types("ingest", "documents")
     assert lines[0].lstrip().startswith("ingest 8 stages, ")

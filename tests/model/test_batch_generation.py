@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -44,11 +43,6 @@ def test_stop_token_ends_its_row_only(build_model: Callable[..., Transformer]) -
         assert one.finish_reason == ("stop" if eos in whole.ids else "length")
 
 
-def test_prompt_longer_than_the_context_keeps_its_end(build_model: Callable[..., Transformer]) -> None:
-    model, long = build_model(), [token % 31 for token in range(50)]
-    assert generate(model, [long], GREEDY)[0].ids == generate(model, [long[-16:]], GREEDY)[0].ids
-
-
 def test_shortest_context_rolls(build_model: Callable[..., Transformer]) -> None:
     model = build_model(max_seq_len=2)
     found = generate(model, [[1], [2, 3]], GREEDY)
@@ -86,10 +80,3 @@ def test_the_end_is_not_drawn_before_the_least_number_of_tokens(build_model: Cal
     assert stopped.ids == []
     assert len(held.ids) >= 2
     assert first not in held.ids[:2]
-
-
-def test_suppressed_tokens_are_never_drawn(build_model: Callable[..., Transformer]) -> None:
-    model = build_model()
-    drawn = set(generate(model, [[1, 2]], SAMPLED)[0].ids)
-    kept = generate(model, [[1, 2]], dataclasses.replace(SAMPLED, suppress=tuple(drawn)))[0].ids
-    assert drawn.isdisjoint(kept)

@@ -195,17 +195,6 @@ def test_rows_remember_for_themselves() -> None:
     assert (chooser._changed(torch.zeros(2, 5))[0] == -torch.inf).tolist() == [False, False, True, False, False]
 
 
-def test_when_every_token_is_forbidden_it_is_said() -> None:
-    config = GenerationConfig(temperature=1.0, suppress=(0,), no_repeat_ngram=1)
-    chooser = Sampler(config, 3, 2, 4)
-    chooser.begin(0, [1, 2])
-    chooser.begin(1, [1])
-    chosen = chooser.choose(torch.zeros(2, 3), torch.tensor([0.5, 0.5]).double())
-    assert chosen.exhausted is not None
-    assert chosen.exhausted.tolist() == [True, False]
-    assert int(chosen.tokens[1]) == 2
-
-
 def test_the_best_tokens_come_with_the_models_own_log_probabilities() -> None:
     logits = logits_of(50)[None]
     config = GenerationConfig(temperature=2.0, top_k=2, top_logprobs=3, suppress=(int(logits.argmax()),))

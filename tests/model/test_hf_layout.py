@@ -143,24 +143,6 @@ def test_what_a_config_leaves_out_has_the_defaults_of_transformers(layout: str) 
     assert config_from_hf({"model_type": layout, **heads}) == config_from_hf(theirs.to_dict())
 
 
-@pytest.mark.parametrize("layout", ROTARY)
-def test_an_interleaved_network_comes_back_as_the_same_function(layout: str, tmp_path: Path) -> None:
-    bias = {"attn_bias": True} if layout in ("llama", "qwen3") else {}
-    model = random_network({**SHAPES[layout], "rope_layout": "interleaved", **bias})
-    to_hf(model, tmp_path / "exported")
-    with torch.no_grad():
-        assert relative(from_hf(tmp_path / "exported")(IDS), model(IDS)) <= LIMIT
-
-
-def test_rows_of_padding_are_cut(tmp_path: Path) -> None:
-    model = random_network({**LLAMA, "vocab_multiple": 64})
-    to_hf(model, tmp_path / "exported")
-    again = from_hf(tmp_path / "exported")
-    assert again.token_embedding.weight.shape == again.head_weight.shape == (31, 16)
-    with torch.no_grad():
-        assert torch.equal(again(IDS), model(IDS)[..., :31])
-
-
 @pytest.mark.parametrize("layout", SHAPES)
 def test_shards_of_transformers_are_read(layout: str, tmp_path: Path) -> None:
     theirs = random_theirs(layout, 3)
@@ -528,18 +510,3 @@ def test_a_network_trained_here_gives_the_same_logits_there(
     to_hf(trained, tmp_path / "exported")
     found = compare(trained, load_theirs(tmp_path / "exported", "sdpa"))
     assert max(found.logits, found.gradients) <= LIMIT
-
-
-@pytest.mark.parametrize(
-    "layout", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.full) for name in SHAPES]
-)
-def test_a_network_of_transformers_is_trained_further_here(
-    layout: str, build_source: Callable[..., SpanSource], tmp_path: Path
-) -> None:
-    random_theirs(layout, 2).save_pretrained(tmp_path)
-    model = from_hf(tmp_path)
-    source = build_source(seq_len=model.config.max_seq_len, vocab_size=model.config.vocab_size)
-    plan = TrainConfig(max_steps=60, batch_size=8, lr=1e-2)
-    result = Trainer(model.config, plan, source, initial_weights=model.state_dict()).fit()
-    losses = [row["train/loss"] for row in result.history]
-    assert losses[-1] < 0.8 * losses[0]

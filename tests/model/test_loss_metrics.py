@@ -32,16 +32,6 @@ def test_evaluation_is_the_mean_over_tokens(
     assert found.nll_nats == pytest.approx(nll, rel=1e-6)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluation_leaves_mode_and_random_state_alone(
-    build_model: Callable[..., Transformer], build_source: Callable[..., SpanSource], training: bool
-) -> None:
-    model, before = build_model(drop_resid=0.5).train(training), torch.get_rng_state()
-    evaluate_source(model, build_source(), 4)
-    assert model.training is training
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("ignored", [-100, -1])
 def test_losses_of_tokens_and_of_sequences_add_up_to_the_sum(
     build_model: Callable[..., Transformer], ignored: int

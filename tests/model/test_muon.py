@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import init_device_mesh
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer, optim
 from model.optim import (
     POLYNOMIALS,
     build_optimizer,
-    load_optimizer_tensors,
-    optimizer_tensors,
     orthogonalise,
 )
 
@@ -145,75 +139,6 @@ def test_frozen_matrices_are_left_out() -> None:
     held = {id(p) for group in build_optimizer(model, TrainConfig(1, optimizer="muon")).param_groups
             for p in group["params"]}  # fmt: skip
     assert held == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-
-
-def trained_a_step(model: Transformer, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    for number, parameter in enumerate(model.parameters()):
-        parameter.grad = torch.from_numpy(noise(*parameter.shape, seed=100 * seed + number)).float()
-    optimizer.step()
-
-
-def test_the_state_goes_on_bit_for_bit_from_tensors(model_config: ModelConfig) -> None:
-    config = TrainConfig(9, optimizer="muon")
-    straight = Transformer(model_config)
-    optimizer = build_optimizer(straight, config)
-    for seed in range(2):
-        trained_a_step(straight, optimizer, seed)
-    resumed = Transformer(model_config)
-    resumed.load_state_dict(straight.state_dict())
-    restored = build_optimizer(resumed, config)
-    saved = optimizer_tensors(optimizer)
-    load_optimizer_tensors(restored, {name: value.clone() for name, value in saved.items()})
-    assert all(torch.equal(value, optimizer_tensors(restored)[name]) for name, value in saved.items())
-    for seed in range(2, 4):
-        trained_a_step(straight, optimizer, seed)
-        trained_a_step(resumed, restored, seed)
-    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in straight.state_dict().items())
-
-
-def sharded_step(rank: int, folder: str) -> None:
-    """Run one of two processes: three steps of a network with sharded weights."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        torch.manual_seed(0)
-        model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20)).double()
-        mesh = init_device_mesh("cpu", (2,))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        ids = torch.arange(16).view(2, 8) % 11
-        optimizer = build_optimizer(model, TrainConfig(3, optimizer="muon", lr=1e-2))
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(ids).square().mean().backward()
-            optimizer.step()
-        whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
-        if rank == 0:
-            save_file(whole, Path(folder) / "weights")
-    finally:
-        dist.destroy_process_group()
-    os._exit(0)  # as ranks of a training end: while Python puts torch away, a thread of it sometimes aborts the process
-
-
-@pytest.mark.full
-def test_weights_shared_out_over_two_processes_take_the_same_steps(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(sharded_step, args=(str(tmp_path),), nprocs=2)
-    found = load_file(tmp_path / "weights")
-    torch.manual_seed(0)
-    model = Transformer(ModelConfig(11, n_layer=2, n_head=2, d_model=8, d_ff=20)).double()
-    ids = torch.arange(16).view(2, 8) % 11
-    optimizer = build_optimizer(model, TrainConfig(3, optimizer="muon", lr=1e-2))
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(ids).square().mean().backward()
-        optimizer.step()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5, msg=name)
 
 
 def test_batches_that_do_not_fit_at_once_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from model.attention import (
     apply_rotary,
     attend,
     attention_mask,
-    attention_weights,
     block_mask,
     rotary_columns,
     rotary_frequencies,
@@ -48,37 +46,11 @@ def other_ids(ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
-def test_a_row_does_not_depend_on_the_other_rows(build_model: Build, settings: dict) -> None:
-    model, ids = build_model(**settings), ids_of(4, 12)
-    changed = other_ids(ids)
-    changed[2] = ids[2]
-    with torch.no_grad():
-        before, after = model(ids), model(changed)
-    assert torch.equal(before[2], after[2])
-    assert not any(torch.allclose(before[row], after[row], atol=1e-3) for row in (0, 1, 3))
-
-
-@pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_every_parameter_has_a_part_in_the_loss(build_model: Build, settings: dict) -> None:
     model, ids = build_model(**settings), ids_of(4, 16)
     model.loss(ids[:, :-1], ids[:, 1:]).backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert idle == []
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_gradients_of_a_repeated_id_add_up(build_model: Build, tied: bool) -> None:
-    """Against the same network in which each occurrence reads a row of its own."""
-    repeated, distinct = (build_model(tie_weights=tied) for _ in range(2))
-    rows, labels = [3, 6, 7], torch.tensor([[9, 10, 11, 12]])
-    for model, ids in ((repeated, [3, 5, 3, 3]), (distinct, [3, 5, 6, 7])):
-        table = model.token_embedding.weight
-        table.data[rows] = table.data[3].clone()
-        model.loss(torch.tensor([ids]), labels).backward()
-    added, single = repeated.token_embedding.weight.grad, distinct.token_embedding.weight.grad
-    assert torch.allclose(added[rows].sum(0), single[rows].sum(0), atol=1e-6)
-    assert torch.allclose(added[5], single[5], atol=1e-6)
-    assert not torch.allclose(added[3], single[3], atol=1e-4)
 
 
 # rotary positions
@@ -119,37 +91,6 @@ def test_rotation_is_the_complex_product(settings: dict) -> None:
 
 
 # attention weights
-
-
-@pytest.mark.parametrize("documents", [None, [[5, 4, 3], [12]]], ids=["one", "packed"])
-@pytest.mark.parametrize("settings", ATTENTION_VARIANTS, ids=str)
-def test_attention_is_its_weights_times_values(build_model: Build, settings: dict, documents: list | None) -> None:
-    model, ids = build_model(**settings), ids_of(2, 12)
-    with torch.no_grad():
-        now = model.plan(ids, documents=documents)
-        x = model.place(model.token_embedding(ids), now)
-        attention: Any = model.blocks[0].attention
-        q, k, v = attention.project(x, now.rotation)
-        weights = attention_weights(q, k, None if now.mask is None else now.mask == 0)
-        mixed = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-        expected = attention.proj(mixed.transpose(1, 2).flatten(2))
-        torch.testing.assert_close(attention(x, 0, now), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-6, rtol=0)
-    assert (weights >= 0).all()
-    assert not weights.triu(1).any()
-
-
-def test_mask_is_causal_windowed_and_keeps_documents_apart() -> None:
-    places, numbers = torch.arange(6), torch.tensor([0, 0, 0, 0, 1, 1])
-    found = attention_mask(places, places, 3, (numbers, numbers)).int().tolist()
-    assert found == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [0, 1, 1, 1, 0, 0],
-        [0, 0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 1, 1],
-    ]
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -237,19 +178,6 @@ def test_long_documents_stay_apart_bit_for_bit(build_model: Build) -> None:
     torch.testing.assert_close(before[:, 600:1250], alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("settings", ATTENTION_VARIANTS, ids=str)
-def test_gradients_do_not_flow_between_documents(build_model: Build, settings: dict) -> None:
-    model = build_model(**{**settings, "tie_weights": False})
-    ids = torch.cat((torch.arange(0, 6), torch.arange(10, 15), torch.arange(20, 25)))[None]  # no id in two documents
-    labels = torch.full((1, 16), -100)
-    labels[0, 6:11] = 3
-    model.loss(ids, labels, documents=[[6, 5, 5]]).backward()
-    gradient = model.token_embedding.weight.grad
-    assert gradient is not None
-    touched = gradient.abs().amax(dim=1).nonzero()[:, 0].tolist()
-    assert touched == [10, 11, 12, 13, 14]
-
-
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
@@ -283,33 +211,3 @@ def test_a_prompt_read_in_pieces_equals_one_pass(build_model: Build, settings: d
     with torch.no_grad():
         parts = [model(ids[:, a:b], cache=cache) for a, b in ((0, 7), (7, 8), (8, 13), (13, 16))]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("window", [1, 3, 4])
-@pytest.mark.parametrize("pos", ["learned", "rope"])
-def test_ragged_prompts_longer_than_the_window_equal_uncached(build_model: Build, window: int, pos: str) -> None:
-    model, ids = build_model(window=window, pos=pos), ids_of(3, 16)
-    lengths = [11, 2, 8]
-    prompts = torch.zeros(3, 11, dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        prompts[row, :length] = ids[row, :length]
-    cache = KVCache(model.config, 3)
-    with torch.no_grad():
-        whole = model(ids)
-        model(prompts, cache=cache, lengths=torch.tensor(lengths))
-        for step in range(5):
-            at = [length + step for length in lengths]
-            logits = model(ids[range(3), at][:, None], cache=cache)[:, 0]
-            torch.testing.assert_close(logits, whole[range(3), at], atol=1e-5, rtol=0)
-
-
-def test_what_lies_in_the_padding_of_a_prompt_does_not_matter(build_model: Build) -> None:
-    model, ids = build_model(), ids_of(2, 9)
-    found = []
-    for filling in (0, 30):
-        prompts, cache = ids.clone(), KVCache(model.config, 2)
-        prompts[1, 4:] = filling
-        with torch.no_grad():
-            model(prompts, cache=cache, lengths=torch.tensor([9, 4]))
-            found.append(model(ids_of(2, 1), cache=cache))
-    assert torch.equal(*found)

@@ -267,16 +267,6 @@ def test_tied_weights_stay_tied_through_a_step_and_a_file(build_model: Build, tm
     assert torch.equal(loaded(ids), model.eval()(ids))
 
 
-def test_a_tied_gradient_is_the_sum_of_lookup_and_head(build_model: Build) -> None:
-    tied, untied, ids = build_model(), build_model(tie_weights=False), ids_of(2, 12)
-    untied.load_state_dict({**tied.state_dict(), "untied_head.weight": tied.head_weight})
-    for model in (tied, untied):
-        model.loss(ids[:, :-1], ids[:, 1:]).backward()
-    assert untied.token_embedding.weight.grad is not None and untied.head_weight.grad is not None
-    expected = untied.token_embedding.weight.grad + untied.head_weight.grad
-    torch.testing.assert_close(tied.head_weight.grad, expected, atol=1e-6, rtol=1e-5)
-
-
 # padded vocabulary and bias of the head
 
 
@@ -320,23 +310,3 @@ def test_padded_ids_are_never_generated(build_model: Build, temperature: float) 
         assert len(completion.ids) == 40
         assert max(completion.ids) < 31
         assert all(math.isfinite(logprob) for logprob in completion.logprobs)
-
-
-@pytest.mark.parametrize("vocab_multiple", [1, 64])
-def test_head_bias_is_in_the_blockwise_loss_and_the_plain_one(build_model: Build, vocab_multiple: int) -> None:
-    model, ids = build_model(head_bias=True, vocab_multiple=vocab_multiple), ids_of(2, 13)
-    x, labels = ids[:, :-1], ids[:, 1:].clone()
-    labels[0, 3:5] = IGNORE
-    without = model.loss(x, labels).item()
-    assert model.head_bias is not None
-    with torch.no_grad():
-        model.head_bias.normal_(generator=torch.Generator().manual_seed(2))
-    found = []
-    for loss in (model.loss(x, labels), plain_loss(model, x, labels)):
-        model.zero_grad()
-        loss.backward()
-        assert model.head_bias.grad is not None
-        found.append((loss.item(), model.head_bias.grad.clone()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
-    assert abs(found[0][0] - without) > 0.05
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-4)

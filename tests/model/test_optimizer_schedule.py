@@ -20,27 +20,6 @@ from model.schedule import (
 OPTIMIZERS = ("adamw", "adam", "adam_l2", "muon")
 
 
-@pytest.mark.parametrize(
-    ("kind", "weight_decay", "expected"),
-    [
-        ("adamw", 0.01, (0.498995000033333, 0.498845489559286)),
-        ("adam", None, (0.499000000033333, 0.498855479508713)),
-        ("adam_l2", 0.01, (0.499000000032787, 0.498836546432138)),
-    ],
-)
-def test_an_optimizer_takes_the_steps_computed_by_hand(
-    kind: str, weight_decay: float | None, expected: tuple[float, float]
-) -> None:
-    layer = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    torch.nn.init.constant_(layer.weight, 0.5)
-    config = TrainConfig(2, optimizer=kind, lr=0.001, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay)
-    optimizer = build_optimizer(layer, config)
-    for gradient, weight in zip((0.3, -0.2), expected, strict=True):
-        layer.weight.grad = torch.full_like(layer.weight, gradient)
-        optimizer.step()
-        assert layer.weight.item() == pytest.approx(weight, abs=1e-12)
-
-
 def adam_by_hand(weight: np.ndarray, gradients: list[np.ndarray], decay: float, config: TrainConfig) -> np.ndarray:
     m, v = np.zeros_like(weight), np.zeros_like(weight)
     (beta1, beta2), coupled = config.betas, config.optimizer == "adam_l2"
@@ -73,15 +52,6 @@ def test_a_layer_takes_the_steps_computed_with_numpy(kind: str, betas: tuple[flo
         np.testing.assert_allclose(parameter.detach().numpy(), adam_by_hand(start, own, decay, config), atol=1e-13)
 
 
-def test_only_matrices_decay() -> None:
-    model = Transformer(ModelConfig(11, n_layer=1, d_model=8, n_head=2))
-    optimizer = build_optimizer(model, TrainConfig(1, weight_decay=0.1))
-    decayed = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert {name: decayed[id(p)] for name, p in model.named_parameters()} == {
-        name: 0.1 if p.dim() >= 2 else 0.0 for name, p in model.named_parameters()
-    }
-
-
 @pytest.mark.parametrize("kind", ["adamw", "adam_l2"])
 def test_without_groups_all_parameters_decay(kind: str) -> None:
     model = Transformer(ModelConfig(11, n_layer=1, d_model=8, n_head=2))
@@ -89,12 +59,6 @@ def test_without_groups_all_parameters_decay(kind: str) -> None:
     (group,) = optimizer.param_groups
     assert group["weight_decay"] == 0.1
     assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
-
-
-def test_plain_adam_decays_nothing() -> None:
-    model = Transformer(ModelConfig(11, n_layer=1, d_model=8, n_head=2))
-    optimizer = build_optimizer(model, TrainConfig(1, optimizer="adam"))
-    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
 
 
 @pytest.mark.parametrize(

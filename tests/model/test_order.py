@@ -47,27 +47,10 @@ def test_order_is_that_of_numpys_philox_under_seed_and_epoch() -> None:
 # how well it mixes
 
 
-def many_orders(n: int, n_orders: int) -> np.ndarray:
-    """The orders of so many epochs, one a row."""
-    return np.stack([order(n, 1, epoch) for epoch in range(n_orders)])
-
-
 def excess(counts: np.ndarray) -> float:
     """Return the deviation of counts from equal ones, in standard deviations of chance (chi-square)."""
     expected, freedom = counts.mean(), counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5)
-
-
-@pytest.mark.parametrize("n", [10, 16, 30, 100])
-def test_every_sequence_comes_at_every_position_equally_often(n: int) -> None:
-    found = many_orders(n, 100_000 // n)
-    assert excess(np.bincount((np.arange(n) * n + found).ravel(), minlength=n * n)) < 5
-
-
-@pytest.mark.parametrize("n", [10, 30, 100])
-def test_epochs_do_not_resemble_the_ones_before(n: int) -> None:
-    found = many_orders(n, 100_000 // n)
-    assert excess(np.bincount((found[1:] * n + found[:-1]).ravel(), minlength=n * n)) < 5
 
 
 # groups
@@ -116,11 +99,6 @@ def test_every_sequence_of_a_partly_read_group_gets_its_turn() -> None:
     times = np.bincount(read, minlength=60)
     assert np.array_equal(times[50:], np.full(10, 3000))
     assert excess(times[:50]) < 5
-
-
-def test_one_group_without_repeats_is_the_plain_order() -> None:
-    found = Order([Group(0, 37, 37)], 11).at(np.arange(3 * 37)).reshape(3, 37)
-    assert np.array_equal(found, [order(37, 11, epoch) for epoch in range(3)])
 
 
 def test_a_far_position_needs_nothing_of_those_before() -> None:

@@ -30,14 +30,6 @@ def source_of(*sequences: list[Piece], ahead: list[int], isolated: bool = False,
 # what a batch holds
 
 
-def test_no_label_crosses_into_an_isolated_piece() -> None:
-    source = source_of([(0, 0, 2), (1, 5, 1), (0, 7, 2)], ahead=[0, 0, 0], isolated=True)
-    inputs, labels, documents = source.batch(np.array([0]))
-    assert inputs.tolist() == [[10, 11, 1005, 17, 18, 7]]
-    assert labels.tolist() == [[11, -100, -100, 18, -100, -100]]
-    assert documents == [[2, 1, 2]]
-
-
 @pytest.mark.parametrize("isolated", [False, True])
 def test_one_piece_each_is_the_same_with_and_without_offsets(isolated: bool, build_source: Callable) -> None:
     plain = build_source(n=30)
@@ -206,15 +198,6 @@ def test_packed_documents_have_the_loss_and_gradient_of_each_alone(
     found.backward()
     for (key, left), right in zip(model.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(right.grad, left.grad, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: key + text)
-
-
-def test_packed_documents_that_are_not_isolated_have_another_loss(build_model: Callable[..., Transformer]) -> None:
-    alone, packed = documents_and_pack()
-    joined = SpanSource(packed.shards, packed.shard, packed.start, packed.length, 16, 0, offsets=packed.offsets)
-    model = build_model()
-    apart, together = (evaluate_source(model, source, 3) for source in (alone, joined))
-    assert together.tokens == apart.tokens + 4  # pairs of neighbours
-    assert abs(together.nll_nats - apart.nll_nats) > 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

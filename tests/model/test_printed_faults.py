@@ -27,15 +27,6 @@ def default_device(name: str) -> Iterator[None]:
         torch.set_default_device(before)
 
 
-def test_the_loss_of_a_shifted_slice_is_that_of_its_copy(build_model: Build) -> None:
-    model, ids = build_model(), ids_of(3, 9)
-    inputs, labels = ids[:, :-1], ids[:, 1:]
-    assert not labels.is_contiguous()
-    loss = model.loss(inputs, labels)
-    loss.backward()
-    assert loss.item() == model.loss(inputs.contiguous(), labels.contiguous()).item()
-
-
 @pytest.mark.parametrize("pos", ["learned", "sinusoidal", "rope", "none"])
 def test_a_sequence_beyond_the_context_is_refused_in_words(build_model: Build, pos: str) -> None:
     model = build_model(pos=pos)

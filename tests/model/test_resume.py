@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from interrupted_runs import EVERY_STEP, RARELY, Interrupted, assert_same_run, calling, stop_at
@@ -86,63 +81,6 @@ def test_run_with_other_groups_is_not_continued(
         other.fit()
 
 
-def test_loss_scale_is_continued(
-    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
-) -> None:
-    config = dataclasses.replace(train_config, precision="fp16")
-    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
-    with pytest.raises(Interrupted):
-        Trainer(model_config, config, build_source(), **settings, callbacks=stop_at(3)).fit()
-    state = load_checkpoint(tmp_path)
-    state.scaler["scale"] = 1024.0
-    save_checkpoint(tmp_path, state)
-    Trainer(model_config, config, build_source(), **settings).fit()
-    assert load_checkpoint(tmp_path).scaler["scale"] == 1024.0
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np, torch
-from model import Callbacks, ModelConfig, SpanSource, TrainConfig, Trainer
-from model.config import Execution
-
-folder, model_json, train_json, threads = sys.argv[1:]
-torch.set_num_threads(int(threads))
-import json
-shard = (np.arange(4096) * 7 % 31).astype(np.uint16)
-source = SpanSource([shard], np.zeros(20), np.arange(20) * 9, np.arange(20) % 16 + 2, 16, 0)
-
-class Kill(Callbacks):
-    def step(self, step, max_steps, metrics):
-        if step == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-Trainer(ModelConfig.from_dict(json.loads(model_json)), TrainConfig.from_dict(json.loads(train_json)), source,
-        checkpoint_dir=folder, execution=Execution(checkpoint_minutes=0), callbacks=Kill()).fit()
-"""
-
-
-@pytest.mark.full
-def test_killed_process_is_continued_to_the_same_bits(
-    model_config: ModelConfig, train_config: TrainConfig, tmp_path: Path
-) -> None:
-    shape = dataclasses.replace(model_config, drop_resid=0.1)
-    shard = (np.arange(4096) * 7 % 31).astype(np.uint16)
-    source = SpanSource([shard], np.zeros(20), np.arange(20) * 9, np.arange(20) % 16 + 2, 16, 0)
-    arguments = [tmp_path, json.dumps(shape.to_dict()), json.dumps(train_config.to_dict())]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *map(str, arguments), str(torch.get_num_threads())],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
-    resumed = Trainer(shape, train_config, source, checkpoint_dir=tmp_path).fit()
-    assert resumed.resumed_from == 6
-    assert_same_run(Trainer(shape, train_config, source).fit(), resumed)
-
-
 def test_finished_run_is_not_computed_again(
     model_config: ModelConfig,
     train_config: TrainConfig,
@@ -185,7 +123,17 @@ def cut_history(place: Path) -> None:
     (place / "history.jsonl").write_text("".join(lines[:-1]))
 
 
-@pytest.mark.parametrize("damage", [damage_weights, remove_state, cut_state, empty_state, change_state, cut_history])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_weights,
+        cut_history,
+        *(
+            pytest.param(damage, marks=pytest.mark.full)
+            for damage in (remove_state, cut_state, empty_state, change_state)
+        ),
+    ],
+)
 def test_torn_newest_checkpoint_is_skipped(
     damage: Callable[[Path], None],
     model_config: ModelConfig,

@@ -9,10 +9,6 @@ import torch
 from model.sampling import filter_top_k, filter_top_p, uniform_noise
 
 
-def logits_of(seed: int, n_rows: int = 8, vocab_size: int = 40) -> torch.Tensor:
-    return 3 * torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
-
-
 def test_top_k_keeps_ties() -> None:
     assert filter_top_k(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2).isfinite().tolist() == [[True, True, True, False]]
 

@@ -114,6 +114,7 @@ def run_compiled(**environment: str) -> dict:
     return found
 
 
+@pytest.mark.full
 def test_without_a_compiler_training_goes_on_and_says_why(tmp_path: object) -> None:
     found = run_compiled(PATH="/nowhere", CXX="/nowhere/c++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     assert found["compiled"] == found["plain"]

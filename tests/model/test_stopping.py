@@ -107,6 +107,7 @@ def test_a_signal_that_raises_in_the_main_thread_stops_the_training_after_its_st
     assert load_checkpoint(tmp_path).step == interruption.value.__cause__.step == 4
 
 
+@pytest.mark.full
 def test_a_second_signal_does_not_wait_at_whatever_moment_it_comes(
     raising_handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

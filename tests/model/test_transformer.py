@@ -44,21 +44,6 @@ def test_cached_logits_of_ragged_prompts_equal_uncached(
             torch.testing.assert_close(logits, whole[range(3), at], atol=1e-5, rtol=0)
 
 
-def test_cached_logits_equal_uncached_when_several_tokens_follow(
-    build_model: Callable[..., Transformer],
-) -> None:
-    model, ids = build_model(), ids_of(2, 12)
-    cache = KVCache(model.config, 2)
-    with torch.no_grad():
-        parts = [model(ids[:, a:b], cache=cache) for a, b in ((0, 5), (5, 9), (9, 12))]
-        torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=0)
-
-
-def test_too_long_sequence_is_refused(build_model: Callable[..., Transformer]) -> None:
-    with pytest.raises(ValueError, match=r"17 tokens is longer than max_seq_len=16"):
-        build_model()(ids_of(1, 17))
-
-
 def test_full_cache_is_refused(build_model: Callable[..., Transformer]) -> None:
     model = build_model()
     cache = KVCache(model.config, 1, 4)

@@ -181,6 +181,7 @@ def test_a_refresh_killed_at_any_call_leaves_the_old_artefact_the_new_one_or_non
     assert states == {None, OLD, NEW}  # the kills did fall on both sides of the two renames that replace it
 
 
+@pytest.mark.full
 def test_a_refresh_killed_at_any_call_loses_no_artefact_to_the_run_after_it(
     tmp_path: Path, killed_refreshes: list[Killed]
 ) -> None:

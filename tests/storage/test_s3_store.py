@@ -373,6 +373,7 @@ def test_names_of_objects_that_lead_out_of_the_cache_are_passed_over(
     assert here.keys("letters") == []
 
 
+@pytest.mark.full
 def test_two_machines_that_make_the_same_at_once_end_with_the_one_that_was_first(
     here: S3Store, there: S3Store, s3_address: str
 ) -> None:

@@ -35,6 +35,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", MAKE, str(folder)])
 
 
+@pytest.mark.full
 def test_a_kill_while_the_tables_are_made_leaves_a_home_that_works(tmp_path: Path) -> None:
     process = start(tmp_path)
     deadline = time.monotonic() + 120

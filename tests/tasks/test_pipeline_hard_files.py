@@ -74,6 +74,7 @@ def test_a_file_that_was_gone_for_a_moment_is_read_by_the_next_run(
     assert ingest(home, source)[1].computed == 0
 
 
+@pytest.mark.full
 def test_a_refreshed_extraction_is_used_by_the_next_run_also_where_a_file_was_read_twice_before(
     home: Home, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings, train_in
+from tiny_run import Ran, copy_of_store, run_whole
 
-from model.checkpoint import latest_checkpoint
 from storage.errors import UserError
 from storage.store import Store
-from tasks.core.progress import StageProgress
 from tests.flows.runs import store_contents
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -57,35 +54,3 @@ def test_a_spoilt_manifest_is_named_and_what_it_spoke_of_is_made_again_once_it_i
     Store(Path(home.store)).remove("dataset", path.parent.name)
     run_whole(home, tiny_source)
     assert store_contents(home.path) == store_contents(tiny.run.home.path)
-
-
-class Killed(BaseException):
-    """Stands for a process that ends here."""
-
-
-def test_a_training_whose_newest_checkpoint_is_spoilt_goes_on_from_the_one_before_to_the_same_bits(
-    tiny: Ran, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = copy_of_store(tiny, tmp_path / "home", "train")
-    shown = StageProgress.update
-
-    def update(self: StageProgress, done: float, total: float, note: str = "") -> None:
-        shown(self, done, total, note)
-        if self.name == "train" and done == 9:
-            raise Killed
-
-    with monkeypatch.context() as patch, direct_run(home) as run:
-        patch.setattr(StageProgress, "update", update)
-        with pytest.raises(Killed):
-            train_in(run, tiny_source, tiny_settings("execution.checkpoint_minutes=0"))
-    (folder,) = Path(home.store, ".work", "train").glob("*/scratch/checkpoints")
-    newest = latest_checkpoint(folder)
-    assert newest is not None
-    spoil(newest / "model.safetensors")
-    before = latest_checkpoint(folder)
-    assert before is not None and before < newest
-    with direct_run(home) as run:
-        checkpoint = train_in(run, tiny_source)
-        manifest = json.loads((run.store.folder(checkpoint) / "manifest.json").read_text())
-    assert manifest["counts"]["resumed_from"] == int(before.name[-8:])
-    assert checkpoint == tiny.checkpoint

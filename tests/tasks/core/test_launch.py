@@ -120,6 +120,7 @@ def all_end(pids: list[int]) -> Iterator[None]:
             os.close(descriptor)
 
 
+@pytest.mark.full
 def test_a_launched_training_is_that_of_one_process(job: Job, tmp_path: Path) -> None:
     reports = Reports(Path(job.checkpoints))
     done = launch(job, 2, tmp_path / "ranks", reports)

@@ -121,6 +121,7 @@ def test_a_segment_without_documents_has_no_scores(run: Run, sides: tuple[Path, 
     assert read_rows(run.store.folder(made) / SCORES_FILE) == []
 
 
+@pytest.mark.full
 def test_a_process_of_its_own_gives_the_same_scores(run: Run, tmp_path: Path, sides: tuple[Path, Path]) -> None:
     source = run.store.folder(hold(run, manuals(50))) / DOCUMENTS_FILE
     weights = run.store.folder(learn(run, [sides[0]], [sides[1]])) / WEIGHTS_FILE

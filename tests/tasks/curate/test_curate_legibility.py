@@ -91,12 +91,6 @@ def test_odd_texts_have_finite_estimates(known: Characters, text: str) -> None:
     assert all(0 <= rate <= 1 for _, _, rate in known.passages(text))
 
 
-def test_a_saved_model_estimates_alike(known: Characters, tmp_path: Path) -> None:
-    known.save(tmp_path)
-    text = damaged(PROSE[-1], 0.2)
-    assert list(Characters.load(tmp_path).passages(text)) == list(known.passages(text))
-
-
 def test_pages_are_found_in_the_text_of_their_document() -> None:
     pages = [("7\nThe first page has this line.", 0.9), ("", 0.1), ("The second page follows it here.", 0.5)]
     text = "The first page has this line.\n\nThe second page follows it here."

@@ -155,17 +155,6 @@ def test_a_page_read_by_ocr_that_does_not_know_how_sure_it_is_counts_for_no_mean
     assert document_row(record("pdf"), found)["ocr_confidence"] == 80.0
 
 
-def test_running_heads_go_where_that_is_asked_for_and_only_there() -> None:
-    words = ["one sheep", "two lambs", "three rams", "four ewes", "five dogs", "six goats"]
-    found = pages(
-        *(f"The Shepherd's Almanac\n\n{word} on the hill\n\n{number}" for number, word in enumerate(words, 1))
-    )
-    assert "Almanac" in document_row(record("pdf"), found)["text"]
-    stripped = document_row(record("pdf"), found, strip_running_heads=True)["text"]
-    assert "Almanac" not in stripped
-    assert all(word in stripped for word in words)
-
-
 def test_mojibake_is_repaired_unless_that_is_switched_off() -> None:
     broken = pages("the café".encode().decode("cp1252"))
     assert document_row(record(), broken)["text"] == "the café"

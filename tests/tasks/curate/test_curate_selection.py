@@ -127,26 +127,6 @@ def test_a_cluster_is_held_out_only_if_the_hash_of_every_text_in_it_says_so() ->
     assert split([*together, *others, replace(trained, cluster="c")])["c"] == "train"
 
 
-def test_merging_clusters_only_ever_moves_documents_out_of_validation() -> None:
-    rng = random.Random(5)
-    items = candidates(40)
-    before = sides(items)
-    for _ in range(15):
-        merged = [replace(item, cluster=f"c{rng.randrange(12)}") for item in items]
-        merged += [item for item in candidates(300, start=40) if share_of(item) < 0.2][:3]  # else more had to be chosen
-        after = sides(merged)
-        assert not [name for name in before if before[name] == "train" and after[name] == "validation"]
-
-
-def test_a_member_that_is_not_used_decides_all_the_same() -> None:
-    """Else a threshold that refuses it could move its cluster into validation."""
-    held_out = next(item for item in candidates(300) if share_of(item) < 0.2)
-    trained = next(item for item in candidates(300) if share_of(item) >= 0.2)
-    pair = [replace(held_out, cluster="c"), replace(trained, cluster="c", refusal="near_duplicate")]
-    others = [item for item in candidates(60, start=400) if share_of(item) < 0.2]
-    assert split([*pair, *others])["c"] == "train"
-
-
 def test_of_documents_with_the_same_text_the_lowest_id_is_kept() -> None:
     items = [candidate("same", "c"), candidate("same", "a"), candidate("same", "b"), *candidates(5)]
     assert refusals(items) == {
@@ -205,16 +185,6 @@ def test_a_pair_of_texts_holds_for_every_document_that_has_them() -> None:
     first = replace(candidate("x", "a", "c", n_bytes=30), refusal="licence")
     items = [first, candidate("x", "b", "c", n_bytes=30), candidate("y", "d", "c", n_bytes=20)]
     assert refused(items, [("a", "d", 0.95)]) == {"a": "licence", "d": "near_duplicate"}
-
-
-def test_documents_with_the_same_text_are_on_the_same_side() -> None:
-    items = [candidate(f"text {number % 20}", f"{number:03}") for number in range(60)]
-    found: dict[str, set[str]] = {}
-    chosen = sides(items)
-    for item in items:
-        found.setdefault(item.text_sha256, set()).add(chosen[item.doc_id])
-    assert len(found) == 20
-    assert all(len(side) == 1 for side in found.values())
 
 
 def test_the_cluster_of_lowest_hash_is_validation_where_no_other_is() -> None:

@@ -268,6 +268,7 @@ def test_several_evaluation_sets_and_folders_of_them_are_taken(home: Home, tmp_p
     assert sorted(path for path, _, _ in ran.cut_parts()) == ["q0.txt", "q1.txt"]
 
 
+@pytest.mark.full
 def test_an_evaluation_set_costs_no_measure_and_a_moved_one_nothing_at_all(home: Home, tmp_path: Path) -> None:
     question = prose(8_000, 40).replace("\n", " ")
     source = write(tmp_path / "in", {**texts(8), "quoting.txt": f"{prose(100, 200)}\n\n{question}"})

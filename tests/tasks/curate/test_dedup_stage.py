@@ -95,6 +95,7 @@ def test_planted_duplicates_are_found_with_their_exact_similarities(whole: Inges
     assert clusters(whole) == EXPECTED
 
 
+@pytest.mark.full
 def test_the_cut_into_segments_and_the_way_of_growing_change_no_result(
     whole: Ingestion, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_the_cut_into_segments_and_the_way_of_growing_change_no_result(
         assert ran.sides() == whole.sides()
 
 
+@pytest.mark.full
 def test_pairs_that_one_run_verified_are_not_compared_by_the_next(
     home: Home, tmp_path: Path, files: dict[str, str], read: list[str]
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_stricter_threshold_compares_nothing(
     assert ran.computed() == {"dedup": 1, "curate": 1}
 
 
+@pytest.mark.full
 def test_similarities_of_another_corpus_are_used_too_and_change_nothing(
     home: Home, tmp_path: Path, files: dict[str, str], read: list[str]
 ) -> None:
@@ -194,6 +197,7 @@ def test_counts_say_what_was_found(whole: Ingestion) -> None:
     }
 
 
+@pytest.mark.full
 def test_in_a_process_of_its_own_the_stage_finds_the_same(
     whole: Ingestion, home: Home, tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_an_evaluation_document_with_a_near_duplicate_in_training_leaves_the_eva
     assert problems(after) == []
 
 
+@pytest.mark.full
 def test_an_evaluation_document_that_was_removed_and_then_quoted_leaves_the_evaluation_set(
     grown: tuple[Path, Path, Ran],
 ) -> None:
@@ -101,6 +102,7 @@ def test_new_documents_that_have_nothing_to_do_with_it_leave_the_evaluation_set_
     assert after.run.notes == before.run.notes
 
 
+@pytest.mark.full
 def test_a_small_evaluation_set_is_frozen_again_once_the_split_gives_twice_its_text(
     grown: tuple[Path, Path, Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_small_evaluation_set_is_frozen_again_once_the_split_gives_twice_its_t
     assert problems(after) == []
 
 
+@pytest.mark.full
 def test_of_a_corpus_that_grows_only_what_is_new_is_compared_with_the_evaluation_set(
     grown: tuple[Path, Path, Ran],
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_document_measures_the_same_in_every_company() -> None:
     assert together == [alone[number] for number in order]
 
 
+@pytest.mark.full
 def test_a_giant_text_is_described_by_its_beginning_but_counted_whole() -> None:
     text = "word and word " * 400_000 + "shepherd@sheep.farm"
     measured = measure(text)
@@ -118,6 +119,7 @@ def test_long_runs_take_no_longer_than_other_text(filling: str) -> None:
     assert measure(text)["n_chars"] == measure(text, "code", "Python")["n_chars"] == len(text)
 
 
+@pytest.mark.full
 def test_measuring_needs_memory_in_proportion_to_the_text() -> None:
     text = " ".join(str(number % 99_991) for number in range(100_000))
     measure("one " * 200)  # what is loaded once is no part of it

@@ -52,13 +52,6 @@ def test_what_is_private_gives_way_to_its_stand_in_in_the_final_text(home: Home,
         assert row == {"text": expected, "redactions": 1, "n_bytes": len(expected.encode())}
 
 
-@pytest.mark.full
-def test_kinds_that_are_not_asked_for_stay(home: Home, tmp_path: Path) -> None:
-    ran = ingest(home, write(tmp_path / "in", letters()), "refine.redact=email,card")
-    for kind in PRIVATE:
-        assert (PRIVATE[kind] in ran.texts()[f"{kind}.txt"]) == (kind not in ("email", "card"))
-
-
 def test_other_kinds_refine_anew_and_measure_nothing(home: Home, tmp_path: Path) -> None:
     source = write(tmp_path / "in", letters())
     ingest(home, source)
@@ -190,20 +183,6 @@ def test_cutting_and_redacting_together_is_marking_characters_one_by_one(seed: i
             and not any(start < span["start"] + span["length"] and span["start"] < start + n for start, n in cuts)
         ]
         assert n_redacted == len(untouched)
-
-
-@pytest.mark.parametrize(
-    "cuts",
-    [[(8, 4)], [(12, 3)], [(15, 9)], [(0, 60)], [(10, 1)], [(20, 1)]],
-    ids=["its-beginning", "its-middle", "its-end", "all", "its-first-character", "its-last-character"],
-)
-def test_a_private_span_that_a_cut_touches_leaves_nothing_of_itself(cuts: list[tuple[int, int]]) -> None:
-    """Half an address is private still."""
-    text = "write to: me@fold.org, or do not; it is all the same to the sheep here"
-    span = {"kind": "email", "start": 10, "length": 11}
-    assert text[10:21] == "me@fold.org"
-    refined, _ = refine_text(text, [span], ["email"], cuts)
-    assert not [piece for piece in ("me@", "fold", ".org", "e@", "d.o") if piece in refined]
 
 
 @pytest.mark.timeout(20)

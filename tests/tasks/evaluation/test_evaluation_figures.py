@@ -96,15 +96,6 @@ def test_the_loss_is_the_mean_over_all_predicted_ids(tiny: Ran, bundle: Bundle, 
     assert tiny.metrics["val/perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-5)
 
 
-def test_bits_per_byte_spread_all_bits_over_all_bytes(tiny: Ran, bundle: Bundle, texts: list[str]) -> None:
-    assert tiny.metrics is not None
-    nll, _ = brute_force_nll(bundle, texts)
-    n_bytes = sum(len(text.encode()) for text in texts)
-    lost = tiny.metrics["val/lost_bytes"]
-    assert tiny.metrics["val/bytes"] == n_bytes
-    assert tiny.metrics["val/bits_per_byte"] == pytest.approx((nll / math.log(2) + 8 * lost) / n_bytes, rel=1e-5)
-
-
 def test_lost_bytes_are_charged_eight_bits_each(tiny: Ran, bundle: Bundle, tmp_path: Path) -> None:
     texts = ["the sheep €€😀", "plain text"]
     metrics = measured(tiny, tmp_path, texts)[0].metrics

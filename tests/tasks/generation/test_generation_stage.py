@@ -274,6 +274,7 @@ def test_a_generation_killed_at_any_moment_loses_and_doubles_no_row(
     assert store_contents(tmp_path / "killed") == store_contents(tmp_path / "whole")
 
 
+@pytest.mark.full
 @pytest.mark.prefect
 def test_one_worker_and_four_write_the_same(
     tmp_path: Path, model: Path, prompts_file: Path, by_one_worker: list[dict[str, Any]]
@@ -308,6 +309,7 @@ def listen() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_a_stream_with_130_and_leaves_nothing_half_done(tmp_path: Path, model: Path) -> None:
     command = ["generate", "the fold", "--model", str(model), "--max-new-tokens", "100000000", "--set"]
     process = subprocess.Popen(

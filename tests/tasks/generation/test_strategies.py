@@ -77,6 +77,7 @@ def test_no_search_chooses_what_is_forbidden(home: Home, model: Path, strategy: 
     assert not set(after[0]["ids"]) & {*chosen, *Bundle(model).ids_without_text()}
 
 
+@pytest.mark.full
 def test_a_file_of_prompts_is_searched_once_and_a_long_one_costs_itself_alone(
     tmp_path: Path, model: Path, prefect_server: str
 ) -> None:

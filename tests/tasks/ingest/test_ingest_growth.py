@@ -87,6 +87,7 @@ def test_an_option_that_came_with_an_upgrade_reads_nothing_again(known: Home, te
     assert ingest(known, texts, "extract.lines=true").reports["extract"].computed == 12
 
 
+@pytest.mark.full
 def test_a_changed_threshold_of_near_duplicates_signs_nothing_again(home: Home, source: Path) -> None:
     from ingest_run import edited
 

@@ -196,6 +196,7 @@ def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_pa
         assert pool.submit(job(small)).result().status == "ok"
 
 
+@pytest.mark.full
 def test_ocr_that_takes_too_long_is_killed_with_its_temporary_files(tmp_path, tesseract, temporary):
     slow = write(tmp_path / "slow.png", saved(dense_page(), "PNG"))
     with Pool(1, Limits(page_seconds=3.0)) as pool:
@@ -463,6 +464,7 @@ def test_no_process_starts_before_there_is_work():
         assert children_of(os.getpid()) == []
 
 
+@pytest.mark.full
 def test_several_threads_may_submit_at_once():
     with Pool(3, QUICK, FAKE_WORKER) as pool, ThreadPoolExecutor(8) as threads:
         names = ["fine", "crash", "fine", "fine"] * 10

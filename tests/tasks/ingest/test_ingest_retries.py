@@ -69,6 +69,7 @@ def losing(*numbers: int, code: Any = "timeout") -> Callable[[Document], None]:
 # what counts when there are several attempts
 
 
+@pytest.mark.full
 def test_a_retry_that_loses_more_pages_changes_nothing_in_its_own_run_nor_in_the_next(home: Home, book: Path) -> None:
     first = ingest_with(losing(2), home, book)
     again = ingest_with(losing(1, 2), home, book, retry_failed=True)

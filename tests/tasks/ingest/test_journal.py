@@ -144,6 +144,7 @@ def test_a_segment_that_was_interrupted_extracts_only_what_its_journal_lacks(
 # archives
 
 
+@pytest.mark.full
 def test_members_of_an_archive_are_documents_with_rows_of_their_own(home: Home, tmp_path: Path) -> None:
     archive = zipped(one=prose(1), deep__two=prose(2), empty=b"")
     source = write(tmp_path / "in", {"box.zip": archive, "plain.txt": prose(3)})
@@ -263,6 +264,7 @@ def test_no_password_is_written_into_the_store(home: Home, tmp_path: Path, with_
     assert [path for path in home.path.rglob("*") if path.is_file() and b"sesame-open-7391" in path.read_bytes()] == []
 
 
+@pytest.mark.full
 def test_encrypted_members_of_an_archive_are_tried_again_with_other_passwords(
     home: Home, tmp_path: Path, extracted: list[str], with_passwords: Callable[..., Any]
 ) -> None:
@@ -330,6 +332,7 @@ def test_a_document_that_lost_a_page_is_read_again_on_request_and_only_then(
     assert extracted == []
 
 
+@pytest.mark.full
 def test_the_same_contents_under_other_options_are_another_segment(home: Home, tmp_path: Path) -> None:
     source = write(tmp_path / "in", {"a.txt": prose(1), "b.txt": prose(2)})
     first = ingest(home, source)

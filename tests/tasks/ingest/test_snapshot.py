@@ -98,6 +98,7 @@ def test_a_document_s_own_licence_comes_before_its_folder_s(home: Home, tree: Pa
     assert ran.files()["project/own.py"]["licence"] == "MIT"
 
 
+@pytest.mark.full
 def test_inside_an_archive_the_nearest_folder_counts_too_and_the_archive_s_own_folder_after_it(
     home: Home, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_licence_at_the_top_of_an_archive_holds_in_it_and_not_beside_it(home: 
     assert found["beside.txt"]["licence"] is None
 
 
+@pytest.mark.full
 def test_a_folder_in_one_source_lends_its_licence_to_no_other_source(home: Home, tmp_path: Path) -> None:
     one = write(tmp_path / "one", {"LICENSE": MIT, "a.txt": prose(1)})
     other = write(tmp_path / "other", {"b.txt": prose(2)})
@@ -134,11 +136,13 @@ def test_a_folder_in_one_source_lends_its_licence_to_no_other_source(home: Home,
     assert {Path(row["path"]).name: row["licence"] for row in rows}["a.txt"] == "MIT"
 
 
+@pytest.mark.full
 def test_a_licence_file_that_states_none_lends_none_and_the_next_above_holds(home: Home, tree: Path) -> None:
     write(tree, {"project/src/LICENSE": "See the file in the folder above for what you may do with all of this.\n"})
     assert licences(ingest(home, tree))["project/src/deep/one.txt"] == "MIT"
 
 
+@pytest.mark.full
 def test_of_two_licence_files_in_a_folder_the_same_one_counts_whatever_they_are_called(
     home: Home, tmp_path: Path
 ) -> None:
@@ -162,6 +166,7 @@ def test_moving_a_folder_under_another_licence_changes_licences_and_the_digest_a
     assert after.selection()["project/lib/three.txt"]["licence"] == "MIT"
 
 
+@pytest.mark.full
 def test_a_licence_file_that_is_removed_is_noticed(home: Home, tree: Path) -> None:
     before = ingest(home, tree)
     (tree / "project" / "vendor" / "COPYING").unlink()
@@ -170,6 +175,7 @@ def test_a_licence_file_that_is_removed_is_noticed(home: Home, tree: Path) -> No
     assert digest(after) != digest(before)
 
 
+@pytest.mark.full
 def test_renaming_files_under_the_same_licence_changes_no_digest(home: Home, tree: Path) -> None:
     before = ingest(home, tree)
     (tree / "project" / "readme.txt").rename(tree / "project" / "src" / "read-me.txt")
@@ -186,6 +192,7 @@ def test_renaming_files_where_nothing_has_a_licence_changes_no_digest(home: Home
     assert digest(ingest(home, source)) == digest(before)
 
 
+@pytest.mark.full
 def test_a_licence_file_at_a_second_path_holds_there_too(home: Home, tree: Path) -> None:
     """The same bytes are one document, but each folder has the file."""
     write(tree, {"another/LICENSE": MIT, "another/six.txt": prose(6)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tiny_run import Ran, home_at, run_prepare, text_of, tiny_settings, write_texts
 
 from storage.lineage import manifest_of
@@ -40,6 +41,7 @@ def test_each_sequence_stands_in_the_file_it_is_blamed_on(tiny: Ran, tiny_source
         assert culprit.sequences == (sequence,)
 
 
+@pytest.mark.full
 def test_a_sequence_of_several_documents_names_them_all(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "texts")
     ran = run_prepare(home_at(tmp_path / "home"), source, tiny_settings("dataset.packing=concat"))

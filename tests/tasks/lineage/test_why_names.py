@@ -17,6 +17,7 @@ def why(ran: Ran, thing: str) -> dict[str, object]:
     return explain(ran.run.store, thing, "default")
 
 
+@pytest.mark.full
 def test_a_document_goes_by_path_absolute_path_id_and_eight_digits(tiny: Ran, tiny_source: Path) -> None:
     found = why(tiny, "text-03.txt")
     (file,) = found["files"]  # type: ignore[misc]
@@ -34,6 +35,7 @@ def test_an_artefact_goes_by_key_eight_digits_and_stage(tiny: Ran) -> None:
         why(tiny, f"train/{ref.key}")
 
 
+@pytest.mark.full
 def test_the_files_of_a_dataset_are_those_of_its_own_listing_although_its_tokeniser_is_older(tmp_path: Path) -> None:
     source, home = write_texts(tmp_path / "in", range(6)), home_at(tmp_path / "home")
     run_prepare(home, source)

@@ -90,15 +90,6 @@ def test_an_archive_whose_first_entry_is_a_pdf_is_an_archive():
     assert detect_whole(file.getvalue()).kind == "archive"
 
 
-def test_an_office_document_is_told_by_its_content_types_and_not_by_its_suffix():
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as package:
-        package.writestr("word/document.xml", "<x/>")
-        package.writestr("[Content_Types].xml", "application/vnd.openxmlformats.wordprocessingml.document.main+xml")
-    found = identify(file.getvalue(), ".zip", ExtractOptions())
-    assert (found.kind, "wordprocessingml" in found.media_type) == ("text", True)
-
-
 def test_a_plain_archive_named_as_an_office_document_is_an_archive():
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as package:

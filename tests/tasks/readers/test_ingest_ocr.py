@@ -23,6 +23,7 @@ from tasks.readers.second_ocr import SecondOcrError, can_read
 OPTIONS = ExtractOptions()
 
 
+@pytest.mark.full
 def test_no_page_influences_another(tesseract):
     pictures = [picture_of(text) for text in ("alpha bravo", "l1I0O8 rn m", "quick brown fox")]
     alone = []
@@ -103,6 +104,7 @@ def test_a_strip_of_noise_is_read_by_no_engine_and_breaks_none(tesseract, size):
     assert ocr_image(Image.fromarray(noise), OPTIONS).problem == ""
 
 
+@pytest.mark.full
 def test_the_foot_of_a_page_does_not_end_up_between_its_columns(tesseract, corpus):
     with Image.open(corpus / "scans" / "ltnews-p006-200dpi.jpg") as page:
         read = ocr_image(page, OPTIONS, 200)

@@ -58,6 +58,7 @@ def test_a_file_that_is_cut_off_is_told_unless_its_text_is_complete(data):
     assert found.status == ("ok" if data.startswith(b"{\\rtf1 x}") else "failed")
 
 
+@pytest.mark.full
 def test_groups_nested_a_million_deep_take_linear_time():
     data = b"{\\rtf1 " + b"{" * 1_000_000 + b"deep" + b"}" * 1_000_000 + b"}"
     assert extract_document(data, ".rtf", ExtractOptions()).pages[0].text == "deep"

@@ -73,12 +73,6 @@ def test_a_row_is_a_document_with_its_own_digest_and_size():
     assert (row.encoding, row.encoding_confidence, row.pages[0].method) == ("utf-8", 1.0, "text")
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-def test_text_of_every_arrow_type_is_text(kind):
-    column = pa.array(["one", "two"], pa.string()).cast(kind)
-    assert texts(extract_document(parquet_of({"text": column}), "", OPTIONS)) == {"1": "one", "2": "two"}
-
-
 def test_the_preferred_column_that_is_text_holds_the_documents():
     columns = {"body": ["b"], "content": ["c"], "text": [1]}
     assert texts(extract_document(parquet_of(columns), "", OPTIONS)) == {"1": "c"}
@@ -114,18 +108,6 @@ def test_a_truncated_parquet_file_is_corrupt(keep):
     found = extract_document(data[: int(keep * len(data))], ".parquet", OPTIONS)
     assert (found.status, found.reason_code) == ("failed", "corrupt")
     assert "Parquet" in found.reason
-
-
-def test_damaged_pages_cost_their_row_group():
-    rows = [random.Random(number).randbytes(500).hex() for number in range(400)]
-    data = bytearray(parquet_of({"text": rows}, row_group_size=100, compression="zstd", use_dictionary=False))
-    middle = len(data) // 2
-    data[middle : middle + 64] = bytes(64)
-    found = extract_document(bytes(data), "", OPTIONS)
-    ((number, lost),) = [(n, row) for n, row in enumerate(found.members, 1) if row.status != "ok"]
-    assert (lost.status, lost.reason_code, lost.locator) == ("failed", "corrupt", str(number))
-    assert 300 <= len(found.members) <= 400
-    assert found.members[-1].locator == "400"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -174,13 +156,6 @@ def test_each_line_of_json_lines_is_a_document():
     assert found.media_type == "application/jsonl"
 
 
-def test_blank_lines_count_but_are_no_rows():
-    assert texts(extract_document(b'\n{"text": "one"}\r\n\n{"text": "two"}', ".jsonl", OPTIONS)) == {
-        "2": "one",
-        "4": "two",
-    }
-
-
 def test_json_lines_without_a_column_for_documents_stay_text():
     found = extract_document(lines({"a": "one"}, {"a": "two"}), ".jsonl", OPTIONS)
     assert (found.kind, found.media_type, found.status) == ("text", "application/jsonl", "ok")
@@ -200,20 +175,6 @@ def test_bad_lines_are_rows_that_name_the_line():
     ]
     assert all(f"line {row.locator}" in row.reason for row in found.members[1:])
     assert "it has: id" in found.members[3].reason
-
-
-def test_a_line_nested_without_end_fails_alone():
-    data = lines({"text": "one"}) + b'{"text": ' + b"[" * 200_000 + b"\n" + lines({"text": "two"})
-    found = extract_document(data, ".jsonl", OPTIONS)
-    assert [row.reason_code for row in found.members] == ["", "corrupt", ""]
-    assert "nested" in found.members[1].reason
-
-
-def test_a_lone_surrogate_in_a_row_is_refused_and_bytes_that_are_no_utf8_are_replaced():
-    found = extract_document(b'{"text": "one"}\n{"text": "a\\ud800b"}\n{"text": "caf\xe9"}\n', ".jsonl", OPTIONS)
-    assert codes(found) == [("1", "ok", ""), ("2", "failed", "corrupt"), ("3", "ok", "")]
-    assert "line 2: the text in 'text' holds a lone surrogate" in found.members[1].reason
-    assert found.members[2].pages[0].text == "caf\ufffd"
 
 
 # SQLite
@@ -302,12 +263,6 @@ def test_a_damaged_sqlite_file_is_corrupt():
     assert "SQLite" in found.reason
 
 
-@pytest.mark.parametrize("data", [b"SQLite format 3\x00", b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_sqlite_header_alone_is_corrupt(data):
-    found = extract_document(data, "", querying("SELECT words FROM notes"))
-    assert (found.status, found.reason_code) == ("failed", "corrupt")
-
-
 def test_no_heavy_library_is_imported_before_a_file_needs_it():
     code = (
         "import sys; from tasks.readers.document import yield_document; "
@@ -373,6 +328,7 @@ def test_lines_within_an_archive_and_beyond_a_limit_are_told() -> None:
     assert "more than 2 in one file (archive_max_members)" in found.reason
 
 
+@pytest.mark.full
 def test_a_text_of_nothing_but_line_ends_is_empty_at_little_memory() -> None:
     data = b"\n" * 2**20
     extract_document(b"\n", ".txt", LINES)  # what is loaded once is no part of it

@@ -147,6 +147,7 @@ def test_a_version_that_a_person_deleted_hinders_no_promotion(home: Home, promot
     assert aliases(home) == {"champion": "3", "previous": "1"}
 
 
+@pytest.mark.full
 def test_a_run_that_a_person_deleted_is_not_made_again(home: Home, tiny_source: Path) -> None:
     ran = run_whole(home, tiny_source, tiny_settings("train.max_steps=3"))
     assert ran.checkpoint is not None
@@ -157,6 +158,7 @@ def test_a_run_that_a_person_deleted_is_not_made_again(home: Home, tiny_source: 
     assert Tracking(home).deleted_train_keys() == {ran.checkpoint.key}
 
 
+@pytest.mark.full
 def test_a_champion_whose_checkpoint_is_gone_is_reported_and_no_longer_recorded(home: Home, promoted: Promoted) -> None:
     checkpoint = promoted.better.checkpoint
     assert checkpoint is not None

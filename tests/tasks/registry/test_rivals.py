@@ -88,6 +88,7 @@ def test_a_champion_that_was_not_measured_stops_a_promotion_before_it_writes(
         assert registry.by_digest().get(worse.checkpoint.digest) is None
 
 
+@pytest.mark.full
 def test_a_champion_of_another_process_is_measured_before_names_move(
     tiny: Ran, tiny_source: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_champion_of_another_process_is_measured_before_names_move(
     assert champion.checkpoint.digest == tiny.checkpoint.digest
 
 
+@pytest.mark.full
 def test_of_two_promotions_at_once_the_better_model_is_champion(tiny: Ran, tiny_source: Path, home: Home) -> None:
     worse = run_whole(home, tiny_source, tiny_settings(*WORSE))
 

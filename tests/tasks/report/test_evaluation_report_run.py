@@ -170,6 +170,7 @@ def test_models_are_compared_on_texts_from_outside_and_continue_prompts_of_a_fil
     assert [item["path"] for item in found["documents"]] == [None] and found["notes"] == []
 
 
+@pytest.mark.full
 def test_the_same_pair_on_other_documents_or_prompts_has_a_page_of_its_own(
     home: Home, worse: Ran, tmp_path: Path
 ) -> None:

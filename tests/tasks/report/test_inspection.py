@@ -123,13 +123,6 @@ def test_the_page_is_closed_in_order_and_names_nothing_twice(prompt: str) -> Non
     assert "\x00" not in page
 
 
-@pytest.mark.parametrize("prompt", HOSTILE[:2])
-def test_no_markup_of_a_prompt_reaches_the_page(prompt: str) -> None:
-    page = to_html(look(prompt))
-    assert prompt not in page
-    assert "alert(1)</script>" not in page
-
-
 def test_the_page_fetches_nothing() -> None:
     page = to_html(look())
     assert not re.search(r"""(src|href)="(?!data:|#)|@import|https?://""", page)
@@ -144,6 +137,7 @@ def test_the_page_holds_the_weights_of_every_head() -> None:
     assert data["cells"] == found.trace.mask.nonzero().tolist()
 
 
+@pytest.mark.full
 def test_the_page_of_a_deep_network_and_a_long_prompt_stays_small() -> None:
     page = to_html(look("sixty tokens " * 4 + "and more", n_layer=12, n_head=8, d_model=16))
     assert len(page) < 3_000_000

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dedup_samples import all_pairs, edited, plain_words, planted, prose
+from dedup_samples import all_pairs, plain_words, planted, prose
 
 from tasks.text.minhash import U32, read_minima, signatures
-from tasks.text.near import NearPairs, Pairs, clusters, keep_best, near_pairs
+from tasks.text.near import NearPairs, Pairs, clusters, near_pairs
 from tasks.text.words import I64, U64
 
 SHARES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
@@ -62,7 +62,9 @@ def corpus() -> list[str]:
     return planted(60, SHARES)
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize(
+    "threshold", [0.5, 0.8, *(pytest.param(threshold, marks=pytest.mark.full) for threshold in (0.7, 0.9, 1.0))]
+)
 def test_what_brute_force_finds_is_found(corpus: list[str], threshold: float) -> None:
     expected = all_pairs(corpus, threshold)
     found = as_dict(find(corpus, threshold).pairs)
@@ -77,7 +79,7 @@ def test_every_pair_found_has_the_similarity_of_brute_force(corpus: list[str]) -
     assert as_dict(found.pairs) == {pair: value for pair, value in as_dict(found.verified).items() if value >= 0.8}
 
 
-@pytest.mark.parametrize("max_bucket", [3, 64])
+@pytest.mark.parametrize("max_bucket", [pytest.param(3, marks=pytest.mark.full), 64])
 def test_the_order_of_documents_changes_nothing(corpus: list[str], max_bucket: int) -> None:
     corpus = list({tuple(plain_words(text)): text for text in corpus}.values())
     shuffled = random.Random(5).sample(range(len(corpus)), len(corpus))
@@ -111,6 +113,7 @@ def masses() -> list[str]:
     return copies + planted(5, (0.01,))
 
 
+@pytest.mark.full
 def test_masses_of_one_page_are_compared_with_few(masses: list[str]) -> None:
     found = find(masses)
     assert found.n_giant_buckets >= 20
@@ -119,7 +122,7 @@ def test_masses_of_one_page_are_compared_with_few(masses: list[str]) -> None:
     assert np.count_nonzero(clusters(len(masses), found.pairs) == 0) == 5_000
 
 
-@pytest.mark.parametrize("threshold", [0.6, 0.8])
+@pytest.mark.parametrize("threshold", [pytest.param(0.6, marks=pytest.mark.full), 0.8])
 def test_signatures_in_several_folders_give_the_same_pairs(
     corpus: list[str], threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,18 +136,6 @@ def test_the_same_text_many_times_is_no_trouble() -> None:
     found = find(["the very same text again and again"] * 2_000)
     assert (clusters(2_000, found.pairs) == 0).all()
     assert found.n_candidates < 20_000
-
-
-def test_growth_reads_only_what_has_new_candidates(corpus: list[str]) -> None:
-    old = find(corpus)
-    family = range(15 * (1 + len(SHARES)), 16 * (1 + len(SHARES)))
-    grown = [*corpus, edited(corpus[family[0]], 0.01, seed=9)]
-    reader = Reader(grown)
-    found = near_pairs(len(grown), signatures(grown).minhashes_of, reader, known=old.verified)
-    assert as_dict(found.verified) == as_dict(find(grown).verified)
-    read = {document for documents in reader.asked for document in documents}
-    assert len(grown) - 1 in read
-    assert read <= {*family, len(grown) - 1}
 
 
 def test_clusters_agree_with_a_walk_through_the_graph() -> None:
@@ -162,9 +153,3 @@ def test_clusters_agree_with_a_walk_through_the_graph() -> None:
             seen |= front
         expected.append(min(seen))
     assert clusters(400, pairs_of(*edges)).tolist() == expected  # type: ignore[arg-type]
-
-
-def test_the_far_end_of_a_chain_is_kept() -> None:
-    kept, stands_for = keep_best(4, pairs_of((0, 1), (1, 2), (2, 3)), np.arange(4))
-    assert kept.tolist() == [True, False, True, False]
-    assert stands_for.tolist() == [0, 0, 2, 2]

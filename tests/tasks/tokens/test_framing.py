@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import torch
 from tiny_run import Ran, copy_of_store, direct_run, run_whole, tiny_settings
 
 from flows.generate import make_completions
-from flows.promote import promote_model
 from model import GenerationConfig, ModelConfig, Transformer, generate, save_weights
 from storage.digest import sha256_json
 from storage.manifest import ArtifactRef, Manifest
@@ -34,22 +30,6 @@ from tasks.training.hugging_face import export_bundle, import_folder
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
 BARE = ("tokenizer.bos=false", "tokenizer.eos=false")
-SERVED = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("flows", "tasks", "model", "storage"):
-            raise ModuleNotFoundError(f"{name} is not to be had here")
-
-sys.meta_path.insert(0, Blocker())
-import mlflow, json, warnings
-warnings.simplefilter("ignore")
-mlflow.set_tracking_uri(sys.argv[1])
-mlflow.set_registry_uri(sys.argv[1])
-served = mlflow.pyfunc.load_model("models:/sheepfold@champion")
-print(json.dumps(served.predict(["The sheep", "a dog"], params={"temperature": 0.0, "max_new_tokens": 24})))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -202,25 +182,6 @@ def test_a_sample_prompt_has_the_lines_and_indents_of_its_document(tmp_path: Pat
 
 def test_a_look_into_the_network_begins_as_documents_did(bundle: Bundle) -> None:
     assert inspect_prompt(Subject.of_bundle(bundle, "bare"), "the").labels == ["t", "h", "e"]
-
-
-@pytest.mark.full
-def test_a_served_model_begins_as_its_documents_did(bare: Ran, bundle: Bundle, tmp_path: Path) -> None:
-    assert bare.checkpoint is not None
-    home = bare.run.home
-    with direct_run(home) as run:
-        promote_model(run, bare.checkpoint, bare.evaluation)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", SERVED, home.tracking_uri],
-        cwd=tmp_path,
-        env={**environment, "MLFLOW_DISABLE_TELEMETRY": "true"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    expected = [item.text for item in bundle.complete(["The sheep", "a dog"], top_p=0.95, **GREEDY)]
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
 @pytest.mark.parametrize("tokenizer", [AsciiTokenizer(), foreign_tokenizer()], ids=["ascii", "foreign"])

@@ -23,14 +23,10 @@ from tasks.tokens.packing import (
     concat_pieces,
     is_isolated,
     packed_pieces,
-    piece_numbers,
     pieces_of,
-    predicted_spans,
 )
 
 PAD = 0
-SHAPES = [(m, s) for m in (1, 2, 5, 8) for s in range(1, m + 1)]
-
 Id = tuple[int, int]  # document, place in it
 
 lengths_of = st.lists(st.integers(0, 40), max_size=12)
@@ -118,25 +114,6 @@ def test_no_piece_leaves_its_document_or_its_sequence(cut: tuple[list[int], int,
     assert (filled[pieces.sequence[looks]] == seq_len).all()
 
 
-@given(cuts())
-def test_predicted_spans_hold_the_labels(cut: tuple[list[int], int, str, Pieces]) -> None:
-    lengths, _, way, pieces = cut
-    begin, end = predicted_spans(pieces, len(lengths), is_isolated(way))
-    spans = {(document, place) for document in range(len(lengths)) for place in range(begin[document], end[document])}
-    read = {label for sequence in written_out(pieces, is_isolated(way)) for label in sequence.labels if label}
-    assert spans == read
-
-
-@given(cuts())
-def test_pieces_are_numbered_along_their_document(cut: tuple[list[int], int, str, Pieces]) -> None:
-    lengths, _, _, pieces = cut
-    numbers = piece_numbers(pieces, np.array(lengths, dtype=np.int64))
-    for document in range(len(lengths)):
-        rows = np.flatnonzero(pieces.document == document)
-        assert sorted(numbers[rows].tolist()) == list(range(len(rows)))
-        assert (np.diff(pieces.start[rows[np.argsort(numbers[rows])]]) >= 0).all()
-
-
 @pytest.mark.parametrize("way", PACKINGS)
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 def test_no_ids_make_no_sequence(way: str, lengths: list[int]) -> None:
@@ -182,12 +159,6 @@ def test_chunks_overlap_by_no_more_than_the_stride_leaves(n_ids: int, seq_len: i
     assert (ends[:-1] - pieces.start[1:] == seq_len - stride).all()
 
 
-def test_what_a_stride_repeats_is_counted() -> None:
-    pieces = chunk_pieces(np.array([10]), 4, 2)
-    # 0-3, 2-5, 4-7, 6-9
-    assert account(pieces, np.array([10]), 4) == Account(sequences=4, kept=10, repeated=6, labels=15)
-
-
 # one stream
 
 
@@ -212,12 +183,6 @@ def test_dropping_the_last_leaves_full_sequences_alone(lengths: list[int], seq_l
     assert account(dropped, np.array(lengths), seq_len, isolated=False).cut == sum(lengths) % seq_len
 
 
-def test_an_id_of_the_next_document_that_is_only_looked_at_is_a_piece_of_its_own() -> None:
-    pieces = concat_pieces(np.array([4, 3]), 4)
-    rows = list(zip(*(values.tolist() for values in vars(pieces).values()), strict=True))
-    assert rows == [(0, 0, 4, 0, 0), (1, 0, 1, 1, 0), (1, 0, 3, 0, 1)]
-
-
 # best-fit decreasing
 
 
@@ -232,6 +197,7 @@ def best_fit_rooms(sizes: list[int], capacity: int) -> list[int]:
     return sorted(rooms)
 
 
+@pytest.mark.full
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(30, 40))
 @settings(max_examples=300)
 def test_short_documents_are_packed_as_by_plain_best_fit(lengths: list[int], seq_len: int) -> None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as HfEngine
 from tokenizers import decoders, models, pre_tokenizers
 
 from tasks.tokens import tokenise as module
-from tasks.tokens.tokenise import WORTH_AN_ENGINE, Engine, EngineError, GigatokenEngine, choose_engine
+from tasks.tokens.tokenise import WORTH_AN_ENGINE, Engine, GigatokenEngine, choose_engine
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
     UNK,
@@ -151,13 +151,6 @@ def test_a_tokeniser_from_elsewhere_gets_the_reference_s_ids_by_whatever_engine(
     assert_equal(engine, items)
 
 
-def test_an_engine_never_makes_a_special_token_of_a_foreign_tokeniser_from_text() -> None:
-    tokenizer = foreign()
-    items = ["<|endoftext|> and <|endoftext|>"]
-    assert_equal(GigatokenEngine(tokenizer), items)
-    assert BPE.vocab_size not in GigatokenEngine(tokenizer).encode(texts(items))[0]
-
-
 def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
     engine = HfEngine(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
     engine.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -167,8 +160,3 @@ def test_a_foreign_tokeniser_that_others_cannot_run_falls_back() -> None:
     assert engine.name.startswith("tokenizers ")
     assert "gigatoken: it cannot be set up" in reason
     assert_equal(engine, ["the fold", "the"])
-
-
-def test_an_id_that_is_lost_is_an_error_of_the_engine() -> None:
-    with pytest.raises(EngineError, match="other ids than the reference's"):
-        Wrong(BPE).check(texts(["a", "the sheep"]))

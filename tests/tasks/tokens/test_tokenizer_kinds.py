@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_samples import HOSTILE, prose
 
-from tasks.tokens.hf_spec import PIECE_BYTES, cut_text
+from tasks.tokens.hf_spec import cut_text
 from tasks.tokens.settings import TokenizerSettings
 from tasks.tokens.tokenizer import CHAR_BELOW_BYTES, choose, fit_tokenizer, learn_merges
 from tasks.tokens.tokenizer_kinds import (
@@ -30,7 +29,6 @@ from tasks.tokens.tokenizer_kinds import (
     ByteTokenizer,
     CharTableTokenizer,
     CharTokenizer,
-    HfTokenizer,
     Tokenizer,
     TokenizerError,
     WordTokenizer,
@@ -153,12 +151,6 @@ def test_the_fingerprint_is_that_of_the_saved_file(kind: str, tmp_path: Path) ->
     assert load_tokenizer(tmp_path / "tokenizer.json", made.fingerprint).fingerprint == made.fingerprint
 
 
-def test_a_tokenizer_of_another_fingerprint_is_refused(tmp_path: Path) -> None:
-    CharTokenizer("ab").save(tmp_path / "tokenizer.json")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokeniser's fingerprint is \w+, expected \w+: "):
-        load_tokenizer(tmp_path / "tokenizer.json", CharTokenizer("ac").fingerprint)
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -275,12 +267,6 @@ def test_the_sentence_on_the_choice_names_kind_and_size() -> None:
     assert why == "byte-level BPE of 300: asked for"
 
 
-def test_the_size_of_all_training_text_decides_not_that_of_what_is_read() -> None:
-    found, why, _ = fit_tokenizer([prose().encode()], TokenizerSettings(), n_bytes=10**9)
-    assert isinstance(found, BpeTokenizer)
-    assert "byte-level BPE of 8192: 1,000,000,000 bytes of training text are not less" in why
-
-
 def test_a_byte_and_four_is_its_id() -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.encode(["a€"])[0].tolist() == [101, 0xE2 + 4, 0x82 + 4, 0xAC + 4]
@@ -340,14 +326,6 @@ def test_bytes_give_every_text_back(text: str) -> None:
     assert not len(ids) or (ids.min() >= N_SPECIAL and ids.max() < tokenizer.vocab_size)
 
 
-@given(text=st.text())
-@settings(max_examples=100, deadline=None)
-def test_bpe_gives_any_text_back(bpe: BpeTokenizer, text: str) -> None:
-    ids = bpe.encode([text])[0]
-    assert bpe.decode(ids.tolist()) == text
-    assert not len(ids) or (ids.min() >= N_SPECIAL and ids.max() < bpe.vocab_size)
-
-
 @given(st.lists(st.text()))
 @settings(max_examples=40, deadline=None)
 def test_characters_and_words_give_training_texts_back(texts: list[str]) -> None:
@@ -371,18 +349,3 @@ def test_pieces_that_are_cut_before_spaces_have_the_ids_of_the_whole(bpe: BpeTok
     if all(later.startswith(" ") and not earlier[-1].isspace() for earlier, later in pairwise(pieces)):
         whole = bpe.encode([text])[0]
         assert np.array_equal(np.concatenate(bpe.encode(pieces)), whole)
-
-
-def test_a_long_text_is_encoded_in_pieces_to_the_same_ids(bpe: BpeTokenizer) -> None:
-    text = prose(3, PIECE_BYTES // 2)
-    assert len(list(bpe.pieces(text.encode()))) > 1
-    words = text.split(" ")
-    alone = bpe.encode([words[0], *(f" {word}" for word in words[1:])])
-    assert np.array_equal(bpe.encode([text])[0], np.concatenate(alone))
-
-
-def test_a_text_that_an_engine_may_not_cut_stays_whole() -> None:
-    spec = json.loads(learn_merges([prose()], 300).spec)
-    spec["normalizer"] = {"type": "Prepend", "prepend": "▁"}
-    text = ("word " * PIECE_BYTES).encode()
-    assert list(HfTokenizer(json.dumps(spec)).pieces(text)) == [text]

@@ -121,8 +121,8 @@ def test_settings_that_contradict_the_base_are_refused(run: Run, bundle: Path, a
 @pytest.mark.parametrize(
     ("scaling", "fields"),
     [
-        ("none", {"rope_factor": 1.0, "rope_original_len": None}),
-        ("linear", {"rope_factor": 4.0, "rope_original_len": None}),
+        pytest.param("none", {"rope_factor": 1.0, "rope_original_len": None}, marks=pytest.mark.full),
+        pytest.param("linear", {"rope_factor": 4.0, "rope_original_len": None}, marks=pytest.mark.full),
         ("yarn", {"rope_factor": 4.0, "rope_original_len": 16, "rope_ramp": (1.0, 32.0)}),
     ],
 )

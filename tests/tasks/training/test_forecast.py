@@ -114,6 +114,7 @@ def test_a_run_is_told_the_figure_of_the_ngram_model_that_its_evaluation_has(tin
     assert found["asked"]["minutes"] == 0.02
 
 
+@pytest.mark.full
 def test_a_network_or_recipe_of_ones_own_has_no_forecast(tiny: Ran, tmp_path: Path) -> None:
     home: Home = copy_of_store(tiny, tmp_path / "home", "train", "dataset", "suggest")
     given = ["curate.validation_share=0.3", "train.minutes=0.02", "execution.processes=1", "train.lr=0.002"]

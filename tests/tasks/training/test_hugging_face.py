@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_run import Ran
 from tokenizer_samples import HOSTILE, byte_level_engine, prose
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import COUNTS_FILE, TOKEN_COUNTS
@@ -135,13 +134,6 @@ def test_transformers_continues_with_the_same_text(tokenizer: Tokenizer, tmp_pat
     assert auto.decode(made, skip_special_tokens=True) == expected
 
 
-def test_a_trained_model_is_exported_and_comes_back(tiny: Ran, tmp_path: Path) -> None:
-    folder = tiny.folder(tiny.checkpoint)
-    export_bundle(folder, tmp_path / "hf")
-    import_folder(tmp_path / "hf", tmp_path / "again")
-    assert Bundle(tmp_path / "again").complete(["the dog"], **GREEDY) == Bundle(folder).complete(["the dog"], **GREEDY)
-
-
 def test_an_imported_tokenizer_comes_back_from_its_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
     write_hf_tokenizer(tokenizer, tmp_path, 16)
     found = read_hf_tokenizer(tmp_path)
@@ -216,15 +208,6 @@ def test_a_continuation_keeps_its_first_space() -> None:
     tokenizer = HfTokenizer(engine.to_str())
     assert tokenizer.decode([1]) == "fold"
     assert tokenizer.decode_continuation([0], [1]) == " fold"
-
-
-def test_lost_bytes_of_a_foreign_tokenizer_are_those_of_unk() -> None:
-    engine = Engine(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
-    engine.pre_tokenizer = pre_tokenizers.Whitespace()
-    engine.normalizer = normalizers.Lowercase()
-    tokenizer = HfTokenizer(engine.to_str(), unk_id=0)
-    text = "The straße the"
-    assert tokenizer.lost_bytes(text, tokenizer.encode([text])[0]) == len("straße".encode())
 
 
 def test_counts_of_an_imported_model_are_zero_for_every_id(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from storage.home import Home
 from tasks.core.settings import GenerateSettings
 from tasks.registry.promote import served_parameters
 
+pytestmark = pytest.mark.full
+
 ASK = """
 import json, sys
 

@@ -117,6 +117,7 @@ def test_given_steps_need_no_measurement(home: Home, tmp_path: Path) -> None:
     assert "tokens a parameter" in json.dumps(found["why"])
 
 
+@pytest.mark.full
 def test_a_corpus_that_grows_a_little_keeps_its_suggestion(home: Home, tmp_path: Path) -> None:
     settings = load_settings(None, parse_assignments([*OPEN]))
     refs = []

@@ -26,6 +26,7 @@ print(found, count() - before, compute(), count() - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads that Linux shows")
 def test_a_team_of_threads_stays_with_a_thread_that_stays_only() -> None:
     done = subprocess.run([sys.executable, "-c", _COUNTED], capture_output=True, text=True, check=True)

@@ -92,6 +92,7 @@ def test_a_refreshed_training_is_a_run_of_its_own_and_its_version_points_there(
         assert done.version.run_id == run_id == second.info.run_id
 
 
+@pytest.mark.full
 def test_a_refreshed_training_that_is_killed_goes_on_in_its_own_run(
     tiny: Ran, tiny_source: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_refreshed_training_that_is_killed_goes_on_in_its_own_run(
             assert curve(run.tracking, made.info.run_id) == Counter(range(1, STEPS + 1))
 
 
+@pytest.mark.full
 def test_a_training_whose_artefact_was_removed_is_a_new_run(tiny: Ran, tiny_source: Path, home: Home) -> None:
     assert tiny.checkpoint is not None
     with direct_run(home) as run:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from tiny_run import (
 )
 
 from flows.train import suggest_training
-from model.data import Group, Order
+from model.data import Group
 from storage.errors import UserError
 from storage.home import Home
 from storage.manifest import ArtifactRef
@@ -164,14 +161,6 @@ def test_training_twice_gives_the_same_bits_and_the_same_history(
 
 
 @pytest.mark.full
-def test_another_seed_gives_other_weights(tiny: Ran, tiny_source: Path, prepared_home: Home) -> None:
-    assert tiny.checkpoint is not None
-    with direct_run(prepared_home) as run:
-        other = train_in(run, tiny_source, tiny_settings("train.seed=8"))
-        assert other.digest != tiny.checkpoint.digest
-
-
-@pytest.mark.full
 def test_a_failed_training_marks_its_run_and_leaves_no_artefact(
     tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,44 +241,6 @@ def test_a_training_goes_on_when_a_new_document_fell_into_validation_in_between(
     assert [row["step"] for row in rows if row["metric"] == "val_sample/source_changed"] == [6]
 
 
-KILLED = """
-import os, sys
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from pathlib import Path
-from tasks.text.cleaning import normalise_text
-from tasks.core.progress import StageProgress
-from tiny_run import direct_run, home_at, tiny_settings, train_in
-
-def update(self, done, total, note=""):
-    if self.name == "train" and done == 9:
-        os.kill(os.getpid(), 9)
-
-StageProgress.update = update
-with direct_run(home_at(Path(sys.argv[3]))) as run:
-    train_in(run, Path(sys.argv[4]), tiny_settings("execution.checkpoint_minutes=0"))
-"""
-
-
-@pytest.mark.full
-def test_a_killed_training_goes_on_in_its_run_to_the_same_bits(
-    tiny: Ran, tiny_source: Path, prepared_home: Home
-) -> None:
-    assert tiny.checkpoint is not None
-    here = Path(__file__).resolve()
-    arguments = [here.parents[1], here.parents[3], prepared_home.path, tiny_source]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *map(str, arguments)], capture_output=True, text=True, env=os.environ
-    )
-    assert done.returncode == -9, done.stderr
-    with direct_run(prepared_home) as run:
-        checkpoint = train_in(run, tiny_source)
-        run_id = ensure_training_run(run, checkpoint)
-        assert bits(run, checkpoint) == bits(tiny.run, tiny.checkpoint)
-        assert set(Counter(curve(run, run_id)).values()) == {1}
-        assert run_of(run, checkpoint).info.status == "FINISHED"
-    assert not list((Path(prepared_home.store) / ".work" / "train").iterdir())
-
-
 def test_a_training_survives_an_mlflow_that_answers_no_more_and_its_curve_is_completed(
     tiny: Ran, tiny_source: Path, prepared_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,18 +257,6 @@ def test_a_training_survives_an_mlflow_that_answers_no_more_and_its_curve_is_com
         points = curve(run, ensure_training_run(run, checkpoint))
         assert run_of(run, checkpoint).info.status == "FINISHED"
     assert sorted(points) == kept_points(Path(prepared_home.store) / "train" / checkpoint.key)
-
-
-@pytest.mark.full
-def test_a_lost_tracking_database_is_filled_again_from_the_artefact(tiny: Ran, tmp_path: Path) -> None:
-    assert tiny.checkpoint is not None
-    home = home_at(tmp_path / "home")
-    shutil.copytree(Path(tiny.run.home.store) / "train", Path(home.store) / "train")
-    with direct_run(home) as run:
-        run_id = ensure_training_run(run, tiny.checkpoint)
-        points = curve(run, run_id)
-        assert run_of(run, tiny.checkpoint).info.status == "FINISHED"
-    assert sorted(points) == kept_points(tiny.folder(tiny.checkpoint))
 
 
 def test_the_run_holds_the_settings_and_the_dataset(tiny: Ran) -> None:
@@ -363,17 +302,6 @@ LABELS = np.array([31, 2, 30, 7, 1, 16, 31, 10])  # 128 in all
 ONCE = [Group(0, len(LABELS), len(LABELS))]
 
 
-@pytest.mark.parametrize("tokens", [1, 31, 64, 127, 128, 129, 500, 1280])
-def test_tokens_become_the_fewest_steps_that_train_on_so_many(tokens: int) -> None:
-    plan = {"batch_size": 2, "grad_accum": 1, "seed": 7}
-
-    def trained_on(steps: int) -> int:
-        return int(LABELS[Order(ONCE, 7).at(np.arange(2 * steps))].sum())
-
-    steps = steps_of_tokens(tokens, plan, LABELS, ONCE, most=1000)
-    assert trained_on(steps - 1) < tokens <= trained_on(steps)
-
-
 def test_accumulated_batches_make_fewer_steps() -> None:
     assert steps_of_tokens(1280, {"batch_size": 2, "grad_accum": 4, "seed": 7}, LABELS, ONCE, most=1000) == 10
 
@@ -382,19 +310,6 @@ def test_a_text_without_anything_to_predict_is_refused_for_a_number_of_tokens() 
     plan, labels = {"batch_size": 2, "grad_accum": 1, "seed": 7}, np.zeros(3, dtype=np.int64)
     with pytest.raises(UserError, match=r"train\.max_tokens is 9, .* add documents"):
         steps_of_tokens(9, plan, labels, [Group(0, 3, 3)], most=9)
-
-
-def test_a_training_for_a_number_of_tokens_trains_on_so_many(tmp_path: Path) -> None:
-    source = tmp_path / "texts"
-    source.mkdir()
-    for number in range(30):  # far shorter than the context
-        (source / f"{number}.txt").write_text(f"{text_of(number)[8:24]} {number}", encoding="utf-8")
-    asked = ("train.max_steps=0", "train.max_tokens=2000", "train.max_epochs=1000", "model.max_seq_len=128")
-    with direct_run(with_tracking(home_at(tmp_path / "home"))) as run:
-        checkpoint = train_in(run, source, tiny_settings(*asked))
-        rows = read_rows(run.store.folder(checkpoint) / "history.parquet")
-    tokens = [row["value"] for row in rows if row["metric"] == "tokens"]
-    assert tokens[-2] < 2000 <= tokens[-1]
 
 
 @pytest.mark.parametrize(("epochs", "sequences", "steps"), [(10, 800, 1_000), (1, 80, 10), (0.5, 24, 1), (1, 23, 2)])

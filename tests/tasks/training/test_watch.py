@@ -105,6 +105,7 @@ def test_after_a_forgetting_the_share_is_that_of_the_documents_that_went_and_cam
     assert unannounced_share(*with_corpus(ingested(home, source))) == pytest.approx(1 / 12)
 
 
+@pytest.mark.full
 def test_where_nobody_noted_what_was_read_before_a_forgetting_changes_count_from_then_on(
     tiny: Ran, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tasks.upkeep.garbage import collect_garbage, sizes_of
 from tasks.upkeep.verify import verify_home
 
 
+@pytest.mark.full
 def test_after_clearing_up_an_unchanged_corpus_computes_nothing_and_a_former_state_of_it_is_gone(
     tmp_path: Path,
 ) -> None:

@@ -129,6 +129,7 @@ def contents(home: Home, stage: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
+@pytest.mark.full
 def test_new_documents_come_beside_the_joined_segment_and_cost_themselves_alone(
     home: Home, source: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import pytest
 from forgotten_texts import SECRET, holders_of, secret_text
 from ingest_run import ingest, prose, write
 from tiny_run import home_at
@@ -34,6 +35,7 @@ def test_a_file_of_a_repository_goes_by_its_path_also_when_later_commits_lack_it
     assert [path for path in holders_of(home, SECRET) if not path.startswith("cache/git/")] == []
 
 
+@pytest.mark.full
 def test_a_member_of_an_archive_goes_and_its_neighbours_are_not_read_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", {f"{number:02}.txt": prose(number) for number in range(6)})
     with zipfile.ZipFile(folder / "box.zip", "w") as box:
@@ -50,6 +52,7 @@ def test_a_member_of_an_archive_goes_and_its_neighbours_are_not_read_again(tmp_p
     assert ingest(home, folder).computed() == {}
 
 
+@pytest.mark.full
 def test_a_row_of_a_corpus_of_documents_goes_and_is_not_imported_again(tmp_path: Path) -> None:
     rows = [{"text": prose(number)} for number in range(6)] + [{"text": secret_text(7)}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)

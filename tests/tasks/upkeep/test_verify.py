@@ -314,6 +314,7 @@ def damage(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.full
 def test_damaged_segment_shard_manifest_checkpoint_and_name_are_made_again_as_they_were(
     tiny: Ran, tiny_source: Path, tmp_path: Path
 ) -> None:

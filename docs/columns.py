@@ -1,6 +1,6 @@
 """The meaning of every table and column: docs/reference/tables.md is made of this.
 
-It stands beside `storage.schemas` and not in it: metadata of a field would be written into every Parquet file, and text
+It is documentation and not in `storage.schemas`: metadata of a field would be written into every Parquet file, and text
 in the module of the schemas would count as code of every stage (see `tests/fingerprints.py`).
 """
 
