@@ -157,6 +157,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, st
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_an_entry_stated_otherwise_is(name: str, reports: dict[str, tuple[str, str]]) -> None:
     outcome, said = reports[entry_of(name)["id"]]

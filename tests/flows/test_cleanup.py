@@ -35,6 +35,7 @@ def ran(home: Home, tmp_path: Path) -> Ingestion:
         return ingest(home, write(tmp_path / "in", {f"{number}.txt": prose(number) for number in range(9)}))
 
 
+@pytest.mark.full
 def test_a_night_joins_small_segments_and_a_later_one_removes_them(home: Home, ran: Ingestion, tmp_path: Path) -> None:
     from flows.options import CleanupOptions
     from flows.upkeep import cleanup

@@ -6,7 +6,6 @@ commands say is asked in this one, which spares it the seconds of their imports.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import subprocess
@@ -95,44 +94,6 @@ def test_a_run_ends_with_a_page_of_its_evaluation(first: dict[str, Any], home: P
 
 
 @pytest.mark.full
-def test_every_path_has_a_row_and_every_refusal_a_reason(first: dict[str, Any], home: Path, documents: Path) -> None:
-    rows = Command(home, ["sql", "select path, status, reason from files"]).finish()
-    walked = {path.relative_to(documents).as_posix() for path in documents.rglob("*") if path.is_file()}
-    assert {row["path"] for row in rows} == walked
-    assert all(row["reason"] for row in rows if row["status"] != "ok")
-    by_path = {row["path"]: row["status"] for row in rows}
-    assert by_path["empty.txt"] == "skipped"
-    assert by_path["broken.pdf"] in ("rejected", "failed")
-    assert "duplicate" in by_path.values()
-
-
-@pytest.mark.full
-def test_the_same_command_again_computes_nothing(first: dict[str, Any], home: Path, documents: Path) -> None:
-    again = Command(home, ["run", str(documents), *TRAINING]).finish()
-    assert isinstance(again, dict)
-    assert all(stage["cached"] and stage["computed"] == 0 for stage in again["stages"])
-    assert again["metrics"] == first["metrics"]
-    assert again["model"]["version"] == first["model"]["version"]
-    assert again["model"]["moved"] is False
-
-
-@pytest.mark.full
-@pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
-def test_one_added_file_costs_one_file_as_the_plan_says(
-    first: dict[str, Any], home: Path, documents: Path, tmp_path: Path
-) -> None:
-    home, documents = shutil.copytree(home, tmp_path / "home"), shutil.copytree(documents, tmp_path / "documents")
-    (documents / "added.txt").write_text("A page that was not there before, about the shepherd and the fold.\n" * 5)
-    planned = answer(home, "plan", str(documents), *TRAINING)
-    done = answer(home, "ingest", str(documents))
-    for document in (planned, done):
-        extract = next(stage for stage in document["stages"] if stage["stage"] == "extract")
-        assert extract["computed"] == 1
-        assert extract["reused"] == 29
-
-
-@pytest.mark.full
 def test_sql_reads_every_table(first: dict[str, Any], home: Path) -> None:
     views = ("files", "pages", "documents", "measures", "clusters", "quarantine", "tokens", "dataset", "completions")
     for view in (*views, "metrics"):
@@ -176,19 +137,6 @@ def test_a_file_without_a_document_is_told_with_the_reason_and_was_seen_by_no_mo
 
 
 @pytest.mark.full
-def test_a_text_of_a_training_document_is_traced_to_its_file(first: dict[str, Any], home: Path) -> None:
-    row = sql(
-        home,
-        "select d.text, f.path from documents d join files f on f.doc_id = d.doc_id and f.status = 'ok' "
-        "where d.split = 'train' and d.kind = 'text' order by length(d.text) desc limit 1",
-    )[0]
-    text = row["text"][len(row["text"]) // 2 :][:600]
-    found = answer(home, "why", "--text", f"words of mine {text}")["memorised"]
-    assert row["path"] in {place["path"] for place in found["spans"][0]["found_in"]}
-    assert found["covered"] > 0.9
-
-
-@pytest.mark.full
 def test_a_completion_is_traced_to_the_training_text_of_its_model(first: dict[str, Any], home: Path) -> None:
     row = pq.read_table(first["completions"]).to_pylist()[0]
     key = Path(first["completions"]).parent.name
@@ -228,36 +176,11 @@ def test_a_model_is_measured_on_a_folder_of_texts_beside_the_frozen_set(
 
 
 @pytest.mark.full
-@pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
-def test_a_model_that_is_measured_on_what_it_read_is_told_of_it(first: dict[str, Any], home: Path) -> None:
-    found = answer(home, "evaluate", "--on", "train")
-    assert "champion was trained on some of these documents, so its figures are too good" in found["notes"]
-
-
-@pytest.mark.full
-def test_verify_finds_a_whole_store(first: dict[str, Any], home: Path) -> None:
-    report = answer(home, "verify")
-    assert report["ok"] is True
-    assert all(check["checked"] > 0 for check in report["checks"])
-
-
-@pytest.mark.full
 def test_status_names_the_champion_and_the_addresses(first: dict[str, Any], home: Path) -> None:
     status = answer(home, "status")
     assert status["champion"]["version"] == first["model"]["version"]
     assert status["mlflow_tracking_uri"] == f"sqlite:///{home / 'mlflow.db'}"
     assert Path(status["prefect_file"]).is_file()
-
-
-@pytest.mark.full
-def test_generate_continues_a_prompt_the_same_way_twice(first: dict[str, Any], home: Path) -> None:
-    command = ["generate", "The import statement", "--max-new-tokens", "8", "--seed", "3"]
-    one, two = Command(home, command).finish(), answer(home, *command)
-    assert isinstance(one, dict)
-    assert one["rows"] == two["rows"]
-    assert one["rows"][0]["prompt"] == "The import statement"
-    assert one["rows"][0]["finish_reason"] in ("stop", "length")
 
 
 @pytest.mark.full
@@ -278,25 +201,6 @@ def test_prompts_of_which_none_is_continued_end_in_an_error_also_for_machines(
     for more in ([], ["--json"]):
         done = invoke(home, *asked, *more)
         assert done.exit_code == 1 and "no prompt could be continued" in done.stderr
-
-
-@pytest.mark.full
-def test_generate_reads_a_file_of_prompts(first: dict[str, Any], home: Path, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": f"p{n}", "prompt": "word " * n}) + "\n" for n in range(1, 5)))
-    made = answer(home, "generate", "--prompts", str(prompts), "--max-new-tokens", "4")
-    assert [row["id"] for row in made["rows"]] == ["p1", "p2", "p3", "p4"]
-
-
-@pytest.mark.full
-def test_generate_under_the_name_of_a_corpus_that_was_never_run_makes_no_such_corpus(
-    first: dict[str, Any], home: Path
-) -> None:
-    asked = ["--model", "models:/sheepfold@champion", "--max-new-tokens", "1", "--corpus", "never-run"]
-    made = answer(home, "generate", "word", *asked)
-    assert len(made["rows"]) == 1
-    done = invoke(home, "sql", "select 1", "--corpus", "never-run")
-    assert "corpus 'never-run' has no completed run in this store (corpora with one: default)" in done.stderr
 
 
 @pytest.mark.full

@@ -60,12 +60,6 @@ def test_what_a_prompt_of_an_imported_model_begins_with_is_said(folder: Path, tm
     assert told not in invoke(home, "generate", "The fold", "--model", str(folder)).stderr
 
 
-def test_a_person_is_told_where_the_model_lies(folder: Path, tmp_path: Path) -> None:
-    result = invoke(tmp_path / "home", "export", str(folder), str(tmp_path / "hf"))
-    assert f"folder: {tmp_path / 'hf'}\n" in result.stdout
-    assert "layout: gpt2\n" in result.stdout and "vocab_size: 128\n" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -89,10 +89,7 @@ STATED = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[name if name == "llama_toy" else pytest.param(name, marks=pytest.mark.full) for name in STATED],
-)
+@pytest.fixture(scope="module", params=STATED)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A preset and the home of a run by it."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
@@ -114,6 +111,7 @@ def test_the_network_of_a_preset_is_the_documents(name: str) -> None:
     assert {key: network[key] for key in STATED[name].network} == STATED[name].network
 
 
+@pytest.mark.full
 def test_a_run_records_what_the_document_states_but_for_what_was_given(trained: tuple[str, Path]) -> None:
     name, home = trained
     stated = STATED[name]
@@ -130,6 +128,7 @@ def test_a_run_records_what_the_document_states_but_for_what_was_given(trained: 
         assert math.isclose(rates[1], first[name], rel_tol=1e-9)
 
 
+@pytest.mark.full
 def test_a_model_of_a_preset_is_sampled_as_the_document_says_unless_told_otherwise(trained: tuple[str, Path]) -> None:
     name, home = trained
     asked = ["generate", "the shepherd", "--max-new-tokens", "3", "--seed", "5", "--model", "champion"]
@@ -142,6 +141,7 @@ def test_a_model_of_a_preset_is_sampled_as_the_document_says_unless_told_otherwi
     assert len(texts[2]) == 2
 
 
+@pytest.mark.full
 def test_what_is_trained_and_how_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sheepfold")
     invoke(tmp_path / "home", "train", str(write_texts(tmp_path / "texts")), *SHORT)

@@ -166,12 +166,6 @@ def test_the_page_of_a_run_shows_its_tasks_and_artefacts(team: Team, page: Any) 
     page.get_by_text("Report of corpus", exact=False).first.wait_for()
 
 
-def test_the_registry_page_shows_the_champion(team: Team, page: Any) -> None:
-    page.goto(f"{team.mlflow}/#/models/sheepfold")
-    page.get_by_text("Version 1").first.wait_for()
-    page.get_by_text("champion").first.wait_for()
-
-
 def test_the_page_of_a_training_shows_its_curves(team: Team, page: Any) -> None:
     import sqlite3
 

@@ -96,11 +96,6 @@ def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> No
         explain(open_store(home.store), "cccc/s#3", "default")
 
 
-def test_an_address_of_no_completion_is_nothing(home: Home) -> None:
-    with pytest.raises(StoreError, match="'b/9' is not found"):
-        explain(open_store(home.store), "b/9", "default")
-
-
 def test_a_bare_id_is_that_of_the_newest_generation_and_says_that_there_are_others(home: Home) -> None:
     found = explain(open_store(home.store), "0", "default")
     assert found["completion"]["prompt"] == "prompt of 2026-01-03"

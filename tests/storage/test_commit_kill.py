@@ -24,7 +24,6 @@ import commit_child
 import pytest
 
 from storage.locks import owner_lock
-from storage.store import Store
 
 CALLS = """
 write pwrite64 writev copy_file_range sendfile truncate ftruncate fallocate fsync fdatasync flock chmod fchmod
@@ -53,14 +52,6 @@ def _strace(log: Path, arguments: list[str], command: list[str]) -> int:
 
 def _calls(log: Path) -> list[str]:
     return re.findall(r"^\d+ +(\w+)\(", log.read_text(errors="replace"), flags=re.MULTILINE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet_start(strace: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The interpreter by itself makes none of the calls."""
-    log = tmp_path_factory.mktemp("strace") / "log"
-    assert _strace(log, [], [sys.executable, "-I", "-B", "-c", "import storage.store"]) == 0
-    assert _calls(log) == [], "the interpreter's start makes calls that would be taken for those of a commit"
 
 
 def _prepared(folder: Path, action: str) -> Path:
@@ -192,6 +183,7 @@ def test_a_refresh_killed_at_any_call_loses_no_artefact_to_the_run_after_it(
             assert commit_child.artifact_text(root) in (OLD, NEW), "what was there is gone, and what was made too"
 
 
+@pytest.mark.full
 def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_new_one(tmp_path: Path) -> None:
     states = set()
 
@@ -204,52 +196,6 @@ def test_a_ref_whose_move_is_killed_at_any_call_stands_at_the_old_value_or_the_n
     points = _for_each(tmp_path, "ref", "signal=SIGKILL", check)
     assert _renames(points) == 1 and _fsyncs(points) == 4, points  # the folders' names, the file, its name
     assert states == {OLD, NEW}
-
-
-@pytest.mark.faults
-def test_a_tombstone_whose_writing_is_killed_at_any_call_is_there_or_not_and_no_other_is_lost(tmp_path: Path) -> None:
-    states = set()
-
-    def check(root: Path, point: Point, code: int) -> None:
-        assert code == -signal.SIGKILL
-        states.add(frozenset(commit_child.forgotten(root)))
-        commit_child.tombstone(root, NEW)
-        assert commit_child.forgotten(root) == {OLD, NEW}
-
-    _for_each(tmp_path, "tombstone", "signal=SIGKILL", check)
-    assert states == {frozenset({OLD}), frozenset({OLD, NEW})}
-
-
-@pytest.mark.faults
-def test_clearing_up_killed_at_any_call_leaves_whole_artefacts_with_their_inputs_and_is_finished_by_the_next(
-    tmp_path: Path,
-) -> None:
-    states = set()
-
-    def check(root: Path, point: Point, code: int) -> None:
-        assert code == -signal.SIGKILL
-        states.add(frozenset(commit_child.whole(root)))
-        commit_child.sweep(root, NEW)
-        store = Store(root)
-        assert store.keys(commit_child.STAGE) == store.keys(commit_child.MADE) == store.owners() == []
-
-    _for_each(tmp_path, "sweep", "signal=SIGKILL", check)
-    assert states == {
-        frozenset(),
-        frozenset({commit_child.STAGE}),
-        frozenset({commit_child.STAGE, commit_child.MADE}),
-    }
-
-
-@pytest.mark.faults
-def test_a_removal_killed_at_any_call_keeps_the_artefact_or_its_record(tmp_path: Path) -> None:
-    def check(root: Path, point: Point, code: int) -> None:
-        assert code == -signal.SIGKILL
-        assert commit_child.MADE in commit_child.whole(root)
-        commit_child.remove(root, NEW)
-        assert commit_child.whole(root) == {commit_child.MADE}
-
-    _for_each(tmp_path, "remove", "signal=SIGKILL", check)
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import pytest
 
 from storage.digest import sha256_file
 from storage.manifest import ArtifactRef
-from storage.store import Store, StoreError, open_store
+from storage.store import Store, StoreError
 
 Put = Callable[..., ArtifactRef]
 
@@ -171,26 +171,6 @@ def test_a_ref_that_cannot_be_read_is_an_error_that_names_the_file(store: Store,
     path.write_text(text)
     with pytest.raises(StoreError, match=r"corpus/a\.json .* remove it and run again"):
         store.read_ref("corpus/a")
-
-
-def test_a_named_lock_keeps_others_out_while_it_is_held(store: Store) -> None:
-    order = []
-
-    def second() -> None:
-        with store.lock("promote"):
-            order.append("second")
-
-    with store.lock("promote"):
-        thread = threading.Thread(target=second)
-        thread.start()
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
-def test_an_address_that_is_no_folder_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="SHEEPFOLD_STORE is 'gs://bucket/store'"):
-        open_store("gs://bucket/store")
 
 
 def test_a_stage_that_writes_a_manifest_of_its_own_does_not_spoil_the_artefact(store: Store, put: Put) -> None:

@@ -78,19 +78,6 @@ def test_a_kill_after_any_write_leaves_a_whole_store_and_the_next_attempt_ends_a
     assert killed >= {"commit": 7, "refresh": 4, "remove": 3}[action]
 
 
-def test_what_was_committed_here_and_not_uploaded_is_uploaded_and_not_made_again(
-    children: Children, proxy: Proxy
-) -> None:
-    proxy.decide = lambda method, path: KILL_BEFORE if method == "PUT" and "words.txt" in path else PASS
-    assert children.act("commit", "store", NEW) == -9
-    proxy.decide = lambda method, path: PASS
-    store = S3Store(f"{children.address}/store", children.folder / "store")
-    assert store.find(STAGE, KEY) is None
-    with store.workspace(STAGE, KEY):
-        assert store.find(STAGE, KEY) is not None
-    assert text_in(children.elsewhere("store")) == NEW
-
-
 def test_a_name_that_is_moved_when_a_kill_comes_stands_at_the_old_or_the_new(children: Children, proxy: Proxy) -> None:
     for number, answer in enumerate((KILL_BEFORE, KILL_AFTER)):
         store = children.elsewhere(f"store-{number}")

@@ -59,10 +59,6 @@ def garbage_of(store: Store, refs: dict[str, ArtifactRef], **options: Any) -> se
     }
 
 
-def test_what_no_name_leads_to_is_garbage(store: Store, named: dict[str, ArtifactRef]) -> None:
-    assert garbage_of(store, named) == {"old", "before", "frozen", "former"}
-
-
 def test_without_names_all_is_garbage_but_what_the_roots_lead_to(store: Store, refs: dict[str, ArtifactRef]) -> None:
     assert garbage_of(store, refs) == set(refs)
     model = refs["model"]

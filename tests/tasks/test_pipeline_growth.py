@@ -21,7 +21,7 @@ from tasks.core.run import StageReport
 from tasks.curate.corpus import Corpus, kept_documents, tables_of
 from tasks.tokens.index import load_index
 from tasks.tokens.tokenizer_kinds import BOS, EOS, load_tokenizer
-from tasks.upkeep.verify import check_split, check_tokens
+from tasks.upkeep.verify import check_tokens
 
 IN_TRAINING = 13  # a text whose hash puts it there
 
@@ -92,16 +92,6 @@ def test_a_second_run_computes_nothing(tiny: Ran, tiny_source: Path, extracted: 
         tiny.evaluation,
         tiny.completions,
     )
-
-
-@pytest.mark.full
-def test_two_homes_hold_the_same_results(tiny: Ran, tiny_source: Path, home: Home) -> None:
-    assert digests(run_prepare(home, tiny_source)) == digests(tiny)
-
-
-def test_the_corpus_itself_needs_no_fallback_to_have_two_sides(tiny: Ran) -> None:
-    sides = [row["split"] for row in selection_of(tiny).values()]
-    assert (sides.count("train"), sides.count("validation")) == (9, 3)
 
 
 def test_one_added_text_is_one_extracted_file(known: Home, source: Path) -> None:
@@ -202,34 +192,6 @@ def test_the_same_bytes_at_two_paths_are_two_files_and_one_document(tiny: Ran, k
 
 
 @pytest.mark.full
-def test_the_same_text_in_other_bytes_is_dropped_as_a_duplicate(home: Home, source: Path) -> None:
-    (source / "windows.txt").write_bytes(text_of(3).replace("\n", "\r\n").encode())
-    ran = run_prepare(home, source)
-    dropped = read_rows(ran.folder(ran.ingested.curated) / "dropped.parquet")
-    ids = sorted(files_of(ran)[name]["doc_id"] for name in ("text-03.txt", "windows.txt"))
-    assert [(row["doc_id"], row["reason_code"]) for row in dropped] == [(ids[1], "duplicate_text")]
-    assert [selection_of(ran)[doc_id]["kept"] for doc_id in ids] == [True, False]
-
-
-@pytest.mark.full
-def test_one_edited_file_is_one_extracted_file(tiny: Ran, known: Home, source: Path) -> None:
-    (source / "text-03.txt").write_text(text_of(3) + "And one more line.\n")
-    after = run_prepare(known, source)
-    assert (after.reports["extract"].computed, after.reports["extract"].reused) == (1, 11)
-    assert len(selection_of(after).keys() - selection_of(tiny).keys()) == 1
-    assert len(selection_of(after)) == 12
-
-
-@pytest.mark.full
-def test_the_evaluation_set_stays_when_documents_are_added(tiny: Ran, known: Home, source: Path) -> None:
-    write_texts(source, range(12, 18))
-    after = run_prepare(known, source)
-    assert after.prepared.evalset == tiny.prepared.evalset
-    held_out = [row["split"] for row in selection_of(after).values()].count("validation")
-    assert held_out > len(evaluation_texts(after))
-
-
-@pytest.mark.full
 def test_the_evaluation_set_stays_when_its_documents_are_removed(tiny: Ran, known: Home, source: Path) -> None:
     texts = evaluation_texts(tiny)
     for path in source.iterdir():
@@ -248,27 +210,14 @@ def test_another_split_makes_another_evaluation_set(tiny: Ran, known: Home, sour
     assert trained.isdisjoint(rows["doc_id"])
 
 
-@pytest.mark.parametrize(
-    "stage", [*(pytest.param(name, marks=pytest.mark.full) for name in ("extract", "tokenizer", "tokenise")), "train"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["extract", "tokenizer", "tokenise", "train"])
 def test_a_refreshed_stage_is_computed_again_and_the_rest_is_not(
     tiny: Ran, tiny_source: Path, known: Home, stage: str
 ) -> None:
     again = run_whole(known, tiny_source, refresh=[stage])
     assert again.computed() == {stage: tiny.reports[stage].computed}
     assert digests(again) == digests(tiny)
-
-
-@pytest.mark.full
-def test_growing_in_two_steps_selects_what_one_step_selects(tmp_path: Path) -> None:
-    source = write_texts(tmp_path / "texts", range(7))
-    steps = home_at(tmp_path / "steps")
-    run_prepare(steps, source)
-    write_texts(source, range(16))
-    grown = run_prepare(steps, source)
-    whole = run_prepare(home_at(tmp_path / "whole"), source)
-    for name in ("snapshot", "curate"):
-        assert digests(grown)[name] == digests(whole)[name]
 
 
 @pytest.mark.full
@@ -344,7 +293,8 @@ def test_a_segment_without_a_document_is_carried_along(known: Home, source: Path
     assert check_tokens(ran.run.store, read_state(ran.run.store, "default")).problems == []
 
 
-@pytest.mark.parametrize("change", [pytest.param("tokenizer.kind=bpe", marks=pytest.mark.full), "curate.salt=pepper"])
+@pytest.mark.full
+@pytest.mark.parametrize("change", ["tokenizer.kind=bpe", "curate.salt=pepper"])
 def test_segments_cut_anew_hold_the_documents_that_were_selected(
     of_two_segments: Home, source: Path, change: str
 ) -> None:
@@ -388,13 +338,6 @@ def test_a_document_that_lies_nowhere_is_an_error_and_not_left_out(tiny: Ran) ->
         corpus.sql("insert into wanted by name select 'lost' as doc_id, 'nowhere' as segment")
         with pytest.raises(StoreError, match=r"document lost is in 0 of the 1 segments.*--refresh snapshot"):
             corpus.locate(tables, "documents.parquet")
-
-
-def test_the_checks_of_a_finished_corpus_find_nothing(tiny: Ran) -> None:
-    state = read_state(tiny.run.store, "default")
-    for check in (check_split(tiny.run.store, state), check_tokens(tiny.run.store, state)):
-        assert check.problems == []
-        assert check.checked
 
 
 def test_a_new_document_for_validation_alone_trains_nothing_anew(tiny: Ran, known: Home, source: Path) -> None:

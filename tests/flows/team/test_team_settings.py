@@ -195,13 +195,6 @@ def test_the_address_of_the_database_is_taken_from_the_environment_and_not_print
     assert "p%40ss" not in done.output
 
 
-def test_a_home_that_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    done = CliRunner().invoke(app, ["up", str(tmp_path), "--home", str(tmp_path / "file")])
-    assert done.exit_code == 1 and not isinstance(done.exception, NotADirectoryError)
-    assert f"{tmp_path / 'file'}" in done.output and "use another home folder" in done.output
-
-
 def test_a_port_that_is_taken_is_reported_before_anything_starts(home: Home) -> None:
     settings = TeamSettings(prefect_port=free_port(), mlflow_port=free_port())
     said = rf"mlflow cannot listen on 127.0.0.1 port {settings.mlflow_port}"

@@ -114,13 +114,6 @@ def test_two_exports_are_the_same_bytes(ran: Ran, tmp_path: Path) -> None:
         ]
 
 
-def test_a_folder_that_holds_something_is_not_written_to(ran: Ran, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine")
-    with pytest.raises(UserError, match="not an empty folder"):
-        export(ran, tmp_path, "tokens")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
 def test_an_export_that_fails_leaves_nothing(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "FILE_BYTES", "no number")
     with pytest.raises(TypeError):

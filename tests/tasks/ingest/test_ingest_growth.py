@@ -87,16 +87,6 @@ def test_an_option_that_came_with_an_upgrade_reads_nothing_again(known: Home, te
     assert ingest(known, texts, "extract.lines=true").reports["extract"].computed == 12
 
 
-@pytest.mark.full
-def test_a_changed_threshold_of_near_duplicates_signs_nothing_again(home: Home, source: Path) -> None:
-    from ingest_run import edited
-
-    ingest(home, write(source, {"near.txt": edited(prose(1), 1, 4)}))
-    ran = ingest(home, source, "dedup.threshold=0.5")
-    assert ran.codes().keys() & {"near.txt", "01.txt"}
-    assert (ran.reports["measure"].computed, ran.reports["measure"].reused) == (0, 13)
-
-
 def cached(reports: dict) -> dict[str, bool]:
     return {name: report.cached for name, report in reports.items()}
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -324,15 +323,6 @@ def test_a_document_that_hangs_while_it_is_opened_fails():
     assert outcome.reason == "page 1 took more than 0.5 s (limits.page_seconds)"
 
 
-def test_a_page_that_crashes_costs_itself_and_is_told():
-    with Pool(1, QUICK, FAKE_WORKER) as pool:
-        outcome = pool.submit(fake("pages")).result()
-    assert [page.page for page in outcome.pages] == [1, 2, 3, 4, 5, 6]
-    assert [bool(page.error) for page in outcome.pages] == [False, False, True, False, False, False]
-    assert (outcome.status, outcome.reason_code, outcome.kind) == ("ok", "crashed", "pdf")
-    assert "on page 3" in outcome.reason
-
-
 @pytest.mark.parametrize(
     ("name", "n_pages", "lost"), [("worse", 6, [2, 3, 4, 5, 6]), ("rough", 40, [8, 16, 24, 32, 40])]
 )
@@ -495,17 +485,6 @@ def test_a_closed_pool_takes_no_documents():
     pool.close()
     with pytest.raises(PoolError, match="closed"):
         pool.submit(fake("fine"))
-
-
-def test_closing_from_another_thread_ends_a_waiting_one():
-    pool = Pool(1, Limits(), FAKE_WORKER)
-    future = pool.submit(fake("hang"))
-    wait_until(lambda: children_of(os.getpid()))
-    closer = threading.Thread(target=pool.close)
-    closer.start()
-    with pytest.raises(PoolError):
-        future.result(timeout=10)
-    closer.join()
 
 
 @pytest.mark.parametrize(

@@ -332,14 +332,6 @@ def test_a_document_that_lost_a_page_is_read_again_on_request_and_only_then(
     assert extracted == []
 
 
-@pytest.mark.full
-def test_the_same_contents_under_other_options_are_another_segment(home: Home, tmp_path: Path) -> None:
-    source = write(tmp_path / "in", {"a.txt": prose(1), "b.txt": prose(2)})
-    first = ingest(home, source)
-    assert ingest(home, source, "extract.max_pages=7").computed()["extract"] == 2
-    assert ingest(home, source).ingested.segments.refs == first.ingested.segments.refs
-
-
 def test_a_segment_can_be_made_without_a_pool_when_its_journal_is_whole(home: Home, tmp_path: Path) -> None:
     """A kill between the last document and the commit costs no extraction."""
     content = Content("a" * 64, ".txt")

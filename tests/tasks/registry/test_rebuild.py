@@ -101,8 +101,9 @@ def test_nothing_is_promoted_or_taken_back_without_the_recorded_champion(
         assert checkpoint_of(run, "champion") == promoted.better.checkpoint
 
 
-@pytest.mark.parametrize("database", [pytest.param("lost", marks=pytest.mark.full), "older"])
-@pytest.mark.parametrize("step", [pytest.param("_published", marks=pytest.mark.full), "_sync"])
+@pytest.mark.full
+@pytest.mark.parametrize("database", ["lost", "older"])
+@pytest.mark.parametrize("step", ["_published", "_sync"])
 def test_a_rebuild_that_is_killed_promotes_no_worse_model_and_can_be_repeated(
     home: Home, promoted: Promoted, tiny_source: Path, monkeypatch: pytest.MonkeyPatch, database: str, step: str
 ) -> None:

@@ -22,13 +22,6 @@ from tasks.upkeep.status import status_of
 OTHER = "letters 1.0"
 
 
-@pytest.mark.parametrize(
-    ("corpus", "name"), [("default", "sheepfold"), ("letters", "sheepfold-letters"), (OTHER, "sheepfold-letters 1.0")]
-)
-def test_each_corpus_has_a_registered_model(corpus: str, name: str) -> None:
-    assert model_name(corpus) == name
-
-
 def promote(home: Home, ran: Ran, corpus: str) -> Promotion:
     with TinyMachine(workers=1) as machine:
         run = Run(home, machine, corpus=corpus)
@@ -61,6 +54,7 @@ def test_no_corpus_takes_the_champion_of_another(tiny: Ran, other: tuple[Home, R
         assert champion.name == model_name(corpus)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", ["champion", "1", f"models:/sheepfold-{OTHER}@champion"])
 def test_names_mean_models_of_the_corpus_and_addresses_may_name_another(
     tiny: Ran, other: tuple[Home, Ran], asked: str
@@ -72,6 +66,7 @@ def test_names_mean_models_of_the_corpus_and_addresses_may_name_another(
         assert found == (made.checkpoint if asked.startswith("models:/") else tiny.checkpoint)
 
 
+@pytest.mark.full
 def test_results_and_status_name_the_registered_model_of_the_corpus(other: tuple[Home, Ran]) -> None:
     home, made = other
     assert model_entry(promote(home, made, OTHER))["name"] == f"sheepfold-{OTHER}"

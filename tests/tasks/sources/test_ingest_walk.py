@@ -7,10 +7,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from listed import rows_of
 
-from storage.errors import UserError
 from tasks.sources import folder as walk_module
 from tasks.sources.address import WalkSettings, resolve_sources
 from tasks.sources.folder import WalkedFile
@@ -102,11 +100,6 @@ def test_names_that_are_not_utf8_are_percent_encoded_and_stay_distinct(tmp_path)
     assert all(Path(row.location).read_text() == "x" for row in rows.values())
 
 
-def test_a_source_may_be_a_single_file(tmp_path):
-    file = write(tmp_path / "only.txt")
-    assert [(row.path, Path(row.location)) for row in walk([file])] == [("only.txt", file)]
-
-
 def test_sources_of_the_same_name_get_distinct_paths_whatever_their_order(tmp_path):
     first, second = write(tmp_path / "a/docs/x.txt").parent, write(tmp_path / "b/docs/x.txt").parent
     file = write(tmp_path / "c/docs")
@@ -115,23 +108,10 @@ def test_sources_of_the_same_name_get_distinct_paths_whatever_their_order(tmp_pa
     assert walk([file, second, first]) == walk([first, second, file])
 
 
-def test_overlapping_sources_list_no_file_twice(tmp_path):
-    write(tmp_path / "top/sub/x.txt")
-    write(tmp_path / "top/y.txt")
-    rows = walk([tmp_path / "top/sub", tmp_path / "top", tmp_path / "top/../top"])
-    assert sorted(Path(row.location).name for row in rows) == ["x.txt", "y.txt"]
-    assert len({row.path for row in rows}) == 2
-
-
 def test_a_source_inside_an_excluded_folder_is_walked(tmp_path):
     write(tmp_path / ".venv/docs/x.txt")
     rows = walk([tmp_path, tmp_path / ".venv/docs"])
     assert [(Path(row.location).name, row.status) for row in rows] == [("x.txt", "")]
-
-
-def test_a_missing_source_is_named_in_the_error(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere.*does not exist"):
-        walk([tmp_path / "nowhere"])
 
 
 def test_a_folder_deeper_than_a_path_may_be_is_one_failed_row(tmp_path):

@@ -436,11 +436,6 @@ def test_a_sample_goes_also_where_its_tokeniser_gave_back_less_than_the_document
     assert prompts_of(store, manifest) == [prompts[1]]
 
 
-def test_what_goes_by_no_name_is_refused(home: Home) -> None:
-    with pytest.raises(UserError, match="corpus 'default' has no document 'secrets'"):
-        forget(home, open_store(home.store), "secrets", "", "default", dry_run=False)
-
-
 def test_texts_from_outside_go_where_they_hold_the_document_with_what_was_measured_on_them(
     trained: Trained, home: Home, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_pages_go_of_models_that_were_measured_on_the_document(home: Home) -> No
     assert left["third"] == {"corpus.html", "samples.json"}
 
 
+@pytest.mark.full
 def test_killed_after_any_of_its_steps_no_page_stays_when_the_next_run_has_finished_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
