@@ -39,12 +39,7 @@ def test_there_are_commands_to_check() -> None:
 @pytest.mark.parametrize(("block", "arguments"), COMMANDS)
 def test_a_shown_command_is_taken_as_it_stands(block: Shown, arguments: list[str]) -> None:
     assert parsed(arguments).command is not None
-
-
-@pytest.mark.parametrize(("block", "arguments"), COMMANDS)
-def test_a_shown_setting_is_one_that_there_is(block: Shown, arguments: list[str]) -> None:
-    given = [value for option, value in pairwise(arguments) if option == "--set"]
-    assert load_settings(None, parse_assignments(given)) is not None
+    load_settings(None, parse_assignments([value for option, value in pairwise(arguments) if option == "--set"]))
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -174,15 +174,7 @@ def test_files_that_changed_vanished_or_grew_say_so(tmp_path):
         ("failed", "changed"),
         ("failed", "unreadable"),
     ]
-    assert all(outcome.reason for outcome in found)
-
-
-def test_what_is_no_file_any_more_says_so_without_its_path(tmp_path):
-    os.mkfifo(tmp_path / "a.txt")
-    with Pool(1, Limits()) as pool:
-        outcome = pool.submit(ExtractJob(tmp_path / "a.txt", "0" * 64, ".txt", place())).result()
-    assert (outcome.status, outcome.reason_code) == ("failed", "unreadable")
-    assert outcome.reason == "the file cannot be read: it is no regular file any more"
+    assert all(outcome.reason and str(tmp_path) not in outcome.reason for outcome in found)
 
 
 def test_a_document_that_needs_too_much_memory_fails_and_the_next_is_fine(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import random
 import struct
 import tracemalloc
 import zlib
@@ -118,9 +118,10 @@ def test_a_truncated_image_is_corrupt(file_format, share):
 def test_a_broken_frame_leaves_the_others(tesseract):
     frames = [picture_of("alpha"), picture_of("bravo")]
     data = bytearray(saved(frames[0], "TIFF", save_all=True, append_images=frames[1:], compression="tiff_lzw"))
-    data[8:400] = os.urandom(392)  # Pixels of the first frame: they lie between the header and the first directory.
+    # pixels of the first frame: they lie between the header and the first directory
+    data[8:400] = random.Random(0).randbytes(392)
     pages = extract_document(bytes(data), "", OPTIONS).pages
-    assert pages[-1].text.strip() == "bravo" or pages[0].error
+    assert pages[0].error and pages[1].text.strip() == "bravo"
 
 
 def test_an_image_of_one_colour_is_not_sent_to_ocr(monkeypatch):
