@@ -1,4 +1,4 @@
-"""What misread text costs a network: equal trainings on the same pages, as they are and as OCR reads them.
+"""Cost of misread text for a network: equal trainings on the same pages, as they are and as OCR reads them.
 
     python -m benchmarks.ocr_learning [--documents FOLDER] [--pages 500] [--dpi 200] [--grade 3]
         [--steps 400,800,1600] [--folder FOLDER]

@@ -59,7 +59,7 @@ class EvaluationSetSettings:
         return cls(tuple(sorted({f"{_form(file)} {sha256_file(file)}" for file in evaluation_files(paths)})))
 
 
-@stage("evaluation_sets", version=2, unkeyed=("files",))
+@stage("evaluation_sets", version=3, unkeyed=("files",))
 def evaluation_sets(work: Work, settings: EvaluationSetSettings, *, files: ArtifactRef | None = None) -> str:
     """Hash the 13-grams of external evaluation sets, of which there may be none."""
     refused = Refused()
