@@ -6,6 +6,7 @@ The live view has a line for each running stage; what is printed meanwhile stand
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -101,7 +102,8 @@ class StageProgress:
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self.name = name
         self._listener = listener
-        self._heard_at = 0.0
+        self._heard_at = -math.inf
+        self._told = self._percent = 0.0
         self._logged_at = time.monotonic()
         self._line = None
         if sys.stderr.isatty():
@@ -117,12 +119,18 @@ class StageProgress:
         elif now - self._logged_at > LOG_SECONDS:
             self._logged_at = now
             logger.info("%s: %g of %g %s", self.name, done, total, note)
-        if self._listener is not None and (now - self._heard_at > SECONDS or done >= total):
-            self._heard_at = now
-            self._listener(100.0 * done / total if total else 100.0)
+        self._percent = 100.0 * done / total if total else 100.0
+        if now - self._heard_at > SECONDS:
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        if self._listener is not None and self._percent != self._told:
+            self._heard_at, self._told = now, self._percent
+            self._listener(self._percent)
 
     def close(self) -> None:
-        """Remove the line; the last one gives the terminal back."""
+        """Tell the last percentage, and remove the line; the last one gives the terminal back."""
+        self._tell(math.inf)
         if self._line is None:
             return
         with self._lock:

@@ -23,7 +23,7 @@ from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
-from storage.tables import stream_rows, union_digest, unpacked_size, write_table
+from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.settings import listed_paths, shown_files
 from tasks.readers.decode import decode
@@ -390,7 +390,7 @@ def score(work: Work, settings: NoSettings, *, documents: ArtifactRef, classifie
 
 def score_segment(source: Path, weights: Path, out: Path, progress: Progress) -> dict[str, Any]:
     """Write the scores of a table of documents; return their number and a digest."""
-    parameters = np.load(weights, allow_pickle=False)
+    parameters, n_rows = np.load(weights, allow_pickle=False), count_rows(source)
 
     def rows() -> Iterator[dict[str, Any]]:
         documents = stream_rows(source, ["doc_id", "text"])
@@ -400,7 +400,7 @@ def score_segment(source: Path, weights: Path, out: Path, progress: Progress) ->
             for row, value in zip(batch, scores, strict=True):
                 yield {"doc_id": row["doc_id"], "score": value, "digest": sha256_json(value)}
             done += len(batch)
-            progress(done, done)
+            progress(done, n_rows)
 
     table = out / SCORES_FILE
     count = write_table(table, SCORES, rows())

@@ -26,7 +26,7 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import DOCUMENTS_FILE, LEGIBILITY, LEGIBILITY_FILE, MEASURES, MEASURES_FILE, PAGES_FILE
 from storage.store import StoreError
-from storage.tables import read_places, stream_rows, union_digest, unpacked_size, write_table
+from storage.tables import count_rows, read_places, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
 from tasks.curate.corpus import Corpus, matching_folders, tables_of
 from tasks.curate.measure import CLEAN_BYTES, UNDETERMINED
@@ -359,7 +359,7 @@ def judge_segment(
         if page["doc_id"] in by_ocr:
             own = page["text"], room(page["method"], page["engine"], page["confidence"])
             read.setdefault(page["doc_id"], []).append(own)
-    judged = 0
+    judged, n_rows = 0, count_rows(source)
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal judged
@@ -385,7 +385,7 @@ def judge_segment(
                 "passages": [dict(zip(("start", "length", "error_rate"), passage, strict=True)) for passage in bad],
                 "digest": sha256_json([error, bad]),
             }
-            progress(done, done)
+            progress(done, n_rows)
 
     table = out / LEGIBILITY_FILE
     count = write_table(table, LEGIBILITY, rows())

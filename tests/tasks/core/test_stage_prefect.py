@@ -216,6 +216,30 @@ def test_progress_of_a_stage_is_a_progress_artefact_of_its_task_run(home: Home) 
     assert (found.type, found.data) == ("progress", 100.0)
 
 
+def test_prefect_hears_of_progress_now_and_then_and_at_the_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    import prefect.artifacts
+
+    told: list[float] = []
+    create, update = prefect.artifacts.create_progress_artifact, prefect.artifacts.update_progress_artifact
+    monkeypatch.setattr(
+        prefect.artifacts, "create_progress_artifact", lambda **given: told.append(given["progress"]) or create(**given)
+    )
+    monkeypatch.setattr(
+        prefect.artifacts,
+        "update_progress_artifact",
+        lambda place, **given: told.append(given["progress"]) or update(place, **given),
+    )
+
+    def rise(work: Work) -> None:
+        for done in range(1, 401):
+            work.progress.update(done, 400)
+        work.progress.update(400, 400)
+
+    run = new_run(home, Calls(before=rise))
+    in_flow(lambda: letters(run, TextSettings("x")))
+    assert told == [0.25, 100.0]
+
+
 def test_a_stage_whose_progress_prefect_does_not_take_goes_on(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx
     import prefect.artifacts
