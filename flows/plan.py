@@ -82,9 +82,11 @@ def last_result(options: RetrainOptions) -> dict[str, Any] | None:
     settings = options.load()
     if options.base or settings.train.base or options.refresh or options.retry_failed:
         return None
+    file = Home.from_environment(options.home).reports_of(options.corpus) / RESULT_FILE
+    if not file.is_file():
+        return None
     planned = plan(options)
-    file = planned.home.reports_of(planned.corpus) / RESULT_FILE
-    if not all(line.cached for line in planned.reports.values()) or not file.is_file():
+    if not all(line.cached for line in planned.reports.values()):
         return None
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))

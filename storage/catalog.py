@@ -206,10 +206,11 @@ class Catalog:
         keys = (
             [ref.key for ref in segments] if len(refs) == len(segments) else [segment_of(self.store, r) for r in refs]
         )
-        rows = [(str(self._path(ref, table)), key) for ref, key in zip(refs, keys, strict=True)]
-        self.connection.execute(f"create table {name} (filename varchar, segment varchar)")
-        if rows:
-            self.connection.executemany(f"insert into {name} values (?, ?)", rows)
+        paths = [str(self._path(ref, table)) for ref in refs]
+        self.connection.execute(
+            f"create table {name} as select unnest($1::varchar[]) as filename, unnest($2::varchar[]) as segment",
+            [paths, keys],
+        )
 
     def _views(self) -> None:
         execute = self.connection.execute

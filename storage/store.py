@@ -174,7 +174,7 @@ class Store:
     def commit(self, workspace: Workspace, manifest: Manifest) -> Manifest:
         """Commit the workspace's `out` as the artefact of `manifest`; returns the manifest with its files listed."""
         manifest = replace(manifest, files=_list_files(workspace.out))
-        write_file(workspace.out / MANIFEST_NAME, manifest.to_json().encode())
+        (workspace.out / MANIFEST_NAME).write_bytes(manifest.to_json().encode())  # publish makes it durable
         return self._publish(workspace.out, manifest, workspace.replaces)
 
     def _publish(self, made: Path, manifest: Manifest, replaces: str | None) -> Manifest:

@@ -178,9 +178,14 @@ def read_places(path: Path, column: str, places: Sequence[int]) -> dict[int, Any
     return found
 
 
+def _read(path: Path, columns: Sequence[str]) -> pa.Table:
+    with pq.ParquetFile(path) as file:  # `read_table` takes milliseconds to look for further files
+        return file.read(columns, use_threads=False)
+
+
 def read_columns(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     """Return columns of a table, as lists by name."""
-    return pq.read_table(path, columns=columns).select(columns).to_pydict()
+    return _read(path, columns).select(columns).to_pydict()
 
 
 def members(names: pa.ChunkedArray, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
@@ -198,7 +203,7 @@ def union_digest(paths: Sequence[Path], live: Sequence[Collection[str]] | None =
     """
     parts = []
     for place, path in enumerate(paths):
-        table = pq.read_table(path, columns=sorted({"doc_id", "digest", identity}), use_threads=False)
+        table = _read(path, sorted({"doc_id", "digest", identity}))
         if live is not None and not (counts := members(table[identity], live[place])).all():
             table = table.filter(pa.array(counts))
         parts.append(table.select(["doc_id", "digest"]))

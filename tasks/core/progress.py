@@ -6,7 +6,6 @@ The live view has a line for each running stage; what is printed meanwhile stand
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import time
@@ -94,7 +93,7 @@ class StageProgress:
 
     Args:
         name: Shown before the bar.
-        listener: Called with the percentage, at most every few seconds.
+        listener: Called with the percentage every `SECONDS` and at the end, of a stage that takes longer.
     """
 
     _lock = threading.Lock()
@@ -102,9 +101,8 @@ class StageProgress:
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self.name = name
         self._listener = listener
-        self._heard_at = -math.inf
         self._told = self._percent = 0.0
-        self._logged_at = time.monotonic()
+        self._heard_at = self._logged_at = time.monotonic()
         self._line = None
         if sys.stderr.isatty():
             with self._lock:
@@ -121,16 +119,18 @@ class StageProgress:
             logger.info("%s: %g of %g %s", self.name, done, total, note)
         self._percent = 100.0 * done / total if total else 100.0
         if now - self._heard_at > SECONDS:
-            self._tell(now)
+            self._heard_at = now
+            self._tell()
 
-    def _tell(self, now: float) -> None:
+    def _tell(self) -> None:
         if self._listener is not None and self._percent != self._told:
-            self._heard_at, self._told = now, self._percent
+            self._told = self._percent
             self._listener(self._percent)
 
     def close(self) -> None:
-        """Tell the last percentage, and remove the line; the last one gives the terminal back."""
-        self._tell(math.inf)
+        """Tell the end of a stage that took long, and remove the line; the last one gives the terminal back."""
+        if self._told:
+            self._tell()
         if self._line is None:
             return
         with self._lock:

@@ -257,9 +257,8 @@ class Run:
             self.note(f"{change}; they are used as they are: --refresh {stage.name} computes them again")
 
     def _seconds_per_unit(self, stage: Stage) -> float:
-        if stage.name in self._expected:
-            return self._expected[stage.name]
-        measured = [
-            manifest.seconds / max(1, manifest.counts.get("units", 1)) for manifest in self.store.manifests(stage.name)
-        ]
-        return median(measured) if measured else FIRST_GUESS.get(stage.name, 1.0)
+        if stage.name not in self._expected:
+            made = self.store.manifests(stage.name)
+            measured = [manifest.seconds / max(1, manifest.counts.get("units", 1)) for manifest in made]
+            self._expected[stage.name] = median(measured) if measured else FIRST_GUESS.get(stage.name, 1.0)
+        return self._expected[stage.name]

@@ -463,4 +463,4 @@ def cuts_of(run: Run, curated: ArtifactRef, live: Sequence[Collection[str]]) -> 
     cuts: Cuts = {}
     for row in stream_rows(run.store.folder(chosen) / schemas.CUTS_FILE, ["doc_id", "start", "length"]):
         cuts.setdefault(row["doc_id"], []).append((row["start"], row["length"]))
-    return [{doc_id: spans for doc_id, spans in cuts.items() if doc_id in own} if cuts else {} for own in live]
+    return [{doc_id: cuts[doc_id] for doc_id in own if doc_id in cuts} if cuts else {} for own in live]

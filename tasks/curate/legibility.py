@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,15 +348,20 @@ def legibility(
     return str(made["digest"])
 
 
+@lru_cache(maxsize=1)  # the same process judges the segments one after the other
+def _load(model: Path) -> Characters:
+    return Characters.load(model)
+
+
 def judge_segment(
     pages: Path, source: Path, measures: Path, model: Path, out: Path, progress: Progress
 ) -> dict[str, Any]:
     """Write the legibility of a table of documents; return counts and a digest."""
-    known = Characters.load(model)
-    languages = {*known.languages, UNDETERMINED} if known.languages else ()  # that of garbled text cannot be told
     by_ocr = {row["doc_id"] for row in stream_rows(source, ["doc_id", "ocr_share"]) if row["ocr_share"] > 0}
+    known = _load(model)
+    languages = {*known.languages, UNDETERMINED} if known.languages else ()  # that of garbled text cannot be told
     read: dict[str, list[tuple[str, float]]] = {}  # texts of the pages of these, and room for errors
-    for page in stream_rows(pages, ["doc_id", "text", "method", "engine", "confidence"]):
+    for page in stream_rows(pages, ["doc_id", "text", "method", "engine", "confidence"]) if by_ocr else ():
         if page["doc_id"] in by_ocr:
             own = page["text"], room(page["method"], page["engine"], page["confidence"])
             read.setdefault(page["doc_id"], []).append(own)
@@ -364,7 +370,7 @@ def judge_segment(
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal judged
         found = zip(
-            stream_rows(source, ["doc_id", "text"]),
+            stream_rows(source, ["doc_id", "text"] if by_ocr else ["doc_id"]),
             stream_rows(measures, ["doc_id", "language"]),  # the same documents in the same order
             strict=True,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def mark_seen(
     evalset: Path, source: Path, trained: list[str], out: Path, progress: Callable[[int, int], None]
 ) -> dict[str, int]:
     """Write for each distinct 13-gram of the evaluation set, in sorted order, True if training text contains it."""
-    index = GramIndex(evalset_grams(evalset)[1].values)
+    index = _index(evalset)
     seen = np.zeros(len(index), bool)
     wanted = set(trained)
     done, n_rows = 0, count_rows(source)
@@ -73,6 +74,11 @@ def mark_seen(
         progress(done, n_rows)
     np.save(out, seen, allow_pickle=False)
     return {"rows": len(seen), "seen": int(seen.sum())}
+
+
+@lru_cache(maxsize=1)  # the same process marks the segments one after the other
+def _index(evalset: Path) -> GramIndex:
+    return GramIndex(evalset_grams(evalset)[1].values)
 
 
 def evalset_grams(evalset: Path) -> tuple[list[str], Hashes]:

@@ -118,7 +118,7 @@ class Outlook:
         return None
 
 
-@stage("forecast", version=4, keep_with=("suggestion", "dataset", "evalset"))
+@stage("forecast", version=5, keep_with=("suggestion", "dataset", "evalset"))
 def forecast(
     work: Work,
     settings: ForecastSettings,

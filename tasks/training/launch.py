@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ POLL_SECONDS = 0.2  # interval of checks for a stop request
 GRACE_SECONDS = 10.0  # time for the ranks to exit before they are killed
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
 SHARE_OF_MEMORY = 0.5  # for these, in all processes
+SLOW_STEP = 0.2  # seconds; the next larger network is timed for fewer steps
 LOG_LINES = 15  # last lines of the log in an error without a recorded cause
 _OURS = ("model", "storage", "tasks", "builtins")  # packages whose exceptions keep their types here
 # messages of gloo and NCCL after another rank has exited
@@ -58,7 +60,6 @@ class Job:
     device: str = "cpu"  # type of the ranks' devices, `cpu` or `cuda`
     threads: int = 1  # per rank
     deterministic: bool = False  # use deterministic kernels
-    measure: int = 0  # number of steps to time instead of training; 0 trains
     dataset: str = ""  # folder
     shards: dict[str, str] = field(default_factory=dict)  # folders of its token shards, by key
     validation_sample: int | None = None  # largest number of validation sequences; None for all
@@ -103,7 +104,6 @@ class Launched:
     history: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     resumed_from: int = 0
-    step_seconds: float = 0.0  # if `Job.measure` is set
 
 
 class RankError(RuntimeError):
@@ -154,24 +154,9 @@ def launch(
         TrainingStopped: `stop` was set.
         RankError: a rank failed; exceptions of this project keep their types, such as `model.NonFiniteLoss`.
     """
-    from model.distributed import check_share
-
-    nodes = nodes or Nodes.from_environment()
-    try:
-        check_share(job.train["batch_size"], job.train["grad_accum"], processes * nodes.count)
-    except ValueError as error:
-        raise UserError(f"execution.processes is {processes}: {error}") from error
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    job_file = place / JOB_FILE
-    record = {"job": asdict(job), "processes": processes, "nodes": asdict(nodes)}
-    write_file(job_file, json.dumps(record, indent=1).encode())
-    if nodes.count > 1:
-        logger.info("waiting for %d machines: python -m tasks.training.launch %s NODE", nodes.count - 1, job_file)
     callbacks = callbacks or Callbacks()
     done: dict[str, Any] = {}
-    with (place / LOG_FILE).open("wb") as log:
-        ranks = ChildProcess(torchrun(job_file, node=0), environment(job, nodes), stderr=log)
+    ranks = _start([job], processes, place, nodes or Nodes.from_environment())
     try:
         for message in _reports(ranks, stop or threading.Event()):
             ((name, arguments),) = message.items()
@@ -190,6 +175,53 @@ def launch(
     if "stopped" in done:
         raise TrainingStopped(*done["stopped"])
     return Launched(place / WEIGHTS_FILE, **done)
+
+
+def time_steps(jobs: Sequence[Job], processes: int, place: Path) -> Iterator[float]:
+    """Yield the seconds of an optimiser step of each job, computed on this machine as in a training.
+
+    Several processes are started once for all jobs, and end with the iterator.
+
+    Args:
+        place: as for `launch`.
+    """
+    from tasks.training.throughput import in_thread_that_ends
+
+    seconds, n_timed = 0.0, 0
+    if processes == 1:
+        for job in jobs:
+            seconds = in_thread_that_ends(partial(time_step, job, seconds))
+            yield seconds
+        return
+    ranks = _start(jobs, processes, place, Nodes(), timing=True)
+    try:
+        for message in _reports(ranks, threading.Event()):
+            for seconds in message.get("timed", ()):
+                n_timed += 1
+                yield seconds
+    finally:
+        status = ranks.kill(GRACE_SECONDS)
+    if n_timed < len(jobs):
+        raise _cause(place, status)
+
+
+def _start(jobs: Sequence[Job], processes: int, place: Path, nodes: Nodes, timing: bool = False) -> ChildProcess:
+    from model.distributed import check_share
+
+    for job in jobs:
+        try:
+            check_share(job.train["batch_size"], job.train["grad_accum"], processes * nodes.count)
+        except ValueError as error:
+            raise UserError(f"execution.processes is {processes}: {error}") from error
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    job_file = place / JOB_FILE
+    record = {"jobs": list(map(asdict, jobs)), "timing": timing, "processes": processes, "nodes": asdict(nodes)}
+    write_file(job_file, json.dumps(record, indent=1).encode())
+    if nodes.count > 1:
+        logger.info("waiting for %d machines: python -m tasks.training.launch %s NODE", nodes.count - 1, job_file)
+    with (place / LOG_FILE).open("wb") as log:
+        return ChildProcess(torchrun(job_file, node=0), environment(jobs[0], nodes), stderr=log)
 
 
 def _reports(ranks: ChildProcess, stop: threading.Event) -> Iterator[dict[str, Any]]:
@@ -278,7 +310,7 @@ def join(job_file: Path, node: int) -> None:
     while not job_file.exists():
         time.sleep(POLL_SECONDS)
     record = json.loads(job_file.read_text(encoding="utf-8"))
-    added = environment(Job(**record["job"]), Nodes(**record["nodes"]))
+    added = environment(Job(**record["jobs"][0]), Nodes(**record["nodes"]))
     os.execve(sys.executable, torchrun(job_file, node), {**os.environ, **python_path(), **added})
 
 
@@ -339,18 +371,19 @@ def _end_with_launcher() -> None:
 def run_rank(job_file: Path) -> None:
     """Run one rank of a job; the exit status is 0 only after success or a requested stop."""
     rank = int(os.environ["RANK"])
-    job, stop = Job(**json.loads(job_file.read_text(encoding="utf-8"))["job"]), threading.Event()
+    record, stop = json.loads(job_file.read_text(encoding="utf-8")), threading.Event()
+    jobs = [Job(**fields) for fields in record["jobs"]]
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     channel = None
     if rank == 0:
-        channel = Channel(stop, job.device)
+        channel = Channel(stop, jobs[0].device)
         warnings.showwarning = lambda message, *_, **__: channel.send("warning", str(message))
     else:
         os.dup2(2, 1)  # standard output carries the messages of rank 0
         if os.environ["GROUP_RANK"] == "0":  # other machines have no launching process
             threading.Thread(target=_end_with_launcher, daemon=True).start()
     try:
-        done = _run(job, job_file.parent, channel, stop)
+        done = _run(jobs, record["timing"], job_file.parent, channel, stop)
         if channel is not None:
             channel.send("done", done)
     except Exception as error:  # noqa: BLE001 - the launching process raises it
@@ -364,20 +397,27 @@ def run_rank(job_file: Path) -> None:
     os._exit(0)
 
 
-def _run(job: Job, place: Path, channel: Channel | None, stop: threading.Event) -> dict[str, Any]:
+def _run(
+    jobs: Sequence[Job], timing: bool, place: Path, channel: Channel | None, stop: threading.Event
+) -> dict[str, Any]:
     import torch
 
     from model.distributed import connect
     from model.randomness import seed_everything
 
+    job, seconds = jobs[0], 0.0
     torch.set_num_threads(job.threads)
     if job.device == "cuda" and (count := torch.cuda.device_count()) < (asked := int(os.environ["LOCAL_WORLD_SIZE"])):
         raise ValueError(
             f"execution.processes is {asked}, but this machine has {count} GPUs; expected a GPU for each process"
         )
     with connect(job.device) as ranks:
-        if job.measure:
-            return {"step_seconds": time_step(job, ranks=ranks)}
+        for one in jobs if timing else ():
+            seconds = ranks.from_first(time_step(one, seconds, ranks=ranks))
+            if channel is not None:
+                channel.send("timed", seconds)
+        if timing:
+            return {}
         seed_everything(job.train["seed"], deterministic=job.deterministic)
         try:
             found = train_job(job, place, channel, stop, ranks=ranks)
@@ -386,16 +426,21 @@ def _run(job: Job, place: Path, channel: Channel | None, stop: threading.Event) 
         return {"history": found.history, "steps": found.steps, "resumed_from": found.resumed_from}
 
 
-def time_step(job: Job, **more: Any) -> float:
-    """Return the time of an optimiser step in seconds; for `more` see `model.measure_step_seconds`."""
+def time_step(job: Job, before: float, **more: Any) -> float:
+    """Return the time of an optimiser step in seconds.
+
+    Args:
+        before: that of a smaller network.
+        more: see `model.measure_step_seconds`.
+    """
     from model import ModelConfig, TrainConfig
     from model.config import Execution
     from model.distributed import rank_device
     from model.step import measure_step_seconds
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
-    execution = Execution.from_dict(job.execution)
-    return measure_step_seconds(network, plan, rank_device(job.device), job.measure, execution=execution, **more)
+    execution, steps = Execution.from_dict(job.execution), 5 if before < SLOW_STEP else 2
+    return measure_step_seconds(network, plan, rank_device(job.device), steps, execution=execution, **more)
 
 
 def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threading.Event, **more: Any) -> Launched:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,8 @@ from tasks.core.settings import (
 )
 from tasks.core.stage import Work, stage
 from tasks.report.wording import table
-from tasks.training.launch import BYTES_PER_PARAMETER, SHARE_OF_MEMORY, Job, Nodes, launch, settled, time_step
+from tasks.training.launch import BYTES_PER_PARAMETER, SHARE_OF_MEMORY, Job, settled, time_steps
 from tasks.training.law import expected_ratio
-from tasks.training.throughput import in_thread_that_ends
 from tasks.training.train import model_config, train_config, vocab_size_of
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ SUGGESTED = ("batch_size", "patience", *PROPOSED)  # fields of a training that a
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
 SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
 MIN_STEPS = 20  # of the first plan, however few the minutes are
-SLOW_STEP = 0.2  # seconds; the next larger network is timed for fewer steps
 WORTHWHILE_STEPS = 200  # a network that takes fewer has not learnt what it could
 SHORTEST = 64  # context
 LONGEST = {"cpu": 256, "cuda": 1024}
@@ -126,7 +124,7 @@ def steps_in(minutes: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-@stage("suggest", version=9, unkeyed=("execution",))
+@stage("suggest", version=10, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)
@@ -156,38 +154,44 @@ def _timed(
     work: Work, settings: SuggestSettings, networks: Sequence[Candidate], execution: ExecutionSettings
 ) -> Iterator[Candidate]:
     """Time the networks from the smallest on, until one is expected to be worse than the one before."""
-    room = SHARE_OF_MEMORY * memory_bytes(work.machine.device)
-    before, tried, last = math.inf, 0, 0.0
-    for number, item in enumerate(networks):
-        network, plan = settings.shapes[item.name], settings.train[item.name]
-        means = settled(execution, work.machine.device, plan, settings.minutes, item.parameters)
-        needed = item.parameters * BYTES_PER_PARAMETER * means.processes
-        if needed > room and len(networks) > 1:
-            yield replace(item, note=f"{item.name} would take {needed / 1e9:.1f} GB, more than half of the memory")
-            continue
-        seconds = last = _step_seconds(work, network, plan, 5 if last < SLOW_STEP else 2, means)
-        steps = steps_in(settings.minutes, seconds)
-        read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
-        read = min(read, settings.max_epochs * settings.tokens) if settings.tokens else read
-        passes = read / settings.tokens if settings.tokens else 0.0
-        score = expected_ratio(item.body, network["vocab_size"], settings.tokens or read, read)
-        tried += 1
-        work.progress.update(number + 1, len(networks), item.name)
-        yield replace(item, step_seconds=seconds, steps=steps, passes=passes, score=score)
-        if tried > 1 and (score > before or steps < WORTHWHILE_STEPS):
-            return
-        before = score
+
+    def means_of(item: Candidate) -> ExecutionSettings:
+        plan = settings.train[item.name]
+        return settled(execution, work.machine.device, plan, settings.minutes, item.parameters)
+
+    needed = {item: item.parameters * BYTES_PER_PARAMETER * means_of(item).processes for item in networks}
+    room = SHARE_OF_MEMORY * memory_bytes(work.machine.device) if len(networks) > 1 else math.inf
+    before, tried = math.inf, 0
+    for means, group in groupby((item for item in networks if needed[item] <= room), means_of):
+        alike = list(group)
+        for item, seconds in zip(alike, _step_seconds(work, settings, alike, means), strict=True):
+            network, plan = settings.shapes[item.name], settings.train[item.name]
+            steps = steps_in(settings.minutes, seconds)
+            read = steps * plan["batch_size"] * plan["grad_accum"] * network["max_seq_len"]
+            read = min(read, settings.max_epochs * settings.tokens) if settings.tokens else read
+            passes = read / settings.tokens if settings.tokens else 0.0
+            score = expected_ratio(item.body, network["vocab_size"], settings.tokens or read, read)
+            tried += 1
+            work.progress.update(tried, len(networks), item.name)
+            yield replace(item, step_seconds=seconds, steps=steps, passes=passes, score=score)
+            if tried > 1 and (score > before or steps < WORTHWHILE_STEPS):
+                return
+            before = score
+    for item, size in needed.items():
+        if size > room:
+            yield replace(item, note=f"{item.name} would take {size / 1e9:.1f} GB, more than half of the memory")
 
 
 def _step_seconds(
-    work: Work, network: dict[str, Any], plan: dict[str, Any], steps: int, means: ExecutionSettings
-) -> float:
-    """Time a step computed as the training will be, of several machines on this one alone."""
-    threads = threads_each(means.processes)
-    job = Job(network, plan, means.fields(), device=work.machine.device, threads=threads, measure=steps)
-    if means.processes > 1:
-        return launch(job, means.processes, work.scratch / "probe", nodes=Nodes()).step_seconds
-    return in_thread_that_ends(partial(time_step, job))
+    work: Work, settings: SuggestSettings, networks: Sequence[Candidate], means: ExecutionSettings
+) -> Iterator[float]:
+    """Yield the time of a step of each network, as the training computes it (of several machines on this one alone)."""
+    threads, device = threads_each(means.processes), work.machine.device
+    jobs = [
+        Job(settings.shapes[item.name], settings.train[item.name], means.fields(), device=device, threads=threads)
+        for item in networks
+    ]
+    return time_steps(jobs, means.processes, work.scratch / "probe")
 
 
 def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candidate]) -> Iterator[str]:

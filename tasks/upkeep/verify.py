@@ -120,7 +120,7 @@ def _containment_problems(store: Store, state: State, frozen: dict[str, str]) ->
     limit = float(manifest_of(store, state["curate"][0]).settings["curate"]["max_containment"])
     held_out = dict(_texts(store, state, "validation"))
     gone = {doc_id: text for doc_id, text in frozen.items() if doc_id not in held_out}
-    for ref in state["normalise"]:
+    for ref in state["normalise"] if gone else ():
         for row in stream_rows(store.folder(ref) / DOCUMENTS_FILE, ["doc_id", "text"]):
             if row["doc_id"] in gone:
                 gone[row["doc_id"]] = row["text"]

@@ -30,7 +30,7 @@ from model.data import Group
 from storage.errors import UserError
 from tasks.core.settings import ExecutionSettings
 from tasks.tokens.index import open_sequences
-from tasks.training.launch import Job, Nodes, RankError, _cause, error_file, launch, settled, torchrun
+from tasks.training.launch import Job, Nodes, RankError, _cause, error_file, launch, settled, time_steps, torchrun
 
 SHAPE = ModelConfig(vocab_size=31, max_seq_len=16, n_layer=1, n_head=2, d_model=16)
 PLAN = TrainConfig(max_steps=4, batch_size=4, eval_every=2, lr=3e-3)
@@ -139,11 +139,17 @@ def test_a_launched_training_is_that_of_one_process(job: Job, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_step_is_timed_in_the_processes_together_and_nothing_is_trained(job: Job, tmp_path: Path) -> None:
+def test_steps_are_timed_in_the_processes_together_which_end_with_the_last_that_is_asked_for(
+    job: Job, tmp_path: Path
+) -> None:
     place = tmp_path / "ranks"
-    done = launch(Job(job.model, job.train, job.execution, measure=2), 2, place)
-    assert done.step_seconds > 0 and done.steps == 0
-    assert not done.weights.exists() and done.history == []
+    wider = replace(job, model={**job.model, "d_model": 2 * job.model["d_model"]})
+    times = time_steps([job, wider, wider], 2, place)
+    assert next(times) > 0 and next(times) > 0
+    assert processes_of(place)
+    times.close()
+    assert processes_of(place) == []
+    assert [seconds > 0 for seconds in time_steps([job], 2, place)] == [True]
 
 
 @pytest.mark.full
