@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,12 +23,10 @@ from pathlib import Path
 import numpy as np
 import pypdfium2 as pdfium
 
-from benchmarks.ocr_value import DOCUMENTS, GRADES, LEAST, SEED
+from benchmarks.ocr_value import DOCUMENTS, GRADES, LEAST, SEED, text_pages
 from benchmarks.recipe import Texts, ours
 from tasks.core.settings import PROPOSED
 from tasks.evaluation.compare import paired_bootstrap
-from tasks.readers.pdf import extract_pdf
-from tasks.readers.records import ExtractOptions
 
 Page = tuple[Path, int, str]  # file, index from 0, text of the layer
 
@@ -41,19 +40,6 @@ ARMS: dict[str, tuple[str, dict[str, object]]] = {
     "both engines": ("pictures", {}),
     "both, misread passages cut": ("pictures", {"policy.max_error_rate": MOST}),
 }
-
-
-def pages_of(documents: Path, n_pages: int) -> list[Page]:
-    """Return pages with enough text, in random order."""
-    options = ExtractOptions(ocr=False, markdown=False)
-    pages = [
-        (path, page.page - 1, page.text)
-        for path in sorted(documents.glob("*.pdf"))
-        for page in extract_pdf(path.read_bytes(), options)
-        if page.method == "text" and len(page.text) >= LEAST
-    ]
-    order = np.random.default_rng(SEED).permutation(len(pages))[:n_pages]
-    return [pages[place] for place in order]
 
 
 def write(pages: Sequence[Page], folder: Path, grade: int, dpi: int) -> None:
@@ -102,7 +88,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
-        pages = pages_of(asked.documents, asked.pages)
+        enough = [page for page in text_pages(asked.documents) if len(page[2]) >= LEAST]
+        pages = random.Random(SEED).sample(enough, min(asked.pages, len(enough)))
         write([page for number, page in enumerate(pages) if number % HELD], folder, asked.grade, asked.dpi)
         held = [text for *_, text in pages[::HELD]]
         print("| training text | steps | bits per byte of true text | more than on true text | efficiency |")

@@ -106,15 +106,20 @@ def passages(documents: Path, n_pages: int, dpi: int) -> Iterator[Passage]:
                 yield Passage(grade, error, estimate, both, confidence)
 
 
-def _choose(documents: Path, n_pages: int) -> tuple[list[tuple[Path, int, str]], list[str]]:
-    """Return pages to read, with their texts, and the texts of all other pages."""
+def text_pages(documents: Path) -> list[tuple[Path, int, str]]:
+    """Return file, index from 0 and text of all pages with a text layer."""
     options = ExtractOptions(ocr=False, markdown=False)
-    pages = [
+    return [
         (path, page.page - 1, page.text)
         for path in sorted(documents.glob("*.pdf"))
         for page in extract_pdf(path.read_bytes(), options)
         if page.method == "text"
     ]
+
+
+def _choose(documents: Path, n_pages: int) -> tuple[list[tuple[Path, int, str]], list[str]]:
+    """Return pages to read, with their texts, and the texts of all other pages."""
+    pages = text_pages(documents)
     enough = [page for page in pages if len(page[2]) >= LEAST]
     chosen = random.Random(SEED).sample(enough, min(n_pages, len(enough) // 2))
     taken = {page[:2] for page in chosen}

@@ -412,11 +412,11 @@ def _run(
             f"execution.processes is {asked}, but this machine has {count} GPUs; expected a GPU for each process"
         )
     with connect(job.device) as ranks:
-        for one in jobs if timing else ():
-            seconds = ranks.from_first(time_step(one, seconds, ranks=ranks))
-            if channel is not None:
-                channel.send("timed", seconds)
         if timing:
+            for one in jobs:
+                seconds = ranks.from_first(time_step(one, seconds, ranks=ranks))
+                if channel is not None:
+                    channel.send("timed", seconds)
             return {}
         seed_everything(job.train["seed"], deterministic=job.deterministic)
         try:

@@ -21,11 +21,6 @@ def plain_runs(text: str, n: int) -> list[tuple[str, ...]]:
     return [tuple(words[place : place + n]) for place in range(max(len(words) - n + 1, min(len(words), 1)))]
 
 
-def jaccard(one: str, other: str) -> float:
-    ours, theirs = set(plain_runs(one, 5)), set(plain_runs(other, 5))
-    return len(ours & theirs) / len(ours | theirs) if ours and theirs else 0.0
-
-
 def all_pairs(texts: list[str], threshold: float) -> dict[tuple[int, int], float]:
     """Every pair of at least the threshold, by comparing all with all."""
     sets = [set(plain_runs(text, 5)) for text in texts]
