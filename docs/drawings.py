@@ -202,7 +202,7 @@ def kill_anywhere() -> str:
 
 def how_good() -> str:
     """Return the measured trainings and the law: bits per byte beside the trigram orders, against tokens read."""
-    axes = Axes(70, 40, 720, 330, (1e5, 1e7), (0.7, 1.5))
+    axes = Axes(70, 40, 720, 330, (1e5, 1e7), (0.6, 1.5))
     points = trainings()
     parts = [text(20, 24, "Bits per byte divided by those of a trigram model of the same text", "name", "start")]
     parts += axes.grid(
@@ -231,7 +231,7 @@ def minutes_and_megabytes() -> str:
         (60, "minutes", (0.5, 1, 2, 5), {"megabytes": 1.1}, "the sample corpus, 1.1 MB"),
         (480, "megabytes", (2, 10, 50), {"minutes": 10.0}, "ten minutes"),
     ):
-        axes = Axes(left, 50, 300, 300, (ticks[0], ticks[-1]), (1.4, 2.4))
+        axes = Axes(left, 50, 300, 300, (ticks[0], ticks[-1]), (1.4, 2.6))
         parts += [text(left, 28, f"Bits per byte: {title}", "name", "start")]
         parts += axes.grid({float(tick): f"{tick}" for tick in ticks}, name)
         for fill, model in zip(COLOURS, dict.fromkeys(row["model"] for row in rows), strict=False):
