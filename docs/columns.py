@@ -126,7 +126,11 @@ TABLES: dict[str, Meaning] = {
     ),
     "refined": Meaning(
         "One row for every document of a segment: the text that models read, after cuts and redactions.",
-        {"redactions": "Spans of personal data that were replaced.", "cut_chars": "Characters that were cut out."},
+        {
+            "redactions": "Spans of personal data that were replaced.",
+            "cut_chars": "Characters that were cut out.",
+            "mends": "Words that OCR misread and that were mended, and stamps of scanners that were cut.",
+        },
     ),
     "selection": Meaning("One row for every document of the corpus: cluster, split, and if it is kept."),
     "dropped": Meaning(
@@ -277,6 +281,7 @@ TABLES: dict[str, Meaning] = {
         {
             "error_rate": ERROR_RATE,
             "passages": "Start, length and estimated share of misread characters of the passages with at least 1 %.",
+            "mends": "Start and length of words that are replaced and of lines that are cut, and the word instead.",
         },
     ),
     "traced": Meaning(
@@ -382,6 +387,17 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
                 "start": "First character of the passage in the document's text before cuts.",
                 "length": "Its characters.",
                 "error_rate": "Estimated share of misread characters, 0 to 1.",
+            },
+        ),
+    ),
+    "mends": (
+        ("legibility",),
+        Meaning(
+            "Words that OCR misread and that are mended, and stamps of scanners that are cut.",
+            {
+                "start": "First character in the document's text before cuts.",
+                "length": "Characters that are replaced.",
+                "text": "What stands there instead; empty for a stamp.",
             },
         ),
     ),

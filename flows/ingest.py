@@ -17,7 +17,7 @@ from tasks.curate.classifier import score, trained_classifier
 from tasks.curate.curate import CurationSettings, curate, cuts_of
 from tasks.curate.dedup import dedup, last_dedup
 from tasks.curate.evaluation_sets import forbidden_grams
-from tasks.curate.legibility import corpus_characters, legibility, note_unjudged
+from tasks.curate.legibility import corpus_characters, judged_segments, legibility, note_unjudged
 from tasks.curate.measure import measure
 from tasks.curate.normalise import normalise
 from tasks.curate.refine import RefineStageSettings, refine
@@ -138,7 +138,16 @@ def ingest_documents(run: Run, source: str, settings: Settings) -> Ingested:
     )
     cuts = cuts_of(run, curated, segments.live)
     own = [RefineStageSettings.of(settings.refine.kinds, cut) for cut in cuts]
-    refined = segments.map(run, refine, own, after=(curated,), documents=normalised, measures=measured, cuts=cuts)
+    refined = segments.map(
+        run,
+        refine,
+        own,
+        after=(curated,),
+        documents=normalised,
+        measures=measured,
+        legibility=judged_segments(run, judged if settings.refine.mend else []) or RefSet.of([]),
+        cuts=cuts,
+    )
     all_refined = segments.union(run, refined, DOCUMENTS_FILE)
     run.remember(
         measure=measured,

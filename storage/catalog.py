@@ -79,9 +79,10 @@ create view measures as
     from live_measure m join live_normalise d using (doc_id) left join live_score s using (doc_id)
     left join live_legibility l using (doc_id);
 create view misread as select doc_id, unnest(passages, recursive := true) from live_legibility;
+create view mends as select doc_id, unnest(mends, recursive := true) from live_legibility;
 create view documents as
     select d.doc_id, d.kind, d.title, d.programming_language, m.* exclude (doc_id, kind, licence), s.licence, s.cluster,
-        s.split, r.text, r.n_bytes, r.redactions, r.cut_chars
+        s.split, r.text, r.n_bytes, r.redactions, r.cut_chars, r.mends
     from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id)
     join all_selection s using (doc_id)
     where s.kept;

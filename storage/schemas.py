@@ -43,7 +43,7 @@ def _schema(name: str, columns: str) -> pa.Schema:
     """Return the schema of a table.
 
     Args:
-        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `passage`, `block`),
+        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `passage`, `mend`, `block`),
             `name:[type]` for a list; `?` at the end allows null.
     """
     fields = [_field(column) for column in columns.split()]
@@ -62,6 +62,8 @@ def _type(kind: str) -> pa.DataType:
         return pa.struct([_field("kind"), _field("start:int64"), _field("length:int64")])
     if kind == "passage":
         return pa.struct([_field("start:int64"), _field("length:int64"), _field("error_rate:float64")])
+    if kind == "mend":
+        return pa.struct([_field("start:int64"), _field("length:int64"), _field("text")])
     if kind == "block":
         sides = [_field(f"{name}:float64") for name in ("x0", "y0", "x1", "y1", "size")]
         return pa.struct([_field("kind"), _field("text:large_string"), *sides, _field("bold:bool")])
@@ -115,8 +117,10 @@ CLUSTERS = _schema("clusters", "doc_id text_sha256 cluster cluster_size:int64")
 # Spans of a document's normalised text that are cut before training, and why.
 CUTS = _schema("cuts", "doc_id start:int64 length:int64 reason_code")
 
-# One row per document of a segment: the text that models are trained on, after cuts and redactions.
-REFINED = _schema("refined", "doc_id kind text:large_string n_bytes:int64 redactions:int64 cut_chars:int64 digest")
+# One row per document of a segment: the text that models are trained on, after cuts, redactions and mends.
+REFINED = _schema(
+    "refined", "doc_id kind text:large_string n_bytes:int64 redactions:int64 cut_chars:int64 mends:int64 digest"
+)
 
 # The curation of each document of the corpus: its cluster, its split, and if it is kept.
 SELECTION = _schema("selection", "doc_id segment cluster split kept:bool licence? n_bytes:int64")
@@ -211,8 +215,9 @@ SCORES = _schema("scores", "doc_id score:float64 digest")
 TRACED = _schema("traced", "doc_id anchors:int64")
 
 # Estimated share of wrong characters of each document of a segment, null for one that was not judged, and its passages
-# with at least `tasks.curate.legibility.RECORDED` of them, in characters of its normalised text.
-LEGIBILITY = _schema("legibility", "doc_id error_rate:float64? passages:[passage] digest")
+# with at least `tasks.curate.legibility.RECORDED` of them, in characters of its normalised text. `mends` are words of
+# that text which OCR misread, and what stands on the page.
+LEGIBILITY = _schema("legibility", "doc_id error_rate:float64? passages:[passage] mends:[mend] digest")
 
 # Memorised text of each completion; `longest` is in words, the rest in characters.
 MEMORISED = _schema("memorised", "id sample:int32 n_chars:int64 covered_chars:int64 longest:int64")

@@ -1,9 +1,10 @@
-"""The stages `characters` and `legibility`: find text that OCR misread, without knowing what stands on the page.
+"""The stages `characters` and `legibility`: find and mend what OCR misread, without knowing what stands on the page.
 
 A model of character n-grams, fitted on the corpus's own text that no OCR read, tells how many bits the characters of a
 passage need. Some of that text is held out and damaged at known rates, which turns bits into an estimated share of
-wrong characters. The model is kept until the text it can be fitted on has doubled or has another language, so that
-growth leaves the estimates of earlier documents as they are.
+wrong characters. The words of that text tell which words OCR misread (`tasks.text.mending`). The model is kept until
+the text it can be fitted on has doubled or has another language, so that growth leaves the estimates of earlier
+documents as they are.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tasks.curate.corpus import Corpus, matching_folders, tables_of
 from tasks.curate.measure import CLEAN_BYTES, UNDETERMINED
 from tasks.readers.records import EARLIER_OCR
 from tasks.text.kneser_ney import KneserNey
+from tasks.text.mending import mends, word_counts
 
 if TYPE_CHECKING:
     from tasks.core.run import Run
@@ -69,12 +71,14 @@ class Characters:
         alphabet: The characters with a number of their own, from 1; all others have 0.
         bits: Mean bits a character of clean text with each of `RATES` of its characters replaced, ascending.
         languages: ISO 639-1 codes of the languages it was fitted on.
+        words: How often each word occurs in clean text.
     """
 
     model: KneserNey
     alphabet: str
     bits: tuple[float, ...]
     languages: tuple[str, ...]
+    words: Mapping[str, int]
 
     @classmethod
     def fit(cls, texts: Sequence[str], languages: Iterable[str] = ()) -> Characters:
@@ -99,12 +103,13 @@ class Characters:
         clean = np.concatenate(held_out)
         usual = np.concatenate(fitted)
         bits = [_mean_bits(model, _damaged(clean, usual, rate, generator)) for rate in RATES]
-        return cls(model, alphabet, tuple(np.maximum.accumulate(bits).round(6).tolist()), tuple(sorted(languages)))
+        curve = tuple(np.maximum.accumulate(bits).round(6).tolist())
+        return cls(model, alphabet, curve, tuple(sorted(languages)), word_counts(texts))
 
     def save(self, folder: Path) -> None:
         """Write the model into a folder; see `load`."""
         self.model.save(folder)
-        curve = {"alphabet": self.alphabet, "bits": self.bits, "languages": self.languages}
+        curve = {"alphabet": self.alphabet, "bits": self.bits, "languages": self.languages, "words": self.words}
         (folder / CURVE_FILE).write_text(json.dumps(curve, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -113,7 +118,7 @@ class Characters:
         curve = json.loads((folder / CURVE_FILE).read_text(encoding="utf-8"))
         saved = KneserNey.load(folder)
         model = KneserNey(tuple(saved.orders), saved.vocab_size, saved.tokens)
-        return cls(model, curve["alphabet"], tuple(curve["bits"]), tuple(curve["languages"]))
+        return cls(model, curve["alphabet"], tuple(curve["bits"]), tuple(curve["languages"]), curve["words"])
 
     def passages(self, text: str) -> Iterator[tuple[int, int, float]]:
         """Yield start, length and estimated share of wrong characters of the passages of a text, which cover it."""
@@ -212,7 +217,7 @@ def room(method: str, engine: str, confidence: float | None) -> float:
     return 1.0 if engine in EARLIER_OCR else 0.0
 
 
-@stage("characters", version=1, pinned=True, unkeyed=("clean",))
+@stage("characters", version=2, pinned=True, unkeyed=("clean",))
 def characters(
     work: Work,
     settings: NoSettings,
@@ -316,6 +321,11 @@ def note_unjudged(run: Run, judged: Sequence[ArtifactRef]) -> None:
         _note_unjudged(run, n_read - n_judged, n_read)
 
 
+def judged_segments(run: Run, judged: Sequence[ArtifactRef]) -> list[RefSet]:
+    """Return the legibility of each segment; nothing for one without judged documents, which no new model changes."""
+    return [RefSet.of([ref] if not ref.made or manifest_of(run.store, ref).counts["judged"] else []) for ref in judged]
+
+
 def _note_unjudged(run: Run, n: int, n_read: int) -> None:
     run.note(
         f"misread text was not looked for in {n} of the {n_read} documents that OCR read: that takes {LEAST_BYTES:,} "
@@ -323,7 +333,7 @@ def _note_unjudged(run: Run, n: int, n_read: int) -> None:
     )
 
 
-@stage("legibility", version=1, unit="document", tables={LEGIBILITY_FILE: LEGIBILITY})
+@stage("legibility", version=2, unit="document", tables={LEGIBILITY_FILE: LEGIBILITY})
 def legibility(
     work: Work,
     settings: NoSettings,
@@ -333,7 +343,7 @@ def legibility(
     measures: ArtifactRef,
     characters: ArtifactRef,
 ) -> str:
-    """Estimate the share of wrong characters in the passages of one segment's documents."""
+    """Estimate the share of wrong characters in the passages of one segment's documents, and mend words."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(
         judge_segment,
@@ -377,10 +387,11 @@ def judge_segment(
         for done, (row, measured) in enumerate(found, start=1):
             if row["doc_id"] != measured["doc_id"]:
                 raise StoreError(f"{measures} has the measures of other documents than {source}: --refresh measure")
-            passages = []
+            passages, mended = [], []
             if row["doc_id"] in read and measured["language"] in languages:
                 places = page_places(row["text"], read.pop(row["doc_id"]))
                 passages = list(believed(known.passages(row["text"]), places))
+                mended = mends(row["text"], known.words)
             judged += bool(passages)
             n_chars = sum(length for _, length, _ in passages)
             error = round(sum(length * rate for _, length, rate in passages) / n_chars, 4) if passages else None
@@ -389,7 +400,8 @@ def judge_segment(
                 "doc_id": row["doc_id"],
                 "error_rate": error,
                 "passages": [dict(zip(("start", "length", "error_rate"), passage, strict=True)) for passage in bad],
-                "digest": sha256_json([error, bad]),
+                "mends": [{"start": start, "length": end - start, "text": new} for start, end, new in mended],
+                "digest": sha256_json([error, bad, mended]),
             }
             progress(done, n_rows)
 

@@ -1,4 +1,4 @@
-"""The stage `refine`: apply cuts and redactions to the texts of a segment, including documents that are not selected.
+"""The stage `refine`: cut, redact and mend the texts of a segment, including documents that are not selected.
 
 A segment is refined again only if its own cuts change. Personal data is replaced by addresses and numbers reserved for
 documentation and fiction, so that a model still learns what such text looks like, and redacting again finds nothing.
@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from storage.digest import sha256_json
-from storage.manifest import ArtifactRef
-from storage.schemas import DOCUMENTS_FILE, MEASURES_FILE, REFINED
+from storage.manifest import ArtifactRef, RefSet
+from storage.schemas import DOCUMENTS_FILE, LEGIBILITY_FILE, MEASURES_FILE, REFINED
 from storage.store import StoreError
 from storage.tables import stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import Work, stage
+from tasks.text.mending import Mend
 
 Span = tuple[int, int]
+Edit = tuple[int, int, str | None]  # start, end, replacement; None cuts
 Cuts = dict[str, list[Span]]
 
 REPLACEMENTS = {
@@ -47,17 +49,24 @@ class RefineStageSettings:
         return cls(kinds, sha256_json(sorted(cuts.items())))
 
 
-@stage("refine", version=1, unit="document", tables={DOCUMENTS_FILE: REFINED}, unkeyed=("cuts",))
+@stage("refine", version=2, unit="document", tables={DOCUMENTS_FILE: REFINED}, unkeyed=("cuts",))
 def refine(
-    work: Work, settings: RefineStageSettings, *, documents: ArtifactRef, measures: ArtifactRef, cuts: Cuts
+    work: Work,
+    settings: RefineStageSettings,
+    *,
+    documents: ArtifactRef,
+    measures: ArtifactRef,
+    legibility: RefSet,
+    cuts: Cuts,
 ) -> str:
-    """Cut and redact the texts of one segment."""
+    """Cut, redact and mend the texts of one segment; `legibility` is empty where nothing is mended."""
     source = work.folder(documents) / DOCUMENTS_FILE
     made = work.in_subprocess(
         refine_segment,
         unpacked_size(source),
         documents=source,
         measures=work.folder(measures) / MEASURES_FILE,
+        legibility=[work.folder(ref) / LEGIBILITY_FILE for ref in legibility.refs],
         cuts=cuts,
         redact_kinds=settings.redact,
         out=work.out / DOCUMENTS_FILE,
@@ -69,13 +78,20 @@ def refine(
 def refine_segment(
     documents: Path,
     measures: Path,
+    legibility: Sequence[Path],
     cuts: Cuts,
     redact_kinds: tuple[str, ...],
     out: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write the refined documents of a segment; return counts and a digest."""
-    counts = {"redactions": 0, "cut_chars": 0}
+    counts = {"redactions": 0, "cut_chars": 0, "mends": 0}
+    misread = {
+        row["doc_id"]: [(mend["start"], mend["start"] + mend["length"], mend["text"]) for mend in row["mends"]]
+        for table in legibility
+        for row in stream_rows(table, ["doc_id", "mends"])
+        if row["mends"]
+    }
 
     def rows() -> Iterator[dict[str, Any]]:
         found = zip(
@@ -87,10 +103,12 @@ def refine_segment(
             if row["doc_id"] != measured["doc_id"]:
                 raise StoreError(f"{measures} has the measures of other documents than {documents}: --refresh measure")
             spans = cuts.get(row["doc_id"], [])
-            text, n_redacted = refine_text(row["text"], measured["pii"], redact_kinds, spans)
+            mends = misread.get(row["doc_id"], ())
+            text, n_redacted, n_mended = refine_text(row["text"], measured["pii"], redact_kinds, spans, mends)
             n_cut = sum(length for _, length in spans)
             counts["redactions"] += n_redacted
             counts["cut_chars"] += n_cut
+            counts["mends"] += n_mended
             encoded = text.encode()
             yield {
                 "doc_id": row["doc_id"],
@@ -99,7 +117,8 @@ def refine_segment(
                 "n_bytes": len(encoded),
                 "redactions": n_redacted,
                 "cut_chars": n_cut,
-                "digest": sha256_json([row["kind"], hashlib.sha256(encoded).hexdigest(), n_redacted, n_cut]),
+                "mends": n_mended,
+                "digest": sha256_json([row["kind"], hashlib.sha256(encoded).hexdigest(), n_redacted, n_cut, n_mended]),
             }
 
     n_rows = write_table(out, REFINED, rows())
@@ -108,17 +127,22 @@ def refine_segment(
 
 
 def refine_text(
-    text: str, pii: Sequence[Mapping[str, Any]], kinds: Sequence[str], cuts: Sequence[Span]
-) -> tuple[str, int]:
-    """Apply cuts to a text and replace personal data.
+    text: str,
+    pii: Sequence[Mapping[str, Any]],
+    kinds: Sequence[str],
+    cuts: Sequence[Span],
+    mends: Sequence[Mend] = (),
+) -> tuple[str, int, int]:
+    """Apply cuts to a text, replace personal data, and mend words that are not touched by either.
 
     Args:
         pii: Spans with `kind`, `start` and `length`, in characters of this text.
         kinds: Kinds to replace.
         cuts: Starts and lengths, in characters of this text.
+        mends: Words that were misread, in order.
 
     Returns:
-        The text, and the number of replaced spans.
+        The text, and the numbers of replaced spans and of mended words.
 
     Raises:
         ValueError: Spans overlap or are outside the text, so they belong to another text.
@@ -126,7 +150,7 @@ def refine_text(
     stretches = _merged(cuts, len(text))
     ends = [end for _, end in stretches]
     gone = list(cuts)
-    replacements: list[tuple[int, int, str]] = []
+    replacements: list[Edit] = []
     for span in pii:
         if span["kind"] in kinds:
             start, end = span["start"], span["start"] + span["length"]
@@ -137,7 +161,8 @@ def refine_text(
             else:
                 replacements.append((start, end, _replacement(span["kind"], text[start:end])))
     edits = [*replacements, *((start, end, None) for start, end in _merged(gone, len(text)))]
-    return _edited(text, edits), len(replacements)
+    mended = [(start, end, new or None) for start, end, new in _apart(mends, edits)]
+    return _edited(text, [*edits, *mended]), len(replacements), len(mended)
 
 
 def cut(text: str, spans: Sequence[Span]) -> str:
@@ -156,7 +181,17 @@ def _replacement(kind: str, found: str) -> str:
     return REPLACEMENTS["ipv6" if kind == "ip" and ":" in found else kind]
 
 
-def _edited(text: str, edits: Sequence[tuple[int, int, str | None]]) -> str:
+def _apart(mends: Sequence[Mend], edits: Sequence[Edit]) -> Iterator[Mend]:
+    """Yield the mends that no edit touches."""
+    spans = _merged([(start, end - start) for start, end, _ in edits], max((end for _, end, _ in edits), default=0))
+    ends = [end for _, end in spans]
+    for mend in mends:
+        after = bisect_right(ends, mend[0])
+        if after == len(spans) or spans[after][0] >= mend[1]:
+            yield mend
+
+
+def _edited(text: str, edits: Sequence[Edit]) -> str:
     """Apply edits (start, end, replacement) to a text; None cuts the span."""
     parts: list[list[str]] = [[]]  # the text between cuts, in pieces
     done = 0

@@ -1,4 +1,4 @@
-"""Settings of curation: near-duplicates, the classifier, the validation split, and redaction."""
+"""Settings of curation: near-duplicates, the classifier, the validation split, and changes to texts."""
 
 from __future__ import annotations
 
@@ -82,11 +82,14 @@ REDACTED = "email,ip,iban,card,secret"  # phone numbers are not: what looks like
 
 @dataclass(frozen=True, config=STRICT)
 class RefineSettings:
-    """Redaction of personal data in documents."""
+    """Changes to the texts of documents."""
 
     redact: str = option(
         REDACTED,
         "Kinds of personal data to replace, comma separated: email, ip, phone, iban, card, secret; empty for none.",
+    )
+    mend: bool = option(
+        True, "Mend words that OCR misread where other text of the corpus shows how: a long s, a word read as two."
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from storage.store import Store, StoreError
 
 Put = Callable[..., ArtifactRef]
 VIEWS = {
+    "mends",
     "misread",
     "files",
     "pages",
@@ -101,7 +102,7 @@ class Corpus:
             inputs={"documents": documents},
         )
         refined = [
-            row(schemas.REFINED, doc_id=doc_id, text=text.upper(), n_bytes=1, redactions=2, cut_chars=3)
+            row(schemas.REFINED, doc_id=doc_id, text=text.upper(), n_bytes=1, redactions=2, cut_chars=3, mends=0)
             for doc_id, text in texts.items()
         ]
         final = put(
@@ -209,7 +210,7 @@ def test_a_stage_that_did_not_run_gives_an_empty_view_of_the_right_columns(store
     for view in VIEWS - {"files"}:
         assert catalog.query(f"select * from {view}") == []
     described = {entry["column_name"] for entry in catalog.query("describe documents")}
-    own = {"cluster", "split", "title", "programming_language", "text", "n_bytes", "redactions", "cut_chars"}
+    own = {"cluster", "split", "title", "programming_language", "text", "n_bytes", "redactions", "cut_chars", "mends"}
     own |= {"classifier_score", "error_rate"}
     assert described == (set(schemas.MEASURES.names) | own | {"n_pages", "ocr_share", "ocr_confidence"}) - {"digest"}
 

@@ -173,7 +173,7 @@ def test_equal_settings_digest_equally_however_their_numbers_were_written() -> N
         ("policy.min_char", "policy.min_chars"),
         ("curate.min_chars", "policy.min_chars"),
         ("curate.paragraph", "curate.paragraphs"),
-        ("refine.kinds", "refine.redact"),
+        ("refine.redacted", "refine.redact"),
         ("generate.topk", "generate.top_k"),
     ],
 )
@@ -406,7 +406,7 @@ KEYS = {
     "classifier": "c1d34606eb6f6867",
     "policy": "a989d6dae91cddd3",
     "curate": "4163c541c3bbacec",
-    "refine": "5adc6170c916df98",
+    "refine": "4d0ec362c97645b0",
     "tokenizer": "c8f7f0af2be7107d",
     "dataset": "8d70e8752594ce06",
     "mix": "7aa22c9868e2dd31",

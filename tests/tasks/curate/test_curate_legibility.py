@@ -174,6 +174,22 @@ def test_the_catalogue_has_the_estimates(ingested: tuple[Home, Ingestion]) -> No
     assert worst[0]["path"].startswith("scans/")
 
 
+def test_a_long_s_is_mended_and_told(home: Home, corpus: Path, tmp_path: Path) -> None:
+    lines = [re.sub(r"s(?=[a-z])", "f", line) for line in lines_of(PROSE)[:40]]
+    folder = write(tmp_path / "more", {"old.pdf": scan(lines), "text.txt": "\n".join(PROSE)})
+    found = read(home, folder, "policy.preset=off")
+    before, after = found.texts("normalise")["old.pdf"], found.texts()["old.pdf"]
+    assert " prefent" in before and " present" in after
+    told = found.query("select start, length, text from mends order by start")
+    (row,) = found.query(f"select mends from documents where doc_id = '{found.doc_id('old.pdf')}'")
+    assert row["mends"] == len(told) > 50
+    first = told[0]
+    assert before[first["start"] : first["start"] + first["length"]].replace("f", "s") == first["text"]
+    kept = read(home, folder, "policy.preset=off", "refine.mend=false")
+    assert kept.texts()["old.pdf"] == before
+    assert kept.computed() == {"refine": 2}  # both are in one segment
+
+
 def test_another_threshold_judges_nothing_again(ingested: tuple[Home, Ingestion], corpus: Path) -> None:
     found = read(ingested[0], corpus, "policy.max_error_rate=0.9")
     assert found.reports["legibility"].computed == 0

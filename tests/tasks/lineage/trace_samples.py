@@ -16,7 +16,7 @@ def segment_at(folder: Path, texts: Mapping[str, str]) -> TracedSegment:
     """A segment with these documents by id, and its index."""
     (folder / "texts").mkdir(parents=True)
     (folder / "index").mkdir()
-    rest = {"kind": "text", "n_bytes": 0, "redactions": 0, "cut_chars": 0, "digest": ""}
+    rest = {"kind": "text", "n_bytes": 0, "redactions": 0, "cut_chars": 0, "mends": 0, "digest": ""}
     table = folder / "texts" / "documents.parquet"
     write_table(table, REFINED, [{"doc_id": doc_id, "text": text, **rest} for doc_id, text in texts.items()])
     index_segment(table, folder / "index", lambda done, total: None)
