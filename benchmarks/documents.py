@@ -135,7 +135,7 @@ def ours(paths: Sequence[Path]) -> tuple[list[str], float]:
 
     def convert(path: Path) -> str:
         pages = [vars(page) for page in extract_pdf(path.read_bytes(), ExtractOptions(ocr=False))]
-        return normalised_text(pages, "pdf", NormaliseSettings())
+        return normalised_text(pages, "pdf", NormaliseSettings())[0]
 
     convert(paths[0])
     started = time.perf_counter()

@@ -111,6 +111,7 @@ TABLES: dict[str, Meaning] = {
         {
             "ocr_share": "Share of its pages that were read by OCR.",
             "ocr_confidence": "Mean confidence of the pages that were read by OCR.",
+            "roles": "Blocks that are headings, captions, footnotes or running heads; see the view `blocks`.",
         },
     ),
     "near_pairs": Meaning(
@@ -316,12 +317,14 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
     "files": (("files",), Meaning(TABLES["files"].table)),
     "pages": (("pages",), Meaning("Extracted pages of the live documents.")),
     "blocks": (
-        ("pages",),
+        ("pages", "normalised"),
         Meaning(
             "Parts of the pages of PDFs, in reading order.",
             {
                 "number": "Number of the block on its page, in reading order, from 1.",
-                "kind": "`paragraph` (or heading), `item` of a list, `table` or `code`.",
+                "kind": "`heading`, `paragraph`, `item` of a list, `table`, `code`, `caption`, `footnote` or "
+                "`running_head`, which is not in the text; `lines` if the layout is not known.",
+                "level": "Level of a heading, from 1; else 0.",
                 "text": "Its lines; of a table, Markdown.",
                 "x0": "Left edge of its box, in points from the lower left corner of the page.",
                 "y0": "Lower edge.",

@@ -73,7 +73,12 @@ create view live_{stage} as
 _VIEWS = """
 create view pages as select * from live_extract;
 create view blocks as
-    select doc_id, page, unnest(range(1, len(blocks) + 1)) as number, unnest(blocks, recursive := true) from pages;
+    select b.doc_id, page, number, coalesce(r.kind, b.kind) as kind, coalesce(level, 0) as level,
+        b.* exclude (doc_id, page, number, kind)
+    from (
+        select doc_id, page, unnest(range(1, len(blocks) + 1)) as number, unnest(blocks, recursive := true) from pages
+    ) b
+    left join (select doc_id, unnest(roles, recursive := true) from live_normalise) r using (doc_id, page, number);
 create view measures as
     select m.* exclude (digest), d.ocr_share, d.ocr_confidence, d.n_pages, s.score as classifier_score, l.error_rate
     from live_measure m join live_normalise d using (doc_id) left join live_score s using (doc_id)

@@ -43,8 +43,8 @@ def _schema(name: str, columns: str) -> pa.Schema:
     """Return the schema of a table.
 
     Args:
-        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `passage`, `mend`, `block`),
-            `name:[type]` for a list; `?` at the end allows null.
+        columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `passage`, `mend`, `block`,
+            `role`), `name:[type]` for a list; `?` at the end allows null.
     """
     fields = [_field(column) for column in columns.split()]
     return pa.schema(fields, {"sheepfold.table": name, "sheepfold.schema_version": str(SCHEMA_VERSION)})
@@ -64,6 +64,8 @@ def _type(kind: str) -> pa.DataType:
         return pa.struct([_field("start:int64"), _field("length:int64"), _field("error_rate:float64")])
     if kind == "mend":
         return pa.struct([_field("start:int64"), _field("length:int64"), _field("text")])
+    if kind == "role":
+        return pa.struct([_field("page:int32"), _field("number:int32"), _field("kind"), _field("level:int32")])
     if kind == "block":
         sides = [_field(f"{name}:float64") for name in ("x0", "y0", "x1", "y1", "size")]
         return pa.struct([_field("kind"), _field("text:large_string"), *sides, _field("bold:bool")])
@@ -101,7 +103,7 @@ NORMALISED = _schema(
     "normalised",
     """
     doc_id kind title? programming_language? text:large_string text_sha256 n_bytes:int64 n_pages:int32
-    ocr_share:float64 ocr_confidence:float64? digest
+    ocr_share:float64 ocr_confidence:float64? roles:[role] digest
     """,
 )
 

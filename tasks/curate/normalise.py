@@ -25,7 +25,7 @@ def document_row(
     record: dict[str, Any], pages: Sequence[dict[str, Any]], settings: NormaliseSettings
 ) -> dict[str, Any]:
     """Return the row of `normalised` from a document's extraction record and its pages in order."""
-    text = normalised_text(pages, record["kind"], settings)
+    text, roles = normalised_text(pages, record["kind"], settings)
     encoded = text.encode()
     read = [page for page in pages if page["method"] in ("ocr", "both") or page["engine"] in EARLIER_OCR]
     # that of a decoder is how sure the encoding is
@@ -38,24 +38,28 @@ def document_row(
         "n_pages": len(pages),
         "ocr_share": round(len(read) / len(pages), 4) if pages else 0.0,
         "ocr_confidence": round(sum(sure) / len(sure), 4) if sure else None,
+        "roles": roles,
     }
     content = {name: value for name, value in row.items() if name not in ("text", "doc_id")}
     return {**row, "digest": sha256_json(content)}
 
 
-def normalised_text(pages: Sequence[dict[str, Any]], kind: str, settings: NormaliseSettings) -> str:
-    """Return Markdown where the layout of a page is known, else plain text."""
+def normalised_text(
+    pages: Sequence[dict[str, Any]], kind: str, settings: NormaliseSettings
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return Markdown and the roles of blocks where the layout of a page is known, else plain text."""
     if not any(page["blocks"] for page in pages):
-        return document_text(pages, kind, settings)
+        return document_text(pages, kind, settings), []
     blocks = [(page["page"], [Block(**block) for block in page["blocks"]] or _lines(page["text"])) for page in pages]
-    return normalise_text(document_markdown(blocks), "text", repair=settings.repair_mojibake)
+    text, roles = document_markdown(blocks)
+    return normalise_text(text, "text", repair=settings.repair_mojibake), roles
 
 
 def _lines(text: str) -> list[Block]:
     return [Block("lines", text.strip("\n"))] if text.strip() else []
 
 
-@stage("normalise", version=4, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
+@stage("normalise", version=5, unit="document", tables={DOCUMENTS_FILE: NORMALISED})
 def normalise(work: Work, settings: NormaliseSettings, *, segment: ArtifactRef) -> str:
     """Convert the pages of one segment to one normalised text per document."""
     folder = work.folder(segment)

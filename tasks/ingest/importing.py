@@ -304,7 +304,13 @@ def _entry(part: Part, settings: DocumentsSettings, repair: bool, forgotten: Tom
         "ocr_share": 1.0 if kind == "image" else 0.0,
         "ocr_confidence": None,
     }
-    document = {"doc_id": doc_id, "text": data, **content, "digest": _digest(*content.values())}
+    document: dict[str, Any] = {
+        "doc_id": doc_id,
+        "text": data,
+        **content,
+        "roles": [],
+        "digest": _digest(*content.values()),
+    }
     return _record(part, found, n_pages=1), document
 
 

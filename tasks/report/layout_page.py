@@ -18,7 +18,17 @@ from tasks.text.markdown import document_markdown
 
 SCALE = 2.0  # pixels a point of the picture
 LONGEST_SIDE = 4000  # pixels
-TONES = {"paragraph": "ink", "item": "green", "table": "contrary", "code": "violet", "lines": "quiet"}
+TONES = {
+    "paragraph": "ink",
+    "item": "green",
+    "table": "contrary",
+    "code": "violet",
+    "heading": "teal",
+    "caption": "gold",
+    "footnote": "gold",
+    "running_head": "quiet",
+    "lines": "quiet",
+}
 
 
 def layout_page(path: Path, number: int) -> dict[str, Any]:
@@ -56,16 +66,18 @@ def layout_page(path: Path, number: int) -> dict[str, Any]:
     except (pdfium.PdfiumError, IndexError) as error:
         raise UserError(f"{path}, page {number}, has text but cannot be drawn: {error}") from error
     blocks = [Block(**block) for block in found[0].blocks]
+    text, roles = document_markdown([(number, blocks)]) if blocks else (found[0].text, [])
+    kinds = {role["number"]: role["kind"] for role in roles}
     drawn = [
         {
-            "kind": block.kind,
-            "tone": TONES[block.kind],
+            "kind": kinds.get(place, block.kind),
+            "tone": TONES[kinds.get(place, block.kind)],
             "x": round(block.x0 - left, 1),
             "y": round(top - block.y1, 1),
             "width": round(block.x1 - block.x0, 1),
             "height": round(block.y1 - block.y0, 1),
         }
-        for block in blocks
+        for place, block in enumerate(blocks, 1)
         if block.x1 > block.x0  # lines whose layout is not known have no place
     ]
     return {
@@ -74,7 +86,7 @@ def layout_page(path: Path, number: int) -> dict[str, Any]:
         "width": round(right - left, 1),
         "height": round(top - bottom, 1),
         "blocks": drawn,
-        "markdown": document_markdown([(number, blocks)]) if blocks else found[0].text,
+        "markdown": text,
         "engine": found[0].engine,
         "picture": picture,
     }

@@ -1,27 +1,35 @@
 """Write the blocks of a document's pages as one Markdown text.
 
-A block is a heading, a running head or the rest of a paragraph only beside the other blocks of the document: headings
-are larger or bolder than most of its text, running heads repeat from page to page, and a paragraph that ends within a
-sentence goes on in the next column or on the next page.
+What a block is shows only beside the other blocks of the document: headings are larger or bolder than most of its text,
+footnotes are smaller and stand below it, running heads repeat from page to page, and a paragraph that ends within a
+sentence goes on in the next column or on the next page, after the footnotes and captions between.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal
 
 from tasks.readers.records import LINE_BREAK, Block
 from tasks.text.cleaning import join_hyphenation, running_lines
 
 FLOWING = ("paragraph", "item")  # blocks whose line ends mean nothing
-LARGER = 1.1  # size of a heading, relative to that of most text
+LARGER, SMALLER = 1.1, 0.92  # sizes of a heading and of a footnote, relative to that of most text
 LONGEST_HEADING, MOST_LINES = 200, 9  # characters, lines
 MOST_OF_TEXT = 0.3  # share of the text in headings, from which sizes do not tell them
 DEEPEST = 6
 
 _LETTER = re.compile(r"[^\W\d_]")
+_CAPTION = re.compile(
+    r"(?:Fig(?:ure|\.)|Tab(?:le|elle|leau|\.)|Abb(?:ildung|\.)|Plate|Scheme|Listing|Exhibit)\s*"
+    r"(?:\d+|[IVX]+)(?:[.-]\d+)*\s*(?:[.:|\u2013\u2014](?!\d)|$)",
+    re.I,
+)
+_NOTE = re.compile(r"(?:\d{1,3}|[*\u2020\u2021\u00a7\u00b6]{1,3}|[a-z][.)])\s*\S")
 _CLOSED = re.compile(r"[.!?:]['\")\]\u201d\u2019]*$")
 _NUMBERED = re.compile(r"(?:\d{1,3}\.)*\d{1,3}\.?\s+\S|[A-Z]\.\s+\S|(?:Chapter|Section|Part|Appendix)\b", re.I)
 _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u00b7\u25cf\u25cb\u25a0\u25a1\u2219\uf0b7*\u2013\u2014-]\s+")
@@ -31,34 +39,50 @@ _FENCE = re.compile(r"^\s*(`{3,})", re.M)
 _JOINT = "\n\x00\n"
 
 
-def document_markdown(pages: Sequence[tuple[int, Sequence[Block]]]) -> str:
-    """Return the Markdown of a document.
+@dataclass(slots=True)
+class _Placed:
+    """A block on a page.
+
+    Attributes:
+        page, number: Its page, and its number on it, from 1.
+        block: With its text without running heads.
+        role: What it is beside the others; "" for what `block.kind` says.
+        level: Of a heading, from 1.
+    """
+
+    page: int
+    number: int
+    block: Block
+    role: Literal["", "heading", "caption", "footnote", "running_head"] = ""
+    level: int = 0
+
+
+def document_markdown(pages: Sequence[tuple[int, Sequence[Block]]]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the Markdown of a document, and the roles of its blocks.
 
     Args:
         pages: Number of each page, from 1, and its blocks in reading order.
+
+    Returns:
+        The text, and the blocks that are more than their kind says: `page`, `number` on it, from 1, `kind` ("heading",
+        "caption", "footnote" or "running_head") and `level` of a heading, from 1, else 0.
     """
     placed = list(_without_running_heads(pages))
-    levels = _heading_levels([block for _, block in placed])
-    groups: list[list[Block]] = []
-    before = 0
-    for page, block in placed:
-        # the next page or column
-        elsewhere = bool(groups) and (page != before or block.y1 > groups[-1][-1].y0)
-        if elsewhere and _goes_on(groups[-1][-1], block, levels):
-            groups[-1].append(block)
-        else:
-            groups.append([block])
-        before = page
-    merged = [replace(group[0], text="\n".join(block.text for block in group)) for group in groups]
+    shown = [item for item in placed if item.role != "running_head"]
+    _find_roles(shown)
+    groups = list(_paragraphs(shown))
+    merged = [replace(group[0].block, text="\n".join(item.block.text for item in group)) for group in groups]
     # hyphens are judged by the compounds of the whole document
     mended = (*FLOWING, "lines")
     flowing = _JOINT.join(block.text if block.kind in mended else "" for block in merged)
     joined = join_hyphenation(flowing).split(_JOINT)
-    return "\n".join(_written(merged, joined, levels))
+    text = "\n".join(_written(merged, joined, [group[0].level for group in groups]))
+    told = [item for item in placed if item.role]
+    return text, [{"page": i.page, "number": i.number, "kind": i.role, "level": i.level} for i in told]
 
 
-def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iterator[tuple[int, Block]]:
-    """Yield the page and each of its blocks without the lines that repeat at the edges of the pages."""
+def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iterator[_Placed]:
+    """Yield the blocks without the lines that repeat at the edges of the pages."""
     # the lines of tables and code repeat for other reasons
     lines = {
         id(block): block.text.split("\n") if block.kind not in ("table", "code") else [f"\x00{number}"]
@@ -68,40 +92,93 @@ def _without_running_heads(pages: Sequence[tuple[int, Sequence[Block]]]) -> Iter
     ordered = [sorted(blocks, key=lambda block: -block.y1) for _, blocks in pages]
     texts = ["\n".join("\n".join(lines[id(block)]) for block in blocks) for blocks in ordered]
     running = running_lines(texts, [number for number, _ in pages])
-    for (number, blocks), by_height, gone in zip(pages, ordered, running, strict=True):
+    for (page, blocks), by_height, gone in zip(pages, ordered, running, strict=True):
         first, kept = 0, {}
         for block in by_height:
             own = lines[id(block)]
             kept[id(block)] = [line for place, line in enumerate(own, first) if place not in gone]
             first += len(own)
-        for block in blocks:
+        for number, block in enumerate(blocks, 1):
             if kept[id(block)] == lines[id(block)]:
-                yield number, block
+                yield _Placed(page, number, block)
             elif kept[id(block)]:
-                yield number, replace(block, text="\n".join(kept[id(block)]))
+                yield _Placed(page, number, replace(block, text="\n".join(kept[id(block)])))
+            else:
+                yield _Placed(page, number, block, "running_head")
 
 
-def _goes_on(last: Block, block: Block, levels: dict[tuple[float, bool], int]) -> bool:
-    """Return True if a paragraph is the rest of the one before."""
-    if block.kind != "paragraph" or last.kind not in FLOWING:
-        return False
-    if abs(block.size - last.size) > 0.05 * last.size or _level(last, levels) or _level(block, levels):
-        return False
-    return not _CLOSED.search(last.text) and block.text[:1].islower()
-
-
-def _heading_levels(blocks: Sequence[Block]) -> dict[tuple[float, bool], int]:
-    """Return the level of a heading for each size and weight that is larger or bolder than most text."""
+def _find_roles(placed: Sequence[_Placed]) -> None:
+    """Tell headings, captions and footnotes."""
     sizes: Counter[float] = Counter()
-    bold: Counter[bool] = Counter()
-    for block in blocks:
-        if block.kind in FLOWING:
-            sizes[_rounded(block.size)] += len(block.text)
-            bold[block.bold] += len(block.text)
+    for item in placed:
+        if item.block.kind in FLOWING:
+            sizes[_rounded(item.block.size)] += len(item.block.text)
     if not sizes:
-        return {}
+        return
     body = max(sizes, key=lambda size: (sizes[size], -size))
-    may_be_bold = bold[True] < MOST_OF_TEXT * bold.total()
+    for _, own in groupby(placed, key=lambda item: item.page):
+        _find_footnotes(list(own), body)
+    for item in placed:
+        if not item.role and item.block.kind in FLOWING and _CAPTION.match(item.block.text):
+            item.role = "caption"
+    levels = _heading_levels([item.block for item in placed if not item.role], body)
+    for item in placed:
+        if not item.role and (level := _level(item.block, levels)):
+            item.role, item.level = "heading", level
+
+
+def _find_footnotes(page: Sequence[_Placed], body: float) -> None:
+    """Tell the small text below all other text of its column that begins with the mark of a note, and what follows."""
+    usual = [item.block for item in page if item.block.size > SMALLER * body]
+    before = False
+    for item in page:
+        note = item.block
+        is_small = note.kind in FLOWING and 0 < note.size <= SMALLER * body
+        beside = [other for other in usual if other.x0 < note.x1 and other.x1 > note.x0]
+        if (
+            is_small
+            and beside
+            and all(other.y0 > note.y1 - note.size / 2 for other in beside)
+            and (before or _NOTE.match(note.text))
+        ):
+            item.role = "footnote"
+        before = item.role == "footnote"
+
+
+def _paragraphs(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
+    """Yield blocks with those in which they go on; what stands between them comes after."""
+    current: list[_Placed] = []
+    asides: list[list[_Placed]] = []
+    for item in placed:
+        if item.role in ("caption", "footnote"):
+            asides.append([item])
+        elif current and _goes_on(current[-1], item):
+            current.append(item)
+        else:
+            yield from [current, *asides] if current else asides
+            current, asides = [item], []
+    yield from [current, *asides] if current else asides
+
+
+def _goes_on(last: _Placed, item: _Placed) -> bool:
+    """Return True if a paragraph is the rest of one on another page or in another column."""
+    one, other = last.block, item.block
+    if item.page == last.page and other.y1 <= one.y0:
+        return False
+    if other.kind != "paragraph" or one.kind not in FLOWING or last.role or item.role:
+        return False
+    return abs(other.size - one.size) <= 0.05 * one.size and not _CLOSED.search(one.text) and other.text[:1].islower()
+
+
+def _heading_levels(blocks: Sequence[Block], body: float) -> dict[tuple[float, bool], int]:
+    """Return the level of a heading for each size and weight that is larger or bolder than most text.
+
+    Args:
+        body: Size of most text.
+    """
+    flowing = [block for block in blocks if block.kind in FLOWING]
+    n_chars = sum(len(block.text) for block in flowing)
+    may_be_bold = sum(len(block.text) for block in flowing if block.bold) < MOST_OF_TEXT * n_chars
     styles: Counter[tuple[float, bool]] = Counter()
     for block in blocks:
         size = _rounded(block.size)
@@ -109,7 +186,7 @@ def _heading_levels(blocks: Sequence[Block]) -> dict[tuple[float, bool], int]:
         bolder = block.bold and may_be_bold and size >= 0.95 * body
         if (larger or bolder) and _may_be_heading(block, larger):
             styles[size, block.bold and not larger] += len(block.text)
-    if styles.total() > MOST_OF_TEXT * sizes.total():
+    if styles.total() > MOST_OF_TEXT * n_chars:
         return {}
     ordered = sorted(styles, key=lambda style: (-style[0], not style[1]))
     return {style: min(level, DEEPEST) for level, style in enumerate(ordered, 1)}
@@ -138,16 +215,16 @@ def _may_be_heading(block: Block, larger: bool) -> bool:
     return bool(_LETTER.search(text)) and (not unfinished or bool(_NUMBERED.match(text)))
 
 
-def _written(blocks: Sequence[Block], joined: Sequence[str], levels: dict[tuple[float, bool], int]) -> Iterator[str]:
+def _written(blocks: Sequence[Block], joined: Sequence[str], levels: Sequence[int]) -> Iterator[str]:
     """Yield the lines of the Markdown."""
     before: Block | None = None
-    for block, flowing in zip(blocks, joined, strict=True):
+    for block, flowing, level in zip(blocks, joined, levels, strict=True):
         if before and not (before.kind == block.kind == "item"):
             yield ""
         before = block
         flowing = _CJK_LINE_END.sub("", flowing)
         line = " ".join(flowing.split())  # a line separator is a space, too
-        if level := _level(block, levels):
+        if level:
             yield f"{'#' * level} {line}"
         elif block.kind == "code":
             fence = "`" * (1 + max((len(mark) for mark in _FENCE.findall(block.text)), default=2))

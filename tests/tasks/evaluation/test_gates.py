@@ -260,7 +260,7 @@ def commit(store: Store, stage: str, name: str, inputs: dict[str, Input], tables
 
 
 def page_counts(doc_id: str, n_pages: int, share: float, confidence: float | None) -> dict[str, Any]:
-    words = {"kind": "pdf", "text": "", "text_sha256": "", "n_bytes": 0, "digest": ""}
+    words = {"kind": "pdf", "text": "", "text_sha256": "", "n_bytes": 0, "roles": [], "digest": ""}
     words |= {"title": None, "programming_language": None}
     return {"doc_id": doc_id, "n_pages": n_pages, "ocr_share": share, "ocr_confidence": confidence, **words}
 

@@ -13,7 +13,11 @@ def paragraph(text: str = LINE, size: float = 10, bold: bool = False, top: float
 
 
 def markdown(*pages: list[Block]) -> str:
-    return document_markdown(list(enumerate(pages, 1)))
+    return document_markdown(list(enumerate(pages, 1)))[0]
+
+
+def roles(*pages: list[Block]) -> list[tuple[int, int, str, int]]:
+    return [tuple(role.values()) for role in document_markdown(list(enumerate(pages, 1)))[1]]
 
 
 def test_larger_lines_are_headings_by_their_size():
@@ -52,6 +56,44 @@ def test_lines_of_a_paragraph_are_joined_and_divided_words_mended():
 def test_a_paragraph_goes_on_on_the_next_page():
     found = markdown([paragraph("The cost of a run,")], [paragraph("which follows the change.")])
     assert found == "The cost of a run, which follows the change."
+
+
+def test_a_paragraph_goes_on_after_the_footnotes_and_captions_of_its_page():
+    page = [
+        paragraph(LINE, top=700),
+        paragraph("The cost of a run,", top=600),
+        paragraph("Figure 2: Wool", top=200),
+        paragraph("1 Measured in hours.", 8, top=90),
+        paragraph("As is usual.", 8, top=70),
+    ]
+    second = [paragraph("which follows the change.", top=700), paragraph("2 See above.", 8, top=90)]
+    assert roles(page, second) == [
+        (1, 3, "caption", 0), (1, 4, "footnote", 0), (1, 5, "footnote", 0), (2, 2, "footnote", 0)
+    ]  # fmt: skip
+    assert markdown(page, second) == (
+        f"{LINE}\n\nThe cost of a run, which follows the change.\n\nFigure 2: Wool\n\n1 Measured in hours.\n\n"
+        "As is usual.\n\n2 See above."
+    )
+
+
+def test_small_text_above_other_text_is_no_footnote():
+    page = [paragraph("1 Measured in hours.", 8, top=500), paragraph(LINE, top=400), paragraph(LINE, top=300)]
+    assert roles(page) == []
+
+
+def test_a_sentence_about_a_figure_is_no_caption():
+    assert roles([paragraph("Figure 2 shows the wool."), paragraph("Table 3.14 differs.")]) == []
+    assert roles([paragraph("Fig. 2. Wool"), paragraph("Table IV"), paragraph()]) == [
+        (1, 1, "caption", 0), (1, 2, "caption", 0)
+    ]  # fmt: skip
+
+
+def test_the_level_of_a_heading_and_the_running_heads_are_told():
+    pages = [
+        [paragraph("A book of wool", top=800), paragraph(f"{number} Sheep", 14, top=700), paragraph(), paragraph()]
+        for number in range(1, 7)
+    ]
+    assert roles(*pages)[:2] == [(1, 1, "running_head", 0), (1, 2, "heading", 1)]
 
 
 def test_lines_below_each_other_that_begin_small_are_not_one_paragraph():
