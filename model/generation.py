@@ -95,9 +95,9 @@ def stream(
     if config.is_search:
         raise ValueError(f"strategy={config.strategy!r} does not generate token by token; use generate")
     _check([prompt], [key], config, model.config, decode)
-    row = Row(prompt, key, Completion(), config.room(len(prompt)))
+    row = Row(prompt, key, Completion(), config.room(len(prompt)), config.seed, config.stop)
     with evaluating(model):
-        for _ in Engine(model, [row], config, 1, decode).run():
+        for _ in Engine(model, config, 1, decode, [row]).run():
             yield row.completion
 
 
@@ -147,13 +147,13 @@ def generate(
         with evaluating(model):
             return search(model, prompts, limits, config, on_step, on_finished)
     rows = [
-        Row(prompt, key, Completion(place, sample), limits[place])
+        Row(prompt, key, Completion(place, sample), limits[place], config.seed, config.stop)
         for place, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
         for sample in range(config.n_samples)
     ]
     n_finished = 0
     with evaluating(model):
-        for finished in Engine(model, rows, config, batch_size, decode).run():
+        for finished in Engine(model, config, batch_size, decode, rows).run():
             n_finished += len(finished)
             if on_finished:
                 for row in finished:
@@ -228,6 +228,8 @@ class Row:
         key: key of the noise.
         completion: the result so far.
         limit: maximum length of the continuation.
+        seed: seed of the noise.
+        stop: strings that end the continuation.
         dropped: tokens of prompt and continuation before the window in the cache.
         noise: random numbers drawn ahead.
     """
@@ -236,16 +238,18 @@ class Row:
     key: int
     completion: Completion
     limit: int
+    seed: int = 0
+    stop: Sequence[str] = ()
     dropped: int = 0
     noise: np.ndarray = field(default_factory=lambda: np.empty(0))
 
-    def uniform(self, seed: int) -> float:
+    def uniform(self) -> float:
         """Return the random number in [0, 1) for the next token."""
         place = len(self.completion.ids) % _NOISE_AHEAD
         if place == 0:
             first = len(self.completion.ids)
             n = min(_NOISE_AHEAD, self.limit - first)
-            self.noise = uniform_noise(seed, self.key, n, sample=self.completion.sample, first=first)
+            self.noise = uniform_noise(self.seed, self.key, n, sample=self.completion.sample, first=first)
         return float(self.noise[place])
 
     def window(self) -> list[int]:
@@ -280,21 +284,21 @@ class Engine:
 
     Args:
         model: the network, in evaluation mode.
-        rows: continuations to generate.
-        config: sampling parameters.
+        config: sampling parameters of all rows, apart from the seed and the stop strings, which each row has.
         batch_size: maximum number of slots.
         decode: as for generate.
+        rows: continuations to generate; without any, rows of any length are added later.
     """
 
     def __init__(
         self,
         model: Transformer,
-        rows: Sequence[Row],
         config: GenerationConfig,
         batch_size: int,
         decode: Decode | None = None,
+        rows: Sequence[Row] = (),
     ) -> None:
-        self.model, self.config, self.decode = model, config, decode
+        self.model, self.config, self.decode, self.batch_size = model, config, decode, batch_size
         self.context = model.config.max_seq_len
         weight = model.token_embedding.weight
         self.device, self.overlap = weight.device, weight.device.type != "cpu"
@@ -304,9 +308,10 @@ class Engine:
         self.waiting = deque(sorted(rows, key=lambda row: -len(row.prompt)))
         even = model.config.d_model % 4 == 0 and model.config.d_ff % 4 == 0
         self.block = (BLOCK if even else WIDE_BLOCK) if config.deterministic else 0
-        n_slots = self._rounded(min(batch_size, len(rows)))
+        # the addresses in a CUDA graph are fixed
+        n_slots = self._rounded(min(batch_size, len(rows) or (batch_size if self.overlap else 1)))
         # without dropped tokens, because a prompt may be much longer than the context
-        longest = max((len(row.prompt) - row.dropped + row.limit for row in rows), default=1)
+        longest = max((len(row.prompt) - row.dropped + row.limit for row in rows), default=self.context)
         capacity = self.context if self.block else min(self.context, longest)
         self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
         self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
@@ -322,12 +327,30 @@ class Engine:
 
     def run(self) -> Iterator[list[Row]]:
         """Generate until all rows have ended. Yields after each step the rows that ended in it."""
+        while self.active or self.waiting:
+            yield self.step()
+
+    def step(self) -> list[Row]:
+        """Append a token to each active row, and begin waiting ones. Returns the rows that ended."""
         with torch.inference_mode(), self.packed:
-            self._refill()
-        while self.active:
-            with torch.inference_mode(), self.packed:
-                finished = self._step()
-            yield finished
+            if not self.active:
+                self._refill()
+            return self._step()
+
+    def add(self, row: Row) -> None:
+        """Generate one more continuation, in this batch; slots are added up to the batch size."""
+        row.dropped = max(0, len(row.prompt) - self.context)
+        self.waiting.append(row)
+        wanted = min(self.batch_size, len(self.active) + len(self.waiting))
+        if wanted > self.n_slots:
+            self._resize(self._rounded(min(self.batch_size, 2 * self.n_slots)))
+
+    def drop(self, row: Row) -> None:
+        """Generate no more of a row."""
+        if row in self.waiting:
+            self.waiting.remove(row)
+        for slot in [slot for slot, active in self.active.items() if active is row]:
+            self._release(slot)
 
     def _step(self) -> list[Row]:
         """Sample a token per row; on an accelerator the next forward pass starts before the tokens are read back."""
@@ -348,8 +371,8 @@ class Engine:
         """Return a random number per slot, 0 for idle ones; None at temperature 0."""
         if self.config.temperature == 0:
             return None
-        seed, active = self.config.seed, self.active
-        numbers = [active[slot].uniform(seed) if slot in active else 0.0 for slot in range(self.n_slots)]
+        active = self.active
+        numbers = [active[slot].uniform() if slot in active else 0.0 for slot in range(self.n_slots)]
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
     def _must_sync(self) -> bool:
@@ -385,8 +408,8 @@ class Engine:
 
     def _check_end(self, row: Row) -> None:
         completion, n_made = row.completion, len(row.completion.ids)
-        if self.config.stop and self.decode is not None and n_made >= self.config.min_new_tokens:
-            completion.stopped_by = completed_stop(self.config.stop, self.decode, row.prompt, completion.ids)
+        if row.stop and self.decode is not None and n_made >= self.config.min_new_tokens:
+            completion.stopped_by = completed_stop(row.stop, self.decode, row.prompt, completion.ids)
         if completion.stopped_by is not None:
             completion.finish_reason = "stop"
         elif n_made >= row.limit:
@@ -476,12 +499,16 @@ class Engine:
     def _shrink(self) -> None:
         """Remove idle slots if no prompts wait and at least half of the slots are idle."""
         n_slots = self._rounded(len(self.active))
-        if self.waiting or not self.active or 2 * n_slots > self.n_slots:
-            return
+        if not self.waiting and self.active and 2 * n_slots <= self.n_slots:
+            self._resize(n_slots)
+
+    def _resize(self, n_slots: int) -> None:
+        """Use another number of slots, at least that of active rows."""
         active = sorted(self.active)
-        kept = [*active, *(slot for slot in range(self.n_slots) if slot not in self.active)][:n_slots]
+        kept = [*active, *[0] * n_slots][:n_slots]  # an idle slot begins as a copy
         index = torch.tensor(kept)
         self.cache.select(kept)
+        self.cache.lengths[len(active) :] = 0
         self.sampler.select(index)
         self.logits = self.logits[index]
         self.n_slots, self.active = n_slots, {place: self.active[slot] for place, slot in enumerate(active)}

@@ -109,8 +109,8 @@ def test_ends_that_are_noticed_a_step_late_change_nothing(
     model = build_model(pos="rope")
     config = dataclasses.replace(config, eos_id=7, overflow=overflow)
     expected = generate(model, PROMPTS, config)
-    rows = [Row(prompt, key, Completion(key), 24) for key, prompt in enumerate(PROMPTS)]
-    engine = Engine(model, rows, config, 4)
+    rows = [Row(prompt, key, Completion(key), 24, config.seed, config.stop) for key, prompt in enumerate(PROMPTS)]
+    engine = Engine(model, config, 4, text_of, rows)
     engine.overlap = True  # as on a GPU
     told = [row.completion.prompt for finished in engine.run() for row in finished]
     assert sorted(told) == list(range(13))
@@ -306,13 +306,42 @@ def test_no_ngram_repeats_across_prompt_and_continuation(build_model: Callable[.
         assert not old & set(new)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_rows_that_come_and_go_while_others_run_change_nothing(
+    build_model: Callable[..., Transformer], deterministic: bool
+) -> None:
+    model = build_model(pos="rope").eval()
+    config = dataclasses.replace(SAMPLED, deterministic=deterministic, seed=0)
+    stops = [("bc",), (), ("q", "zz")]
+    rows = [
+        Row(prompt, 0, Completion(), limit, seed, stops[seed % 3])
+        for seed, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True))
+    ]
+    engine = Engine(model, config, 8, text_of)
+    dropped = Row(PROMPTS[3], 0, Completion(), 24)
+    engine.add(dropped)
+    for place, row in enumerate(rows):
+        engine.add(row)
+        engine.step()
+        if place == 2:
+            engine.drop(dropped)
+    for _ in engine.run():
+        pass
+    assert len(dropped.completion.ids) < 24
+    for row in rows:
+        alone = dataclasses.replace(config, seed=row.seed, stop=row.stop, max_new_tokens=row.limit)
+        (expected,) = generate(model, [row.prompt], alone, keys=[0], decode=text_of)
+        assert (row.completion.ids, row.completion.finish_reason) == (expected.ids, expected.finish_reason)
+        assert row.completion.logprobs == (expected.logprobs if deterministic else pytest.approx(expected.logprobs))
+
+
 def test_what_is_cropped_off_a_prompt_is_no_longer_remembered(build_model: Callable[..., Transformer]) -> None:
     model, end = build_model(), [(5 * place) % 31 for place in range(16)]
     config = GenerationConfig(max_new_tokens=12, seed=3, repetition_penalty=1.5, no_repeat_ngram=2)
     short, long = (generate(model, [prompt], config)[0].ids for prompt in (end, [*range(31), *end]))
     assert long == short
     row = Row([1] * 10_000, 0, Completion(), 12)
-    assert Engine(model, [row], config, 1).sampler.history.shape[1] == 16 + 12
+    assert Engine(model, config, 1, rows=[row]).sampler.history.shape[1] == 16 + 12
 
 
 @pytest.mark.parametrize("vocab_size", [31, 2000], ids=["all", "shortlist"])
