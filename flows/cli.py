@@ -283,7 +283,7 @@ PANELS = {
     "Start here": ("run", "plan", "generate", "status", "sample"),
     "Steps of a run": ("ingest", "prepare", "suggest", "train", "evaluate", "promote"),
     "Documents and lineage": ("sql", "why", "layout", "forget", "export-corpus"),
-    "Models": ("compare", "ablate", "lm-eval", "rollback", "export", "import"),
+    "Models": ("compare", "ablate", "lm-eval", "serve", "rollback", "export", "import"),
     "Look into a network": ("inspect", "count", "optimizer"),
     "Team": ("up", "down"),
     "Upkeep": ("verify", "gc", "compact", "rebuild-tracking"),

@@ -369,6 +369,30 @@ def export_corpus(
 
 
 @others.command()
+def serve(
+    model: Annotated[str, typer.Argument(help=MODEL_NAMES)] = CHAMPION,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    batch_size: Annotated[int, typer.Option(help="Completions computed together.", min=1)] = 32,
+    most: Annotated[
+        int, typer.Option(help="Completions that may run or wait; more are answered with 429.", min=1)
+    ] = 256,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Give equal requests equal answers, to the bit; slower.")
+    ] = False,
+    corpus: Corpus = "default",
+    home: HomeFolder = "",
+) -> None:
+    """Answer OpenAI's completions over HTTP; a new champion takes the old one's place without a lost request.
+
+    With SHEEPFOLD_API_KEY in the environment, requests have to give it.
+    """
+    from tasks.serving.run import serve_model
+
+    serve_model(open_home(home)[0], model, corpus, host, port, batch_size, most, deterministic, say)
+
+
+@others.command()
 def rollback(
     reason: Annotated[str, typer.Option(help="Reason, a tag of the version that is rolled back.")] = "",
     to: Annotated[str, typer.Option(help="Version to return to (default: the previous champion).")] = "",

@@ -129,7 +129,7 @@ class Bundle:
             decode=self.tokenizer.decode_continuation,
             on_step=on_step,
         )
-        return [self._text_of(encoded[item.prompt], item) for item in found]
+        return [self.text_of(encoded[item.prompt], item) for item in found]
 
     def stream(self, prompt: str, *, key: int = 0, **sampling: Any) -> Iterator[str | TextCompletion]:
         """Complete one prompt, piece by piece.
@@ -152,19 +152,14 @@ class Bundle:
             yield from (whole.text, whole)
             return
         ids = self._window(self.encode_prompts([prompt])[0], config)
-        shown, place, item = "", 0, None
+        pieces, item = Pieces(self, ids, config.stop), None
         # `model.generation.stream`
         for item in self.network.stream(self.model, ids, config, key=key, decode=self.tokenizer.decode_continuation):
-            before = [*ids[-_CONTEXT:], *item.ids[max(0, place - _CONTEXT) : place]][-_CONTEXT:]
-            piece = self.tokenizer.decode_continuation(before, item.ids[place:])
-            if item.finish_reason or not piece or _may_grow(piece, config.stop):
-                continue
-            shown, place = shown + piece, len(item.ids)
-            yield piece
-        whole = self._text_of(ids, item)
-        if rest := whole.text[len(shown) :]:
+            if not item.finish_reason and (piece := pieces.next(item)):
+                yield piece
+        if rest := pieces.last(item):
             yield rest
-        yield whole
+        yield self.text_of(ids, item)
 
     def sampling_config(self, **sampling: Any) -> Any:
         """Return the `model.GenerationConfig` of sampling settings.
@@ -208,7 +203,8 @@ class Bundle:
         counted = config.overflow == "refuse" or config.max_length
         return ids if counted else ids[-self.model_config.max_seq_len :]
 
-    def _text_of(self, prompt: Sequence[int], item: Any) -> TextCompletion:
+    def text_of(self, prompt: Sequence[int], item: Any) -> TextCompletion:
+        """Return a `model.Completion` of a prompt as text."""
         text = self.tokenizer.decode_continuation(prompt, item.ids)
         if isinstance(item.stopped_by, str):
             # the last token may contain the stop string several times: find the first one that ends in that token
@@ -252,6 +248,35 @@ class Bundle:
         tokenizer = self.tokenizer
         unknown = range(tokenizer.vocab_size, self.model_config.vocab_size)
         return tuple(index for index in (*tokenizer.special_ids, *unknown) if index != self.end_id)
+
+
+class Pieces:
+    """The text of a growing completion, piece by piece.
+
+    A piece is delayed while it may begin a stop string, or ends in an incomplete character.
+
+    Args:
+        prompt: ids of the prompt.
+        stop: stop strings.
+    """
+
+    def __init__(self, bundle: Bundle, prompt: list[int], stop: Sequence[str]) -> None:
+        self.bundle, self.prompt, self.stop = bundle, prompt, stop
+        self.n_shown, self.place = 0, 0  # characters and tokens
+
+    def next(self, item: Any) -> str:
+        """Return the text that an unfinished completion has gained; "" if it is delayed."""
+        ids = item.ids
+        before = [*self.prompt[-_CONTEXT:], *ids[max(0, self.place - _CONTEXT) : self.place]][-_CONTEXT:]
+        piece = self.bundle.tokenizer.decode_continuation(before, ids[self.place :])
+        if not piece or _may_grow(piece, self.stop):
+            return ""
+        self.n_shown, self.place = self.n_shown + len(piece), len(ids)
+        return piece
+
+    def last(self, item: Any) -> str:
+        """Return the rest of the text of a finished completion."""
+        return self.bundle.text_of(self.prompt, item).text[self.n_shown :]
 
 
 def _may_grow(piece: str, stops: Sequence[str]) -> bool:

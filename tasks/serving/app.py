@@ -1,0 +1,405 @@
+"""The application that `sheepfold serve` runs: OpenAI's completions over HTTP, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tasks.serving.batcher import Batcher, Busy, Continuation, Progress
+from tasks.serving.completions import Asked, Refusal, Spelling, finish_reason, score_prompt
+from tasks.serving.served import Served, page
+
+MOST_BYTES = 2**20  # of the body of a request
+_HEADERS = {413: {"connection": "close"}, 429: {"retry-after": "1"}}  # the rest of a body is not waited for
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Server:
+    """The served model, and the limits of serving it.
+
+    Attributes:
+        current: the model; another takes its place for later requests.
+        newest: returns the model that is to be served if it is not the one given, else None; called every `poll`
+            seconds.
+        batch_size: completions of a batch.
+        most: completions that run or wait.
+        api_key: what requests have to name; "" lets everyone in.
+    """
+
+    current: Served
+    newest: Callable[[Served], Served | None] | None = None
+    batch_size: int = 32
+    most: int = 256
+    api_key: str = ""
+    deterministic: bool = False
+    poll: float = 2.0
+
+    def __post_init__(self) -> None:
+        self.batcher = Batcher(self.batch_size, self.most)
+        self.batcher.serve(self.current.bundle)
+        self.metrics = Metrics()
+
+    def model(self, name: str) -> Served:
+        """Return the served model, if it has this name.
+
+        Raises:
+            Refusal: it has not.
+        """
+        served = self.current
+        if name not in (served.name, *served.names):
+            known = ", ".join((served.name, *served.names))
+            raise Refusal(404, f"model {name!r} is not served; served is {known}", "model", "model_not_found")
+        return served
+
+    async def watch(self) -> None:
+        """Serve a newer model as soon as there is one; keep the old one while the new cannot be loaded."""
+        told = ""
+        while self.newest is not None:
+            await asyncio.sleep(self.poll)
+            try:
+                found = await run_in_threadpool(self.newest, self.current)
+            except Exception as error:  # noqa: BLE001 — the old model is served on, and this is tried again
+                if str(error) != told:
+                    _log.error("%s is served on, as the newer model cannot be loaded: %s", self.current.name, error)
+                told = str(error)
+                self.metrics.failed_swaps.inc()
+                continue
+            if found is not None:
+                _log.info("%s takes the place of %s", found.name, self.current.name)
+                self.current = found
+                self.batcher.serve(found.bundle)
+
+
+class Metrics:
+    """Figures in the form of Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "sheepfold_requests", "Requests by HTTP status.", ["path", "status"], registry=self.registry
+        )
+        self.prompt_tokens = Counter("sheepfold_prompt_tokens", "Tokens of prompts.", registry=self.registry)
+        self.tokens = Counter("sheepfold_completion_tokens", "Tokens of completions.", registry=self.registry)
+        self.first_token = Histogram(
+            "sheepfold_first_token_seconds",
+            "Time from a request to its first token, of streams.",
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "sheepfold_request_seconds", "Time from a request to the end of its answer.", registry=self.registry
+        )
+        self.load = Gauge("sheepfold_completions_in_progress", "Completions that run or wait.", registry=self.registry)
+        self.failed_swaps = Counter(
+            "sheepfold_failed_swaps", "Attempts to load a newer model that failed.", registry=self.registry
+        )
+
+
+class Answer:
+    """The continuations of one request.
+
+    Raises:
+        Refusal: the request cannot be answered, or too many wait.
+    """
+
+    def __init__(self, server: Server, asked: Asked) -> None:
+        self.server, self.asked = server, asked
+        self.served = server.model(asked.model)
+        bundle = self.served.bundle
+        self.prompts = asked.prompts(bundle)
+        config = asked.settings(bundle, server.deterministic)
+        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.started = time.perf_counter()
+        self.queue: asyncio.Queue[Progress] = asyncio.Queue()
+        self.is_told = False
+        loop = asyncio.get_running_loop()
+
+        def tell(progress: Progress) -> None:
+            loop.call_soon_threadsafe(self.queue.put_nowait, progress)
+
+        self.continuations = [
+            Continuation(bundle, place * asked.n + sample, ids, config, place, sample, tell, asked.stream)
+            for place, ids in enumerate(self.prompts)
+            for sample in range(asked.n)
+        ]
+        self.n_made = 0
+        if asked.max_tokens:
+            try:
+                server.batcher.submit(self.continuations)
+            except Busy as error:
+                raise Refusal(429, str(error), code="rate_limit_exceeded") from error
+
+    async def progress(self) -> AsyncIterator[Progress]:
+        """Yield what is generated, until all continuations have ended.
+
+        Raises:
+            Refusal: a continuation failed.
+        """
+        n_left = len(self.continuations) if self.asked.max_tokens else 0
+        while n_left:
+            found = await self.queue.get()
+            if found.error is not None:
+                raise Refusal(500, f"the model failed: {found.error}", code="model_failed")
+            if self.asked.stream and not self.is_told:
+                self.server.metrics.first_token.observe(time.perf_counter() - self.started)
+                self.is_told = True
+            self.n_made += len(found.ids)
+            n_left -= found.ended
+            yield found
+
+    def finish(self) -> None:
+        """Generate no more, and count what was generated."""
+        if self.asked.max_tokens:
+            self.server.batcher.cancel(self.continuations)
+        metrics = self.server.metrics
+        metrics.prompt_tokens.inc(sum(map(len, self.prompts)))
+        metrics.tokens.inc(self.n_made)
+        metrics.seconds.observe(time.perf_counter() - self.started)
+
+    def prompt_of(self, choice: int) -> list[int]:
+        return self.prompts[choice // self.asked.n]
+
+    def echoed(self, choice: int) -> str:
+        """Return the text of a prompt."""
+        bundle = self.served.bundle
+        ids = self.prompt_of(choice)
+        begin = 1 if bundle.start_id is not None and ids[0] == bundle.start_id else 0
+        return bundle.tokenizer.decode(ids[begin:])
+
+    def document(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.served.name,
+            "choices": list(choices),
+            **more,
+        }
+
+    def usage(self) -> dict[str, int]:
+        n_prompt = sum(map(len, self.prompts))
+        return {"prompt_tokens": n_prompt, "completion_tokens": self.n_made, "total_tokens": n_prompt + self.n_made}
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer."""
+        ended: dict[int, Progress] = {}
+        async for found in self.progress():
+            ended[found.choice] = found
+        choices: list[dict[str, Any]] = []
+        for item in self.continuations:
+            end = ended.get(item.choice)
+            text, reason = (end.text, finish_reason(end.finish_reason)) if end else ("", "length")
+            choice = {
+                "index": item.choice,
+                "text": self.echoed(item.choice) + text if self.asked.echo else text,
+                "logprobs": await self._logprobs(item.choice, end),
+                "finish_reason": reason,
+            }
+            if self.asked.sources:
+                choice["sources"] = await self._sources(str(choice["text"]))
+            choices.append(choice)
+        return self.document(choices, usage=self.usage())
+
+    async def _logprobs(self, choice: int, end: Progress | None) -> dict[str, Any] | None:
+        n_top = self.asked.logprobs
+        if n_top is None:
+            return None
+        bundle, ids = self.served.bundle, self.prompt_of(choice)
+        own: list[float | None] = []
+        tops: list[list[tuple[int, float]] | None] = []
+        begin = 0
+        if self.asked.echo:
+            scored, best = await asyncio.wrap_future(self.server.batcher.call(lambda: score_prompt(bundle, ids, n_top)))
+            begin = 1 if bundle.start_id is not None and ids[0] == bundle.start_id else 0
+            own, tops = [None, *scored][begin:], [None, *best][begin:]
+            spelling, told = Spelling(bundle, []), ids[begin:]
+        else:
+            spelling, told = Spelling(bundle, ids), []
+        if end:
+            told, own, tops = [*told, *end.ids], [*own, *end.logprobs], [*tops, *end.top_logprobs]
+        return spelling.logprobs(told, own, tops)
+
+    async def _sources(self, text: str) -> dict[str, Any] | None:
+        find = self.served.sources
+        return None if find is None else await run_in_threadpool(find, text)
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the answer as server-sent events."""
+        spelled = {item.choice: Spelling(self.served.bundle, item.row.prompt) for item in self.continuations}
+        texts = {item.choice: "" for item in self.continuations}
+        try:
+            if self.asked.echo:
+                for item in self.continuations:
+                    texts[item.choice] = self.echoed(item.choice)
+                    yield self._event(item.choice, texts[item.choice])
+            async for found in self.progress():
+                texts[found.choice] += found.text
+                more: dict[str, Any] = {}
+                if self.asked.logprobs is not None:
+                    parts = found.ids, found.logprobs, found.top_logprobs
+                    more["logprobs"] = spelled[found.choice].logprobs(*parts)
+                if found.ended and self.asked.sources:
+                    more["sources"] = await self._sources(texts[found.choice])
+                reason = finish_reason(found.finish_reason) if found.ended else None
+                yield self._event(found.choice, found.text, reason, **more)
+            options = self.asked.stream_options
+            if options and options.include_usage:
+                yield _event(self.document([], usage=self.usage()))
+        except Refusal as error:
+            yield _event(error.document())
+        yield "data: [DONE]\n\n"
+
+    def _event(self, choice: int, text: str, reason: str | None = None, **more: Any) -> str:
+        parts = {"index": choice, "text": text, "logprobs": None, "finish_reason": reason, **more}
+        return _event(self.document([parts]))
+
+
+class _Streamed(StreamingResponse):
+    """An answer as server-sent events; generation ends when the client goes, also before the first event."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.events(), media_type="text/event-stream")
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.answer.finish()
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document)}\n\n"
+
+
+def application(server: Server) -> Starlette:
+    """Return the application."""
+
+    async def models(_: Request) -> Response:
+        served = server.current
+        names = (served.name, *served.names)
+        data = [{"id": name, "object": "model", "created": served.created, "owned_by": "sheepfold"} for name in names]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def completions(request: Request) -> Response:
+        answer = Answer(server, Asked.read(await _body(request)))
+        if answer.asked.stream:
+            return _Streamed(answer)
+        try:
+            return JSONResponse(await _until_gone(request, answer.whole()))
+        finally:
+            answer.finish()
+
+    async def chat(request: Request) -> Response:
+        message = "this model has no chat template: it continues texts; use /v1/completions"
+        raise Refusal(400, message, "model", "unsupported_model")
+
+    async def playground(_: Request) -> Response:
+        return HTMLResponse(page(server.current, bool(server.api_key)))
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": server.current.name, "checkpoint": server.current.digest})
+
+    async def metrics(_: Request) -> Response:
+        server.metrics.load.set(server.batcher.load)
+        return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(server.watch())
+        yield
+        watching.cancel()
+        await run_in_threadpool(server.batcher.close)
+
+    def guarded(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            path = request.url.path
+            try:
+                _check_key(request, server.api_key)
+                response = await handle(request)
+            except Refusal as error:
+                response = JSONResponse(error.document(), error.status)
+                response.headers.update(_HEADERS.get(error.status, {}))
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            server.metrics.requests.labels(path, str(response.status_code)).inc()
+            return response
+
+        return respond
+
+    async def unknown(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        message = (
+            f"{error.detail}: known are /, /v1/models, /v1/completions, /health and /metrics"
+            if isinstance(error, HTTPException)
+            else "an error of the server; its log has the trace"
+        )
+        return JSONResponse(Refusal(status, message).document(), status)
+
+    routes = [
+        Route("/", playground),
+        Route("/v1/models", guarded(models)),
+        Route("/v1/completions", guarded(completions), methods=["POST"]),
+        Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
+        Route("/health", health),
+        Route("/metrics", metrics),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown, 500: unknown})
+
+
+def _check_key(request: Request, key: str) -> None:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if key and not hmac.compare_digest(given.encode(), key.encode()):
+        raise Refusal(
+            401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+        )
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body, of which no more than allowed is read."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise Refusal(413, f"the body has more than {MOST_BYTES:,} bytes; send less", code="too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _until_gone(request: Request, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer, unless the client goes before.
+
+    Raises:
+        ClientDisconnect: it went.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, leaving = asyncio.ensure_future(answer), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()

@@ -1,0 +1,96 @@
+"""The model that is served: by its name, with the passages of a text that stand in its training text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model.accounting import count_parameters
+from storage.home import Home
+from storage.manifest import ArtifactRef
+from tasks.core.machine import Machine, detect_device
+from tasks.core.run import Run
+from tasks.lineage.memorised import memorised_spans
+from tasks.lineage.training_data import datasets_of
+from tasks.registry.models import checkpoint_of, resolve_version, version_checkpoint
+from tasks.report.page import render
+from tasks.training.bundle import Bundle
+
+LEAST_WORDS = 8  # of a passage that is shown
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded model.
+
+    Attributes:
+        name: such as "sheepfold/3".
+        names: other names that requests may give.
+        digest: of its checkpoint.
+        sources: returns the passages of a text that stand in the training text; None if that is unknown.
+        created: Unix time at which it was loaded.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    digest: str
+    bundle: Bundle
+    sources: Callable[[str], dict[str, Any]] | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def load_served(home: Home, model: str, corpus: str, current: Served | None = None) -> Served | None:
+    """Load a model.
+
+    Args:
+        model: alias, version, `models:/` address, run id or folder.
+        current: the model that is loaded already; None is returned if it is the same.
+
+    Raises:
+        UnknownModel: the model does not exist.
+    """
+    run = Run(home, corpus=corpus)
+    if Path(model).expanduser().is_dir():
+        checkpoint, name, names = checkpoint_of(run, model), Path(model).resolve().name, ()
+    else:
+        version = resolve_version(run, model)
+        checkpoint, name = version_checkpoint(run, version), f"{version.name}/{version.version}"
+        names = (version.name, *(() if model in (name, version.name) else (model,)))
+    if current and checkpoint.digest == current.digest:
+        return None
+    bundle = Bundle(run.store.folder(checkpoint), detect_device())
+    return Served(name, names, checkpoint.digest, bundle, _sources(home, corpus, run, checkpoint))
+
+
+def page(served: Served, asks_key: bool) -> str:
+    """Return the page on which a model can be tried."""
+    bundle = served.bundle
+    usual, shape = bundle.sampling_config(), bundle.model_config
+    defaults = {
+        "max_tokens": min(usual.max_new_tokens, shape.max_seq_len - 1),
+        "temperature": usual.temperature,
+        "top_p": 1.0 if usual.top_p is None else usual.top_p,
+        "top_k": usual.top_k or 0,
+        "seed": usual.seed,
+    }
+    facts = {
+        "Parameters": f"{count_parameters(shape)['total']:,}",
+        "Context": f"{shape.max_seq_len:,} tokens",
+        "Vocabulary": f"{bundle.tokenizer.vocab_size:,} ids ({bundle.tokenizer.kind})",
+        "Checkpoint": served.digest[:12],
+    }
+    given = {"facts": facts, "defaults": defaults, "context": shape.max_seq_len, "asks_key": asks_key}
+    return render("playground.html", model=served.name, **given)
+
+
+def _sources(home: Home, corpus: str, run: Run, checkpoint: ArtifactRef) -> Callable[[str], dict[str, Any]] | None:
+    datasets = datasets_of(run.store, checkpoint)
+
+    def sources(text: str) -> dict[str, Any]:
+        with Machine() as machine:
+            return memorised_spans(Run(home, machine, corpus), text, datasets, LEAST_WORDS)
+
+    return sources if datasets else None
