@@ -326,19 +326,49 @@ def compact(
 @others.command()
 def export(
     model: ModelRef,
-    folder: Target,
+    target: Annotated[str, typer.Argument(help="Folder to write, which must not exist or be empty; or FILE.gguf.")],
     layout: Annotated[
         str,
         typer.Option(help="gpt2, llama, mistral, qwen2, qwen3 or llama-original; otherwise the first that fits."),
+    ] = "",
+    kind: Annotated[
+        str, typer.Option("--type", help="Numbers of a GGUF file: f32, f16, bf16, q8_0 or q4_0 (default: f16).")
     ] = "",
     corpus: Corpus = "default",
     home: HomeFolder = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as a Hugging Face folder, tokeniser included."""
-    from tasks.training.hugging_face import export_bundle
+    """Write a model as a Hugging Face folder, or as a GGUF file for llama.cpp and Ollama; tokeniser included."""
+    source, path = model_folder(home, model, corpus), absolute(target)
+    if path.suffix == ".gguf":
+        if layout:
+            raise UserError("--layout is for Hugging Face folders; a GGUF file has one form for each network")
+        from tasks.training.gguf_file import export_gguf
 
-    answer(asdict(export_bundle(model_folder(home, model, corpus), absolute(folder), layout)), as_json)
+        found = export_gguf(source, path, kind or "f16", model, _lineage(source, home, corpus))
+    else:
+        if kind:
+            raise UserError("--type is for GGUF files: give a target that ends in .gguf")
+        from tasks.training.hugging_face import export_bundle
+
+        found = export_bundle(source, path, layout)
+    answer(asdict(found), as_json)
+
+
+def _lineage(model: Path, home: str, corpus: str) -> dict[str, str]:
+    """Return the manifest of a model of this home, and the card of its dataset if that is the corpus's newest."""
+    from storage.catalog import read_state
+    from storage.store import MANIFEST_NAME
+    from tasks.report.dataset import CARD
+
+    place, store = open_home(home)
+    path, card = model / MANIFEST_NAME, place.reports_of(corpus) / CARD
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    newest = read_state(store, corpus).get("dataset", [])
+    is_own = any(ref.digest in text for ref in newest) and card.is_file()
+    return {"manifest": text, **({"data_card": card.read_text(encoding="utf-8")} if is_own else {})}
 
 
 @others.command("import")

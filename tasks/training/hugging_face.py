@@ -80,10 +80,7 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
     from model.hf import fresh_folder, write_hf
     from model.hf_config import LayoutError, layout_of
 
-    missing = [name for name in _BUNDLE_FILES if not (bundle_folder / name).is_file()]
-    if missing:
-        raise ExchangeError(f"{bundle_folder} is not a model folder: it lacks {', '.join(missing)}")
-    bundle = Bundle(bundle_folder)
+    bundle = model_of(bundle_folder)
     tokenizer = bundle.tokenizer
     bos_id = tokenizer.bos_id if bundle.bos else None
     ids = {"bos_id": bos_id, "eos_id": bundle.end_id, "pad_id": tokenizer.pad_id}
@@ -99,6 +96,18 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
     shape = bundle.model_config
     size, begin = count_parameters(bundle.model)["total"], tokenizer.beginning(bundle.bos)
     return Exchanged(str(target), layout, size, shape.vocab_size, tokenizer.kind, begin)
+
+
+def model_of(folder: Path) -> Bundle:
+    """Return the model in a folder.
+
+    Raises:
+        ExchangeError: it has none.
+    """
+    missing = [name for name in _BUNDLE_FILES if not (folder / name).is_file()]
+    if missing:
+        raise ExchangeError(f"{folder} is not a model folder: it lacks {', '.join(missing)}")
+    return Bundle(folder)
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
