@@ -34,8 +34,10 @@ from tasks.core.machine import Machine
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
 from tasks.evaluation.tables import METRICS_FILE
+from tasks.lineage.places import spot_on_page
 from tasks.lineage.trace_index import ANCHOR_WORDS, FOUND_WORDS, STRIDE, TracedSegment, trace_indexes
 from tasks.lineage.training_data import datasets_of, sources_of, training_texts
+from tasks.text.cleaning import PRINT
 from tasks.text.words import I64, U64, word_hashes
 
 MEMORISED_FILE = "memorised.parquet"
@@ -155,6 +157,13 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
     shown = groups[:SHOWN_SPANS]
     sources = sources_of(run.store, datasets, texts, {one.doc_id for group in shown for one in group[:SHOWN_DOCUMENTS]})
     places = ("doc_id", "doc_start", "doc_length", "before", "passage", "after")
+
+    def place(span: SharedSpan) -> dict[str, Any]:
+        source = sources[span.doc_id]
+        told = {name: value for name, value in source.items() if name != "segment"}
+        spot = spot_on_page(run.store, source["segment"], span.doc_id, span.passage) if source["kind"] in PRINT else {}
+        return {**told, **spot, **{name: getattr(span, name) for name in places}}
+
     return {
         "characters": len(text),
         "covered": covered_chars(spans) / max(1, len(text)),
@@ -164,11 +173,7 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
                 "start": group[0].start,
                 "text": text[group[0].start : group[0].start + group[0].length],
                 "documents": len({span.doc_id for span in group}),
-                "found_in": [
-                    {**sources[span.doc_id], **{name: getattr(span, name) for name in places}}
-                    for span in group[:SHOWN_DOCUMENTS]
-                    if span.doc_id in sources
-                ],
+                "found_in": [place(span) for span in group[:SHOWN_DOCUMENTS] if span.doc_id in sources],
             }
             for group in shown
         ],

@@ -169,16 +169,17 @@ def training_texts(store: Store, datasets: Sequence[ArtifactRef]) -> RefSet:
 def sources_of(
     store: Store, datasets: Sequence[ArtifactRef], texts: RefSet, doc_ids: Collection[str]
 ) -> dict[str, dict[str, str]]:
-    """Return `path`, `kind` and `licence` of documents, "" if unknown, from the first dataset that has them."""
+    """Return `path`, `kind`, `licence` and `segment` of documents, "" if unknown, from the first dataset with them."""
     tables = [store.folder(ref) / DOCUMENTS_FILE for ref in texts.refs]
     kinds = {row["doc_id"]: row["kind"] for table in tables for row in rows_of(table, doc_ids, ["doc_id", "kind"])}
     found: dict[str, dict[str, str]] = {}
     for dataset in reversed(datasets):
         curated = manifest_of(store, dataset).input_refs("curated")[0]
         paths = first_paths(store, dataset, doc_ids)
-        for row in rows_of(store.folder(curated) / SELECTION_FILE, doc_ids, ["doc_id", "licence"]):
+        for row in rows_of(store.folder(curated) / SELECTION_FILE, doc_ids, ["doc_id", "licence", "segment"]):
             name = row["doc_id"]
-            found[name] = {"path": paths.get(name, ""), "kind": kinds.get(name) or "", "licence": row["licence"] or ""}
+            own = {"path": paths.get(name, ""), "kind": kinds.get(name) or "", "licence": row["licence"] or ""}
+            found[name] = {**own, "segment": row["segment"] or ""}
     return found
 
 
