@@ -53,7 +53,7 @@ def write_tables(folder: Path, n_bytes: int) -> list[Path]:
 
 def _row(name: str, text: str) -> dict[str, object]:
     size = len(text.encode())
-    counts = {"n_bytes": size, "redactions": 0, "cut_chars": 0}
+    counts = {"n_bytes": size, "redactions": 0, "cut_chars": 0, "mends": 0}
     return {"doc_id": name, "kind": "text", "text": text, "digest": name, **counts}
 
 

@@ -164,10 +164,12 @@ def _batch(schema: pa.Schema, n: int, columns: Mapping[str, Any]) -> pa.RecordBa
             value = value.combine_chunks()
         elif value is None and field.nullable:
             value = pa.nulls(n, field.type)
+        elif value is None and pa.types.is_list(field.type):
+            value = [[]] * n
         elif value is None or isinstance(value, str | int | float):
             plain = "" if pa.types.is_string(field.type) or pa.types.is_large_string(field.type) else 0
             value = pa.repeat(pa.scalar(plain if value is None else value), n)
-        made.append(pa.array(value).cast(field.type))
+        made.append(pa.array(value, field.type) if isinstance(value, list) else pa.array(value).cast(field.type))
     return pa.RecordBatch.from_arrays(made, schema=schema)
 
 

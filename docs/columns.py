@@ -396,7 +396,8 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
     "mends": (
         ("legibility",),
         Meaning(
-            "Words that OCR misread and that are mended, and stamps of scanners that are cut.",
+            "Words that OCR misread and stamps of scanners, mended or cut where `refine.mend` is on and no cut has "
+            "taken them.",
             {
                 "start": "First character in the document's text before cuts.",
                 "length": "Characters that are replaced.",

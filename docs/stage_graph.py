@@ -103,6 +103,7 @@ def wiring() -> dict[str, Wiring]:
     for stage, (flow, inputs) in _UNPLANNED.items():
         found[stage] = Wiring(flow, defaultdict(set, {name: {source} for name, source in inputs.items()}))
     found["legibility"].many = True
+    found["refine"].inputs["legibility"].add("legibility")
     for stage, (reader, name) in _READ_BY.items():
         found[reader].inputs[name].add(stage)
     for stage in all_stages().values():

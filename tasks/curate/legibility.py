@@ -104,7 +104,8 @@ class Characters:
         usual = np.concatenate(fitted)
         bits = [_mean_bits(model, _damaged(clean, usual, rate, generator)) for rate in RATES]
         curve = tuple(np.maximum.accumulate(bits).round(6).tolist())
-        return cls(model, alphabet, curve, tuple(sorted(languages)), word_counts(texts))
+        # the parts of a text in a row, so that none of its words is cut
+        return cls(model, alphabet, curve, tuple(sorted(languages)), word_counts(["".join(texts)]))
 
     def save(self, folder: Path) -> None:
         """Write the model into a folder; see `load`."""
@@ -204,10 +205,14 @@ def believed(
     Args:
         pages: Where each begins, and the largest share of wrong characters on it; see `_room`.
     """
-    starts = [start for start, _ in pages]
     for start, length, rate in passages:
-        page = bisect_right(starts, start + length // 2) - 1
-        yield start, length, round(min(rate, pages[page][1] if page >= 0 else 1.0), 4)
+        yield start, length, round(min(rate, room_at(start + length // 2, pages)), 4)
+
+
+def room_at(place: int, pages: Sequence[tuple[int, float]]) -> float:
+    """Return the largest share of wrong characters on the page of a character; 1 before all of them."""
+    page = bisect_right(pages, place, key=lambda item: item[0]) - 1
+    return pages[page][1] if page >= 0 else 1.0
 
 
 def room(method: str, engine: str, confidence: float | None) -> float:
@@ -295,7 +300,7 @@ def corpus_characters(
             _note_unjudged(run, n_read, n_read)
         return None
     pinned = characters.pinned(run)
-    if pinned is not None:
+    if pinned is not None and manifest_of(run.store, pinned).version == characters.version:
         before = _clean_bytes(manifest_of(run.store, pinned).counts)
         has_grown = 2 * min(before.total(), FIT_BYTES) <= min(clean.total(), FIT_BYTES)
         if not has_grown and wanted <= _known_languages(before):
@@ -391,7 +396,8 @@ def judge_segment(
             if row["doc_id"] in read and measured["language"] in languages:
                 places = page_places(row["text"], read.pop(row["doc_id"]))
                 passages = list(believed(known.passages(row["text"]), places))
-                mended = mends(row["text"], known.words)
+                # only on pages that were read by OCR
+                mended = [mend for mend in mends(row["text"], known.words) if room_at(mend[0], places) > 0]
             judged += bool(passages)
             n_chars = sum(length for _, length, _ in passages)
             error = round(sum(length * rate for _, length, rate in passages) / n_chars, 4) if passages else None

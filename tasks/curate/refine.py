@@ -1,7 +1,8 @@
 """The stage `refine`: cut, redact and mend the texts of a segment, including documents that are not selected.
 
-A segment is refined again only if its own cuts change. Personal data is replaced by addresses and numbers reserved for
-documentation and fiction, so that a model still learns what such text looks like, and redacting again finds nothing.
+A segment is refined again only if its own cuts, or the legibility of its scans, change. Personal data is replaced by
+addresses and numbers reserved for documentation and fiction, so that a model still learns what such text looks like,
+and redacting again finds nothing.
 """
 
 from __future__ import annotations

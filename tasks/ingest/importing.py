@@ -131,7 +131,7 @@ class ImportSettings:
 
 @stage(
     "import",
-    version=3,
+    version=4,
     unit="file",
     tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES, DOCUMENTS_FILE: NORMALISED},
     unkeyed=("locations",),

@@ -119,7 +119,9 @@ def _find_roles(placed: Sequence[_Placed]) -> None:
     for _, own in groupby(placed, key=lambda item: item.page):
         _find_footnotes(list(own), body)
     for item in placed:
-        if not item.role and item.block.kind in FLOWING and _CAPTION.match(item.block.text):
+        block = item.block
+        is_usual = block.kind in FLOWING and block.size < LARGER * body
+        if not item.role and is_usual and _CAPTION.match(block.text):
             item.role = "caption"
     levels = _heading_levels([item.block for item in placed if not item.role], body)
     for item in placed:
@@ -134,14 +136,10 @@ def _find_footnotes(page: Sequence[_Placed], body: float) -> None:
     for item in page:
         note = item.block
         is_small = note.kind in FLOWING and 0 < note.size <= SMALLER * body
-        beside = [other for other in usual if other.x0 < note.x1 and other.x1 > note.x0]
-        if (
-            is_small
-            and beside
-            and all(other.y0 > note.y1 - note.size / 2 for other in beside)
-            and (before or _NOTE.match(note.text))
-        ):
-            item.role = "footnote"
+        if is_small and (before or _NOTE.match(note.text)):
+            beside = [other for other in usual if other.x0 < note.x1 and other.x1 > note.x0]
+            if beside and all(other.y0 > note.y1 - note.size / 2 for other in beside):
+                item.role = "footnote"
         before = item.role == "footnote"
 
 
@@ -152,8 +150,11 @@ def _paragraphs(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
     for item in placed:
         if item.role in ("caption", "footnote"):
             asides.append([item])
-        elif current and _goes_on(current[-1], item):
-            current.append(item)
+            continue
+        # a footnote may go on, too
+        going = next((group for group in (current, *asides[-1:]) if group and _goes_on(group[-1], item)), None)
+        if going is not None:
+            going.append(item)
         else:
             yield from [current, *asides] if current else asides
             current, asides = [item], []
@@ -165,7 +166,7 @@ def _goes_on(last: _Placed, item: _Placed) -> bool:
     one, other = last.block, item.block
     if item.page == last.page and other.y1 <= one.y0:
         return False
-    if other.kind != "paragraph" or one.kind not in FLOWING or last.role or item.role:
+    if other.kind != "paragraph" or one.kind not in FLOWING or last.role in ("heading", "caption") or item.role:
         return False
     return abs(other.size - one.size) <= 0.05 * one.size and not _CLOSED.search(one.text) and other.text[:1].islower()
 

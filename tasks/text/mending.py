@@ -15,16 +15,19 @@ Mend = tuple[int, int, str]  # start, end, replacement; "" cuts
 
 LEAST_COUNT = 2  # of a word in clean text
 SURER = 20  # times as frequent as what was read
+SHORT, OF_SHORT = 5, 10  # letters of words that may be rare ones, and how often the other one occurs at least
 LEAST_LONG_S, LONG_S_SHARE = 10, 0.2  # words of a document with one; share of its words with an s before their end
 MOST_OPEN = 4  # letters of a word that may be a long s
 LEAST_JOINED = 5  # letters of a word that was read as two
 
 _WORD = re.compile(r"[^\W\d_]+")
-# a line of its own, such as "Digitized by the Internet Archive in 2010"; what follows is read worse
+_IN_ADDRESS = re.compile(r"[@/\\]")
+# a line of its own that is no sentence, such as "Digitized by the Internet Archive"; what follows is read worse
 _STAMP = re.compile(
-    r"^[^\w\n]*(?:(?:digiti[sz]ed|scanned)[ ](?:by|with|at|from)|original[ ]from[ ]the[ ]|google-digitized"
-    r"|digitalisiert[ ](?:von|durch|mit)|num[ée]ris[ée][ ]par|digitalizado[ ]por|digitalizzato[ ]da)\b[^\n]{0,80}$",
-    re.I | re.M,
+    r"^(?:(?:Digiti[sz]ed|DIGITI[SZ]ED|Scanned|SCANNED)[ ](?:by|BY|with|WITH|at|from)|Google-digitized"
+    r"|Digitalisiert[ ](?:von|durch|mit)|Num[ée]ris[ée][ ]par|Digitalizado[ ]por|Digitalizzato[ ]da)\b[^\n]{0,60}"
+    r"(?<![.,;:])$",
+    re.M,
 )
 
 
@@ -37,27 +40,26 @@ def word_counts(texts: Iterable[str]) -> dict[str, int]:
 
 
 def mends(text: str, known: Mapping[str, int]) -> list[Mend]:
-    """Return the mends of a text in order.
+    """Return the mends of a text, in order and apart.
 
     Args:
         text: What OCR read.
         known: Words of clean text; see `word_counts`.
     """
-    words = list(_WORD.finditer(text))
-    long_s = list(_long_s(words, known))
-    mended = {start for start, *_ in long_s}
-    others = [word for word in words if word.start() not in mended]
     stamps = [(*match.span(), "") for match in _STAMP.finditer(text)]
-    within = {place for start, end, _ in stamps for place in range(start, end)}
-    found = [mend for mend in (*long_s, *_divided(text, others, known)) if mend[0] not in within]
-    return sorted([*found, *stamps])
+    found: list[Mend] = []
+    # of two at the same place, the first of these kinds is taken
+    for mend in sorted([*stamps, *_long_s(text, known), *_divided(text, known)], key=lambda mend: mend[0]):
+        if not found or mend[0] >= found[-1][1]:
+            found.append(mend)
+    return found
 
 
-def _long_s(words: Iterable[re.Match[str]], known: Mapping[str, int]) -> list[Mend]:
+def _long_s(text: str, known: Mapping[str, int]) -> list[Mend]:
     """Return the words in which f is a long s, in a text where that is usual."""
     found: list[Mend] = []
     n_other = 0
-    for match in words:
+    for match in _WORD.finditer(text):
         word = match[0].replace("\u017f", "s")
         places = [place for place, letter in enumerate(word[:-1]) if letter == "f"]
         better = _with_s(word, places, known) if 0 < len(places) <= MOST_OPEN else word
@@ -75,17 +77,20 @@ def _with_s(word: str, places: list[int], known: Mapping[str, int]) -> str:
         replaced = dict(zip(places, letters, strict=True))
         candidates.append("".join(replaced.get(place, letter) for place, letter in enumerate(word)))
     best = max(candidates, key=lambda candidate: known.get(candidate.lower(), 0))
-    return best if known.get(best.lower(), 0) > SURER * known.get(word.lower(), 0) else word
+    least = max(SURER * known.get(word.lower(), 0), OF_SHORT if len(word) <= SHORT else LEAST_COUNT)
+    return best if known.get(best.lower(), 0) >= least else word
 
 
-def _divided(text: str, words: Iterable[re.Match[str]], known: Mapping[str, int]) -> Iterator[Mend]:
-    """Yield the pairs of words that are one, of which a part is no word."""
-    after = 0
-    for first, second in pairwise(words):
-        if first.start() < after or text[first.end() : second.start()] not in (" ", "\n") or not second[0].islower():
+def _divided(text: str, known: Mapping[str, int]) -> Iterator[Mend]:
+    """Yield the pairs of words that are one: a part is no word, and the other one rarer than the whole."""
+    for first, second in pairwise(_WORD.finditer(text)):
+        start, end = first.start(), second.end()
+        if text[first.end() : second.start()] not in (" ", "\n") or not second[0].islower():
             continue
         whole = first[0] + second[0]
-        parts = min(known.get(part.lower(), 0) for part in (first[0], second[0]))
-        if len(whole) >= LEAST_JOINED and not parts and whole.lower() in known:
-            yield first.start(), second.end(), whole
-            after = second.end()
+        counts = sorted(known.get(part.lower(), 0) for part in (first[0], second[0]))
+        if len(whole) < LEAST_JOINED or counts[0] or known.get(whole.lower(), 0) <= counts[1]:
+            continue
+        before, after = text[max(0, start - 40) : start].split(" ")[-1], text[end : end + 40].split(" ")[0]
+        if not _IN_ADDRESS.search(before + after):  # which may be private, and was looked for before
+            yield start, end, whole

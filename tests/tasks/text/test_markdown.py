@@ -76,6 +76,12 @@ def test_a_paragraph_goes_on_after_the_footnotes_and_captions_of_its_page():
     )
 
 
+def test_a_footnote_goes_on_on_the_next_page():
+    note = paragraph("1 Smith, on sheep and", 8, top=90)
+    found = markdown([paragraph(top=700), note], [paragraph("their wool.", 8, top=760), paragraph(top=700)])
+    assert "1 Smith, on sheep and their wool." in found
+
+
 def test_small_text_above_other_text_is_no_footnote():
     page = [paragraph("1 Measured in hours.", 8, top=500), paragraph(LINE, top=400), paragraph(LINE, top=300)]
     assert roles(page) == []

@@ -12,7 +12,7 @@ SENTENCE = (
     "the same house stands beside the river and most of its windows are closed in the first days of the season so that "
     "those who pass see nothing of the information inside because several strangers have seen it "
 )
-CLEAN = SENTENCE * 30 + "a fee was found for sound "
+CLEAN = SENTENCE * 30 + "a fee was found for sound, away a a a a a away "
 KNOWN = word_counts([CLEAN])
 
 
@@ -54,6 +54,8 @@ def test_a_word_that_may_be_meant_stays(word: str) -> None:
         ("infor, mation", "infor, mation"),
         ("Infor Mation", "Infor Mation"),  # two names
         ("zweit ausend", "zweit ausend"),  # unknown either way
+        ("the a way of it", "the a way of it"),  # a part is more frequent than the whole
+        ("to info@infor mation.org", "to info@infor mation.org"),
     ],
 )
 def test_a_word_read_as_two_is_joined_if_a_part_is_no_word(read: str, meant: str) -> None:
@@ -67,6 +69,9 @@ def test_a_word_read_as_two_is_joined_if_a_part_is_no_word(read: str, meant: str
         ("Digitized by the Internet Archive\nin 2010 with funding\nOnce", "\nin 2010 with funding\nOnce"),
         ("Scanned with CamScanner", ""),
         ("The plans were digitized by the Dutch archive.", "The plans were digitized by the Dutch archive."),
+        ("The plans were\ndigitized by the Dutch", "The plans were\ndigitized by the Dutch"),
+        ("Scanned by the guard, he went.", "Scanned by the guard, he went."),
+        ("infor\nmation\nScanned by X", "information\n"),
     ],
 )
 def test_the_stamp_of_a_scanner_is_cut(page: str, kept: str) -> None:
