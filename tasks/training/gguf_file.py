@@ -1,4 +1,4 @@
-"""Export of a bundle to a GGUF file, which llama.cpp and Ollama read; tokeniser included.
+"""Export of a bundle to a GGUF file, which llama.cpp reads; tokeniser included.
 
 Tensors are those of `model.hf` under GGUF's names. llama.cpp cuts words by name: byte-level BPE with GPT-2's pattern is
 `gpt-2`, and no other tokeniser of Sheepfold has a name there.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
@@ -25,6 +26,7 @@ from tasks.training.hugging_face import Exchanged, ExchangeError, hf_spec, model
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 _LAYOUTS = ("gpt2", "llama", "qwen2", "qwen3")  # of `model.hf_config`; llama.cpp has architectures of these names
+_MODELFILES = ("gpt2", "llama")  # Ollama cuts the words of Qwen's networks by a pattern of its own
 _NORMAL, _CONTROL = 1, 3  # kinds of tokens
 _PATTERN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}  # GPT-2's, in tokenizer.json
 
@@ -32,7 +34,7 @@ _PATTERN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}  
 def export_gguf(
     bundle_folder: Path, target: Path, kind: str = "f16", name: str = "", about: Mapping[str, str] | None = None
 ) -> Exchanged:
-    """Write a bundle as a GGUF file, and a Modelfile for Ollama beside it.
+    """Write a bundle as a GGUF file, and for networks of GPT-2 and LLaMA a Modelfile for Ollama beside it.
 
     Vectors stay float32. Matrices with rows that cannot be divided into blocks of a quantisation become float16.
 
@@ -56,26 +58,27 @@ def export_gguf(
     layout = _layout(config)
     words = _words(tokenizer)
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.with_name(f".{target.name}.part")
-    writer = gguf.GGUFWriter(work, layout)
-    try:
-        writer.add_name(name or bundle_folder.name)
-        writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
-        _add_shape(writer, config)
-        _add_words(writer, bundle, *words)
-        for key, text in (about or {}).items():
-            writer.add_string(f"sheepfold.{key}", text)
-        _add_tensors(writer, bundle, layout, kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        work = Path(folder, target.name)
+        writer = gguf.GGUFWriter(work, layout)
+        try:
+            writer.add_name(name or bundle_folder.name)
+            writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
+            _add_shape(writer, config)
+            _add_words(writer, bundle, *words)
+            for key, text in (about or {}).items():
+                writer.add_string(f"sheepfold.{key}", text)
+            _add_tensors(writer, bundle, layout, kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
         fsync_path(work)
-        modelfile.write_text(_modelfile(bundle, target), encoding="utf-8")
+        if layout in _MODELFILES:
+            modelfile.write_text(_modelfile(bundle, target), encoding="utf-8")
         work.replace(target)
-    finally:
-        writer.close()
-        work.unlink(missing_ok=True)
+    fsync_path(target.parent)
     size, begin = count_parameters(bundle.model)["total"], tokenizer.beginning(bundle.bos)
     return Exchanged(str(target), f"{layout} ({kind})", size, config.vocab_size, tokenizer.kind, begin)
 
@@ -99,13 +102,13 @@ def _layout(config: ModelConfig) -> str:
     unsaid = [f"{name}={getattr(config, name)!r}" for name, is_fault in faults.items() if is_fault]
     if unsaid:
         raise ExchangeError(f"llama.cpp has no such network with {', '.join(unsaid)}; train one without to export it")
-    reason = ""
-    for layout in _LAYOUTS:
-        try:
-            return layout_of(config, layout)
-        except LayoutError as error:
-            reason = str(error)
-    raise ExchangeError(f"llama.cpp has no such network: {reason}")
+    try:
+        layout = layout_of(config)
+    except LayoutError as error:
+        raise ExchangeError(f"llama.cpp has no such network: {error}") from error
+    if layout not in _LAYOUTS:
+        raise ExchangeError(f"llama.cpp has no such network: it is one of {layout}, expected {', '.join(_LAYOUTS)}")
+    return layout
 
 
 def _words(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
@@ -113,7 +116,10 @@ def _words(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     spec = hf_spec(tokenizer)
     found, model = spec.get("pre_tokenizer") or {}, spec["model"]
     is_known = model.get("type") == "BPE" and all(found.get(name) == value for name, value in _PATTERN.items())
-    plain = not any(model.get(name) for name in ("byte_fallback", "end_of_word_suffix", "continuing_subword_prefix"))
+    plain = not any(
+        model.get(name)
+        for name in ("byte_fallback", "ignore_merges", "end_of_word_suffix", "continuing_subword_prefix")
+    )
     if not is_known or not plain or spec.get("normalizer") or not model["merges"] or spec.get("added_tokens"):
         raise ExchangeError(
             f"llama.cpp has no tokeniser like this one of kind {tokenizer.kind!r}: it has byte-level BPE with GPT-2's "
@@ -139,9 +145,13 @@ def _add_words(writer: gguf.GGUFWriter, bundle: Bundle, words: list[str], merges
     begin, end = bundle.start_id, bundle.end_id
     writer.add_add_bos_token(begin is not None)
     writer.add_add_eos_token(False)
-    for index, add in ((begin, writer.add_bos_token_id), (end, writer.add_eos_token_id)):
-        if index is not None:
-            add(index)
+    writer.add_array("tokenizer.ggml.suppress_tokens", list(bundle.ids_without_text()))
+    # without an entry llama.cpp takes the ordinary token 11 for both
+    unused = next(
+        (index for index in (tokenizer.eos_id, tokenizer.pad_id, *tokenizer.special_ids) if index is not None), 0
+    )
+    writer.add_bos_token_id(unused if begin is None else begin)
+    writer.add_eos_token_id(unused if end is None else end)
     if tokenizer.pad_id is not None:
         writer.add_pad_token_id(tokenizer.pad_id)
 

@@ -16,7 +16,6 @@ import torch
 import xllamacpp
 from generation_samples import model_folder
 
-from model import GenerationConfig, generate
 from storage.errors import UserError
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import BpeTokenizer, ByteTokenizer
@@ -59,7 +58,13 @@ def ask(address: str, path: str, **body: Any) -> Any:
 
 def logprobs(address: str, ids: list[int], n: int) -> dict[int, float]:
     """llama.cpp's log-probabilities of the token after some."""
-    options: dict[str, Any] = {"n_predict": 1, "n_probs": n, "temperature": 0, "samplers": [], "ignore_eos": True}
+    options: dict[str, Any] = {
+        "n_predict": 1,
+        "n_probs": n,
+        "temperature": 0,
+        "samplers": [],
+        "logit_bias": [[40, 1e9]],
+    }
     (first,) = ask(address, "completion", prompt=ids, **options)["completion_probabilities"]
     return {entry["id"]: entry["logprob"] for entry in first["top_logprobs"]}
 
@@ -117,9 +122,8 @@ def test_greedy_texts_are_the_same(exported: tuple[Bundle, str]) -> None:
     for text in ("The fold", "def "):
         (ids,) = bundle.encode([text])
         theirs = ask(address, "completion", prompt=ids, n_predict=30, temperature=0, return_tokens=True)
-        # without what the bundle rules out, such as padding
-        (own,) = generate(bundle.model, [ids], GenerationConfig(max_new_tokens=30, temperature=0.0))
-        assert theirs["tokens"][:30] == own.ids
+        own = bundle.complete([text], temperature=0.0, max_new_tokens=30)[0]
+        assert theirs["tokens"][: len(own.ids)] == own.ids
 
 
 def _same_ids(exported: tuple[Bundle, str], n: int) -> None:
@@ -161,9 +165,26 @@ def test_the_metadata_tells_where_a_model_comes_from(tmp_path: Path, tokenizer: 
     fields = gguf.GGUFReader(tmp_path / "wool.gguf").fields
     assert fields["general.name"].contents() == "sheepfold/3"
     assert fields["sheepfold.manifest"].contents() == '{"stage": "train"}'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "wool.gguf"]  # Ollama reads Qwen otherwise
+
+
+def test_a_modelfile_for_ollama_is_beside_a_llama(tmp_path: Path, tokenizer: BpeTokenizer) -> None:
+    source = model_folder(tmp_path / "model", tokenizer, {"max_seq_len": 64, **NETWORKS["llama"]})
+    export_gguf(source, tmp_path / "wool.gguf")
     told = (tmp_path / "wool.Modelfile").read_text()
     assert "FROM ./wool.gguf\n" in told and "PARAMETER num_ctx 64\n" in told
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "wool.Modelfile", "wool.gguf"]
+
+
+def test_a_model_without_an_end_goes_on_in_llama_cpp(tmp_path: Path, tokenizer: BpeTokenizer) -> None:
+    source = model_folder(tmp_path / "model", tokenizer, {"max_seq_len": 64, **NETWORKS["qwen3"]}, eos=False)
+    export_gguf(source, tmp_path / "model.gguf", "f32")
+    bundle = Bundle(source)
+    assert bundle.end_id is None
+    with llama(tmp_path / "model.gguf") as address:
+        for index in (11, 12):  # llama.cpp's default for an end is 11
+            found = ask(address, "completion", prompt=[2], n_predict=8, logit_bias=[[index, 1e9]], return_tokens=True)
+            assert found["tokens"] == [index] * 8
 
 
 @pytest.mark.parametrize(
