@@ -219,7 +219,7 @@ def nan_logits(prompt: int) -> ValueError:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """An unfinished continuation.
 
@@ -343,14 +343,16 @@ class Engine:
         self.waiting.append(row)
         wanted = min(self.batch_size, len(self.active) + len(self.waiting))
         if wanted > self.n_slots:
-            self._resize(self._rounded(min(self.batch_size, 2 * self.n_slots)))
+            with torch.inference_mode():
+                self._resize(self._rounded(min(self.batch_size, 2 * self.n_slots)))
 
     def drop(self, row: Row) -> None:
         """Generate no more of a row."""
         if row in self.waiting:
             self.waiting.remove(row)
-        for slot in [slot for slot, active in self.active.items() if active is row]:
-            self._release(slot)
+        with torch.inference_mode():
+            for slot in [slot for slot, active in self.active.items() if active is row]:
+                self._release(slot)
 
     def _step(self) -> list[Row]:
         """Sample a token per row; on an accelerator the next forward pass starts before the tokens are read back."""

@@ -287,7 +287,8 @@ class Sampler:
         starts = torch.arange(n_starts, device=logits.device)
         same = starts[None] + n <= self.lengths[:, None]  # (B, starts)
         for place in range(n - 1):
-            last = (self.lengths - (n - 1) + place).clamp(min=0)
+            # idle slots count on
+            last = (self.lengths - (n - 1) + place).clamp(0, self.history.shape[1] - 1)
             same &= self.history[:, place : place + n_starts] == self.history.gather(1, last[:, None])
         rows, columns = same.nonzero(as_tuple=True)
         logits[rows, self.history[rows, columns + n - 1]] = -torch.inf

@@ -22,13 +22,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from tasks.generation.completions import noise_key
 from tasks.serving.batcher import Batcher, Busy, Continuation, Progress
 from tasks.serving.completions import Asked, Refusal, Spelling, finish_reason, score_prompt
 from tasks.serving.served import Served, page
 
 MOST_BYTES = 2**20  # of the body of a request
+FAILED = "an error of the server; its log has the trace"
+Handler = Callable[[Request], Awaitable[Response]]
+Scores = tuple[list[float], list[list[tuple[int, float]]]]
 _HEADERS = {413: {"connection": "close"}, 429: {"retry-after": "1"}}  # the rest of a body is not waited for
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sheepfold.serve")
 
 
 @dataclass
@@ -42,6 +46,8 @@ class Server:
         batch_size: completions of a batch.
         most: completions that run or wait.
         api_key: what requests have to name; "" lets everyone in.
+        deterministic: give equal requests equal answers, to the bit.
+        hosts: names by which requests may call the server, so that no page of another site asks it; () for any.
     """
 
     current: Served
@@ -50,6 +56,7 @@ class Server:
     most: int = 256
     api_key: str = ""
     deterministic: bool = False
+    hosts: tuple[str, ...] = ()
     poll: float = 2.0
 
     def __post_init__(self) -> None:
@@ -82,6 +89,7 @@ class Server:
                 told = str(error)
                 self.metrics.failed_swaps.inc()
                 continue
+            told = ""
             if found is not None:
                 _log.info("%s takes the place of %s", found.name, self.current.name)
                 self.current = found
@@ -113,32 +121,42 @@ class Metrics:
 
 
 class Answer:
-    """The continuations of one request.
+    """The continuations of one request; may be made in any thread.
+
+    Args:
+        loop: that of the request.
 
     Raises:
         Refusal: the request cannot be answered, or too many wait.
     """
 
-    def __init__(self, server: Server, asked: Asked) -> None:
+    def __init__(self, server: Server, asked: Asked, loop: asyncio.AbstractEventLoop) -> None:
         self.server, self.asked = server, asked
         self.served = server.model(asked.model)
         bundle = self.served.bundle
         self.prompts = asked.prompts(bundle)
-        config = asked.settings(bundle, server.deterministic)
+        config = asked.settings(bundle, self.served.defaults, server.deterministic)
+        if len(self.prompts) * asked.n > server.most:
+            message = f"{len(self.prompts)} prompts with n={asked.n} are more than {server.most} completions"
+            raise Refusal(400, message, "n", "invalid_value")
         self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self.started = time.perf_counter()
         self.queue: asyncio.Queue[Progress] = asyncio.Queue()
         self.is_told = False
-        loop = asyncio.get_running_loop()
 
         def tell(progress: Progress) -> None:
             loop.call_soon_threadsafe(self.queue.put_nowait, progress)
 
         self.continuations = [
-            Continuation(bundle, place * asked.n + sample, ids, config, place, sample, tell, asked.stream)
+            Continuation(
+                bundle, place * asked.n + sample, ids, config, noise_key(str(place)), sample, tell, asked.stream
+            )
             for place, ids in enumerate(self.prompts)
             for sample in range(asked.n)
         ]
+        # the id that begins texts was not asked for
+        self.begin = int(bundle.start_id is not None and not asked.has_ids)
+        self.scored: dict[int, Scores] = {}  # of prompts
         self.n_made = 0
         if asked.max_tokens:
             try:
@@ -178,10 +196,7 @@ class Answer:
 
     def echoed(self, choice: int) -> str:
         """Return the text of a prompt."""
-        bundle = self.served.bundle
-        ids = self.prompt_of(choice)
-        begin = 1 if bundle.start_id is not None and ids[0] == bundle.start_id else 0
-        return bundle.tokenizer.decode(ids[begin:])
+        return self.served.bundle.tokenizer.decode(self.prompt_of(choice)[self.begin :])
 
     def document(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -224,17 +239,19 @@ class Answer:
         bundle, ids = self.served.bundle, self.prompt_of(choice)
         own: list[float | None] = []
         tops: list[list[tuple[int, float]] | None] = []
-        begin = 0
         if self.asked.echo:
-            scored, best = await asyncio.wrap_future(self.server.batcher.call(lambda: score_prompt(bundle, ids, n_top)))
-            begin = 1 if bundle.start_id is not None and ids[0] == bundle.start_id else 0
-            own, tops = [None, *scored][begin:], [None, *best][begin:]
-            spelling, told = Spelling(bundle, []), ids[begin:]
+            place = choice // self.asked.n
+            if place not in self.scored:
+                scores = self.server.batcher.call(lambda: score_prompt(bundle, ids, n_top))
+                self.scored[place] = await asyncio.wrap_future(scores)
+            scored, best = self.scored[place]
+            own, tops = [None, *scored][self.begin :], [None, *best][self.begin :]
+            spelling, told = Spelling(bundle, []), ids[self.begin :]
         else:
             spelling, told = Spelling(bundle, ids), []
         if end:
             told, own, tops = [*told, *end.ids], [*own, *end.logprobs], [*tops, *end.top_logprobs]
-        return spelling.logprobs(told, own, tops)
+        return await run_in_threadpool(spelling.logprobs, told, own, tops)
 
     async def _sources(self, text: str) -> dict[str, Any] | None:
         find = self.served.sources
@@ -254,16 +271,22 @@ class Answer:
                 more: dict[str, Any] = {}
                 if self.asked.logprobs is not None:
                     parts = found.ids, found.logprobs, found.top_logprobs
-                    more["logprobs"] = spelled[found.choice].logprobs(*parts)
+                    more["logprobs"] = await run_in_threadpool(spelled[found.choice].logprobs, *parts)
                 if found.ended and self.asked.sources:
                     more["sources"] = await self._sources(texts[found.choice])
                 reason = finish_reason(found.finish_reason) if found.ended else None
                 yield self._event(found.choice, found.text, reason, **more)
+            if not self.asked.max_tokens:
+                for item in self.continuations:
+                    yield self._event(item.choice, "", "length")
             options = self.asked.stream_options
             if options and options.include_usage:
                 yield _event(self.document([], usage=self.usage()))
         except Refusal as error:
             yield _event(error.document())
+        except Exception:  # noqa: BLE001 — the client is told
+            _log.exception("an answer failed")
+            yield _event(Refusal(500, FAILED).document())
         yield "data: [DONE]\n\n"
 
     def _event(self, choice: int, text: str, reason: str | None = None, **more: Any) -> str:
@@ -292,14 +315,21 @@ def _event(document: dict[str, Any]) -> str:
 def application(server: Server) -> Starlette:
     """Return the application."""
 
+    def described(name: str, served: Served) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": served.created, "owned_by": "sheepfold"}
+
     async def models(_: Request) -> Response:
         served = server.current
-        names = (served.name, *served.names)
-        data = [{"id": name, "object": "model", "created": served.created, "owned_by": "sheepfold"} for name in names]
+        data = [described(name, served) for name in (served.name, *served.names)]
         return JSONResponse({"object": "list", "data": data})
 
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(described(name, server.model(name)))
+
     async def completions(request: Request) -> Response:
-        answer = Answer(server, Asked.read(await _body(request)))
+        asked = await run_in_threadpool(Asked.read, await _body(request))
+        answer = await run_in_threadpool(Answer, server, asked, asyncio.get_running_loop())
         if answer.asked.stream:
             return _Streamed(answer)
         try:
@@ -315,6 +345,8 @@ def application(server: Server) -> Starlette:
         return HTMLResponse(page(server.current, bool(server.api_key)))
 
     async def health(_: Request) -> Response:
+        if not server.batcher.is_alive:
+            raise Refusal(503, "the server generates nothing any more: start it again")
         return JSONResponse({"status": "ok", "model": server.current.name, "checkpoint": server.current.digest})
 
     async def metrics(_: Request) -> Response:
@@ -328,45 +360,49 @@ def application(server: Server) -> Starlette:
         watching.cancel()
         await run_in_threadpool(server.batcher.close)
 
-    def guarded(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def route(path: str, handle: Handler, method: str = "GET", needs_key: bool = True) -> Route:
         async def respond(request: Request) -> Response:
-            path = request.url.path
+            status = 500
             try:
-                _check_key(request, server.api_key)
+                if server.hosts and request.url.hostname not in server.hosts:
+                    raise Refusal(403, f"the server is not called {request.url.hostname}; ask {server.hosts[-1]}")
+                if needs_key:
+                    _check_key(request, server.api_key)
                 response = await handle(request)
+                status = response.status_code
             except Refusal as error:
-                response = JSONResponse(error.document(), error.status)
-                response.headers.update(_HEADERS.get(error.status, {}))
+                status = error.status
+                response = JSONResponse(error.document(), status, _HEADERS.get(status))
             except ClientDisconnect:
-                response = Response(status_code=499)  # nobody reads it
-            server.metrics.requests.labels(path, str(response.status_code)).inc()
+                status = 499  # nobody reads it
+                response = Response(status_code=status)
+            finally:
+                server.metrics.requests.labels(path, str(status)).inc()
             return response
 
-        return respond
+        return Route(path, respond, methods=[method])
 
     async def unknown(_: Request, error: Exception) -> Response:
+        known = "known are /, /v1/models, /v1/completions, /health and /metrics"
         status = error.status_code if isinstance(error, HTTPException) else 500
-        message = (
-            f"{error.detail}: known are /, /v1/models, /v1/completions, /health and /metrics"
-            if isinstance(error, HTTPException)
-            else "an error of the server; its log has the trace"
-        )
+        message = f"{error.detail}: {known}" if isinstance(error, HTTPException) else FAILED
         return JSONResponse(Refusal(status, message).document(), status)
 
     routes = [
-        Route("/", playground),
-        Route("/v1/models", guarded(models)),
-        Route("/v1/completions", guarded(completions), methods=["POST"]),
-        Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
-        Route("/health", health),
-        Route("/metrics", metrics),
+        route("/", playground, needs_key=False),
+        route("/health", health, needs_key=False),
+        route("/metrics", metrics),
+        route("/v1/models", models),
+        route("/v1/models/{name:path}", model),
+        route("/v1/completions", completions, "POST"),
+        route("/v1/chat/completions", chat, "POST"),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown, 500: unknown})
 
 
 def _check_key(request: Request, key: str) -> None:
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if key and not hmac.compare_digest(given.encode(), key.encode()):
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+    if key and not hmac.compare_digest(given, key.encode()):
         raise Refusal(
             401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`", code="invalid_api_key"
         )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from model.config import GenerationConfig
 from model.generation import Completion, Engine, Row
@@ -20,16 +21,12 @@ from tasks.training.bundle import Bundle, Pieces
 
 T = TypeVar("T")
 
-IDLE_ENGINES = 4  # batches that are kept without continuations, with their memory
-_log = logging.getLogger(__name__)
+IDLE_ENGINES, MOST_ENGINES = 4, 16  # batches that are kept without continuations, and all of them, with their memory
+_log = logging.getLogger("sheepfold.serve")
 
 
 class Busy(Exception):
     """Raised if too many continuations wait."""
-
-
-class Failed(Exception):
-    """Raised if a model cannot continue a prompt, such as for weights that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +110,16 @@ class Batcher:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._engines: dict[tuple[int, GenerationConfig], Engine] = {}
         self._running: dict[int, Continuation] = {}  # by the id of its row
+        self._waiting: deque[Continuation] = deque()  # for a batch of their settings
         self._lock = threading.Lock()
         self._n_taken, self._served = 0, 0
         self._thread = threading.Thread(target=self._loop, name="batcher", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the thread has ended."""
+        return self._thread.is_alive()
 
     @property
     def load(self) -> int:
@@ -169,9 +172,7 @@ class Batcher:
 
     def _loop(self) -> None:
         while self._take():
-            for key, engine in list(self._engines.items()):
-                if engine.active or engine.waiting:
-                    self._step(key, engine)
+            self._turn()
         for continuation in list(self._running.values()):
             self._end(continuation).fail("the server stops")
 
@@ -186,19 +187,44 @@ class Batcher:
         except queue.Empty:
             return True
 
+    def _turn(self) -> None:
+        """Do a step of each batch."""
+        for key, engine in list(self._engines.items()):
+            if engine.active or engine.waiting:
+                self._step(key, engine)
+        if self._waiting:
+            continuations, self._waiting = list(self._waiting), deque()
+            self._place(continuations)
+
     def _begin(self, continuations: Sequence[Continuation]) -> None:
         for continuation in continuations:
-            # what each row has of its own is no part of a batch
-            shared = replace(continuation.config, seed=0, stop=(), n_samples=1, max_new_tokens=1)
-            bundle = continuation.bundle
+            self._running[id(continuation.row)] = continuation
+        self._place(continuations)
+
+    def _place(self, continuations: Sequence[Continuation]) -> None:
+        """Add continuations to the batches of their settings; those for which there are too many batches wait."""
+        self._clear()
+        for continuation in continuations:
+            bundle, config = continuation.bundle, continuation.config
+            # what each row has of its own is no part of a batch, nor is what does nothing at temperature 0
+            alike: dict[str, Any] = {"seed": 0, "stop": (), "n_samples": 1, "max_new_tokens": 1}
+            if config.temperature == 0:
+                alike |= {"top_k": None, "top_p": None, "min_p": None, "typical_p": None}
+            shared = replace(config, **alike)
             key = (id(bundle.model), shared)
             engine = self._engines.pop(key, None)
-            if engine is None:
-                engine = Engine(bundle.model, shared, self.batch_size, bundle.tokenizer.decode_continuation)
-            self._engines[key] = engine  # the latest comes last
-            self._running[id(continuation.row)] = continuation
-            engine.add(continuation.row)
-        self._clear()
+            if engine is None and len(self._engines) >= MOST_ENGINES:
+                self._waiting.append(continuation)
+                continue
+            try:
+                if engine is None:
+                    engine = Engine(bundle.model, shared, self.batch_size, bundle.tokenizer.decode_continuation)
+                engine.add(continuation.row)
+            except Exception as error:  # noqa: BLE001 — the client is told
+                _log.exception("a completion cannot begin")
+                self._end(continuation).fail(str(error))
+            if engine is not None:
+                self._engines[key] = engine  # the latest comes last
 
     def _clear(self) -> None:
         """Free the batches without continuations of models that are no longer served, and of others the oldest."""
@@ -211,17 +237,17 @@ class Batcher:
         rows = [*engine.active.values(), *engine.waiting]
         try:
             engine.step()
-        except (ValueError, RuntimeError, MemoryError) as error:  # NaN logits, memory
-            _log.error("a batch failed", exc_info=error)
+            for row in rows:
+                continuation = self._running[id(row)]
+                if row.completion.finish_reason:
+                    self._end(continuation)
+                continuation.advance()
+        except Exception as error:  # noqa: BLE001 — logits that are no numbers, memory: the clients are told
+            _log.exception("a batch failed")
             del self._engines[key]
             for row in rows:
-                self._end(self._running[id(row)]).fail(str(error))
-            return
-        for row in rows:
-            continuation = self._running[id(row)]
-            if row.completion.finish_reason:
-                self._end(continuation)
-            continuation.advance()
+                if id(row) in self._running:
+                    self._end(self._running[id(row)]).fail(str(error))
         if not self._running:
             self._clear()
 
@@ -230,7 +256,10 @@ class Batcher:
             if id(continuation.row) in self._running:
                 for engine in self._engines.values():
                     engine.drop(continuation.row)
+                if continuation in self._waiting:
+                    self._waiting.remove(continuation)
                 self._end(continuation)
+        self._clear()
 
     def _end(self, continuation: Continuation) -> Continuation:
         del self._running[id(continuation.row)]

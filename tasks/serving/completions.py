@@ -7,20 +7,22 @@ Sampling settings that a request leaves out are those recorded with the model. `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from model.config import GenerationConfig
 from tasks.training.bundle import Bundle
 
-MOST_PROMPTS, MOST_CHOICES, MOST_STOPS = 128, 128, 16
+MOST_PROMPTS, MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 128, 128, 16, 500
 _BEFORE = 8  # tokens that may change the spelling of the next
 _FINISH = {"stop": "stop", "exhausted": "stop"}  # all others are "length"
 
 Ids = list[Annotated[int, Field(strict=True, ge=0)]]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
 class Refusal(Exception):
@@ -45,7 +47,7 @@ class Refusal(Exception):
 class StreamOptions(BaseModel):
     """Options of a streamed answer."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
 
     include_usage: bool = False
 
@@ -66,7 +68,7 @@ class Asked(BaseModel):
     stream_options: StreamOptions | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
-    stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
+    stop: list[Stop] = Field([], max_length=MOST_STOPS)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
@@ -78,6 +80,15 @@ class Asked(BaseModel):
     typical_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
     sources: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _even(cls, given: Any) -> Any:
+        """Leave out what is null, and make one stop string a list."""
+        if not isinstance(given, dict):
+            return given
+        kept = {name: value for name, value in given.items() if value is not None}
+        return {**kept, "stop": [kept["stop"]]} if isinstance(kept.get("stop"), str) else kept
 
     @classmethod
     def read(cls, body: bytes) -> Asked:
@@ -104,6 +115,11 @@ class Asked(BaseModel):
         if asked.logprobs is not None and asked.stream and asked.echo:
             raise Refusal(400, "logprobs with echo are not streamed; leave out stream", "stream", "invalid_value")
         return asked
+
+    @property
+    def has_ids(self) -> bool:
+        """True if prompts are given as ids."""
+        return not isinstance(self.prompt, str) and not isinstance(self.prompt[0], str)
 
     def prompts(self, bundle: Bundle) -> list[list[int]]:
         """Return the ids of each prompt.
@@ -133,8 +149,12 @@ class Asked(BaseModel):
                 raise Refusal(400, message, "prompt", "context_length_exceeded")
         return encoded
 
-    def settings(self, bundle: Bundle, deterministic: bool) -> GenerationConfig:
+    def settings(self, bundle: Bundle, defaults: Mapping[str, Any], deterministic: bool) -> GenerationConfig:
         """Return the sampling settings for a model.
+
+        Args:
+            defaults: what the request may leave out.
+            deterministic: give equal requests equal texts, also without a seed.
 
         Raises:
             Refusal: it cannot have them.
@@ -142,25 +162,26 @@ class Asked(BaseModel):
         same = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "top_k", "min_p", "typical_p")
         given = {name: getattr(self, name) for name in (*same, "repetition_penalty")}
         bias = self._bias(bundle)
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        if stop is not None and not all(stop):
-            raise Refusal(400, "stop has an empty text", "stop", "invalid_value")
+        if defaults.get("strategy") == "greedy" and self.temperature is None:
+            given["temperature"] = 0.0
+        usual = secrets.randbelow(2**63) if not deterministic else defaults.get("seed")
         given |= {
             "max_new_tokens": max(1, self.max_tokens),
-            "seed": None if self.seed is None else self.seed % 2**63,
-            "stop": stop,
+            "max_length": 0,
+            "strategy": "sample",
+            "min_new_tokens": 1 if self.echo and self.logprobs is not None else None,  # harnesses count on a token
+            "seed": usual if self.seed is None else self.seed % 2**63,
+            "stop": self.stop or None,
             "logit_bias": bias,
             "top_logprobs": self.logprobs or None,
             "deterministic": deterministic or None,
         }
         try:
             found: GenerationConfig = bundle.sampling_config(
-                **{name: value for name, value in given.items() if value is not None}
+                **{**defaults, **{name: value for name, value in given.items() if value is not None}}
             )
         except ValueError as error:
             raise Refusal(400, str(error), code="invalid_value") from error
-        if found.is_search:
-            raise Refusal(400, f"the model is set to strategy={found.strategy!r}, which is not served")
         return found
 
     def _bias(self, bundle: Bundle) -> list[tuple[int, float]] | None:
@@ -200,11 +221,10 @@ class Spelling:
 
     Args:
         before: ids before the first one.
-        offset: characters before it.
     """
 
-    def __init__(self, bundle: Bundle, before: Sequence[int], offset: int = 0) -> None:
-        self.bundle, self.before, self.offset = bundle, list(before[-_BEFORE:]), offset
+    def __init__(self, bundle: Bundle, before: Sequence[int]) -> None:
+        self.bundle, self.before, self.offset = bundle, list(before[-_BEFORE:]), 0
 
     def token(self, index: int) -> str:
         """Return the text of a token after those before it."""
@@ -221,12 +241,16 @@ class Spelling:
             best = tops[place] if place < len(tops) else None
             found["tokens"].append(text)
             found["token_logprobs"].append(logprobs[place])
-            found["top_logprobs"].append(best and {self.token(other): value for other, value in best if _told(value)})
+            found["top_logprobs"].append(None if best is None else self._spelled([*best, (index, logprobs[place])]))
             found["text_offset"].append(self.offset)
             self.offset += len(self.bundle.tokenizer.decode_continuation(self.before, [index]))
             self.before = [*self.before, index][-_BEFORE:]
         return found
 
-
-def _told(value: float) -> bool:
-    return math.isfinite(value)  # JSON has no infinite numbers
+    def _spelled(self, best: Sequence[tuple[int, float | None]]) -> dict[str, float]:
+        """Return tokens with their log-probabilities, without infinite ones, which JSON does not have."""
+        found: dict[str, float] = {}
+        for index, value in best:
+            if value is not None and math.isfinite(value):
+                found.setdefault(self.token(index), value)
+        return found

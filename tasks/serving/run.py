@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable
 from socket import socket as Socket
 
+import torch
 import uvicorn
 
+from model.randomness import seed_everything
 from storage.errors import UserError
 from storage.home import Home
+from tasks.core.machine import usable_cores
 from tasks.serving.app import Server, application
 from tasks.serving.served import Served, load_served
 
@@ -44,13 +47,15 @@ def serve_model(
             f"--host {host} lets other machines in: set {API_KEY} to a secret that requests have to give, or listen "
             "at 127.0.0.1"
         )
+    torch.set_num_threads(usable_cores())
+    seed_everything(0, deterministic=deterministic)
     served = load_served(home, model, corpus)
     assert served is not None
 
     def newest(current: Served) -> Served | None:
         return load_served(home, model, corpus, current)
 
-    server = Server(served, newest, batch_size, most, key, deterministic)
+    server = Server(served, newest, batch_size, most, key, deterministic, () if key else ("localhost", host))
     config = uvicorn.Config(application(server), host=host, port=port, log_level="warning", access_log=False)
     try:
         socket = config.bind_socket()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from storage.home import Home
 from storage.manifest import ArtifactRef
 from tasks.core.machine import Machine, detect_device
 from tasks.core.run import Run
+from tasks.core.settings import load_settings
 from tasks.lineage.memorised import memorised_spans
 from tasks.lineage.training_data import datasets_of
 from tasks.registry.models import checkpoint_of, resolve_version, version_checkpoint
 from tasks.report.page import render
-from tasks.training.bundle import Bundle
+from tasks.training.bundle import Bundle, read_sampling
 
 LEAST_WORDS = 8  # of a passage that is shown
 
@@ -30,6 +31,7 @@ class Served:
         name: such as "sheepfold/3".
         names: other names that requests may give.
         digest: of its checkpoint.
+        defaults: sampling settings that a request may leave out.
         sources: returns the passages of a text that stand in the training text; None if that is unknown.
         created: Unix time at which it was loaded.
     """
@@ -38,6 +40,7 @@ class Served:
     names: tuple[str, ...]
     digest: str
     bundle: Bundle
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     sources: Callable[[str], dict[str, Any]] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -53,28 +56,33 @@ def load_served(home: Home, model: str, corpus: str, current: Served | None = No
         UnknownModel: the model does not exist.
     """
     run = Run(home, corpus=corpus)
+    names: tuple[str, ...] = ()
     if Path(model).expanduser().is_dir():
-        checkpoint, name, names = checkpoint_of(run, model), Path(model).resolve().name, ()
+        if current:
+            return None  # a folder is read once
+        checkpoint, name = checkpoint_of(run, model), Path(model).resolve().name
     else:
         version = resolve_version(run, model)
+        if current and version.checkpoint.digest == current.digest:
+            return None
         checkpoint, name = version_checkpoint(run, version), f"{version.name}/{version.version}"
         names = (version.name, *(() if model in (name, version.name) else (model,)))
-    if current and checkpoint.digest == current.digest:
-        return None
-    bundle = Bundle(run.store.folder(checkpoint), detect_device())
-    return Served(name, names, checkpoint.digest, bundle, _sources(home, corpus, run, checkpoint))
+    folder = run.store.folder(checkpoint)
+    defaults = load_settings(None, {}).generate_with(read_sampling(folder)).sampling()
+    sources = _sources(home, corpus, checkpoint) if datasets_of(run.store, checkpoint) else None
+    return Served(name, names, checkpoint.digest, Bundle(folder, detect_device()), defaults, sources)
 
 
 def page(served: Served, asks_key: bool) -> str:
     """Return the page on which a model can be tried."""
     bundle = served.bundle
-    usual, shape = bundle.sampling_config(), bundle.model_config
+    usual, shape = served.defaults, bundle.model_config
     defaults = {
-        "max_tokens": min(usual.max_new_tokens, shape.max_seq_len - 1),
-        "temperature": usual.temperature,
-        "top_p": 1.0 if usual.top_p is None else usual.top_p,
-        "top_k": usual.top_k or 0,
-        "seed": usual.seed,
+        "max_tokens": min(usual["max_new_tokens"], shape.max_seq_len // 2),
+        "temperature": usual["temperature"],
+        "top_p": 1.0 if usual["top_p"] is None else usual["top_p"],
+        "top_k": usual["top_k"] or 0,
+        "seed": 0,
     }
     facts = {
         "Parameters": f"{count_parameters(shape)['total']:,}",
@@ -83,14 +91,13 @@ def page(served: Served, asks_key: bool) -> str:
         "Checkpoint": served.digest[:12],
     }
     given = {"facts": facts, "defaults": defaults, "context": shape.max_seq_len, "asks_key": asks_key}
-    return render("playground.html", model=served.name, **given)
+    return render("playground.html", name=served.name, model=[*served.names, served.name][0], **given)
 
 
-def _sources(home: Home, corpus: str, run: Run, checkpoint: ArtifactRef) -> Callable[[str], dict[str, Any]] | None:
-    datasets = datasets_of(run.store, checkpoint)
-
+def _sources(home: Home, corpus: str, checkpoint: ArtifactRef) -> Callable[[str], dict[str, Any]]:
     def sources(text: str) -> dict[str, Any]:
         with Machine() as machine:
-            return memorised_spans(Run(home, machine, corpus), text, datasets, LEAST_WORDS)
+            run = Run(home, machine, corpus)
+            return memorised_spans(run, text, datasets_of(run.store, checkpoint), LEAST_WORDS)
 
-    return sources if datasets else None
+    return sources

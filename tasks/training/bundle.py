@@ -281,4 +281,6 @@ class Pieces:
 
 def _may_grow(piece: str, stops: Sequence[str]) -> bool:
     """Return True if a text ends in an incomplete character, or in the beginning of a stop string."""
-    return piece.endswith("\ufffd") or any(piece.endswith(stop[:n]) for stop in stops for n in range(1, len(stop) + 1))
+    return piece.endswith("\ufffd") or any(
+        piece.endswith(stop[:n]) for stop in stops for n in range(1, min(len(stop), len(piece)) + 1)
+    )

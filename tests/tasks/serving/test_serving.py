@@ -18,6 +18,7 @@ import torch
 import uvicorn
 
 from model import ModelConfig, Transformer, save_weights
+from tasks.generation.completions import noise_key
 from tasks.serving.app import MOST_BYTES, Server, application
 from tasks.serving.run import Announced
 from tasks.serving.served import Served
@@ -25,6 +26,7 @@ from tasks.tokens.tokenizer_kinds import ByteTokenizer
 from tasks.training.bundle import Bundle, TextCompletion
 
 CONTEXT = 64
+KEYS = [noise_key(str(number)) for number in range(3)]
 PROMPTS = ["Wool is warm", "The fold", "\U0001f411 a sheep", "In 1914 the", "x"]
 
 
@@ -56,7 +58,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @contextmanager
 def running(bundle: Bundle, **options: Any) -> Iterator[tuple[Server, str]]:
     """A server on a free port of the loopback; yields it and its address."""
-    server = Server(Served("sheepfold/1", ("sheepfold",), "one", bundle), deterministic=True, **options)
+    server = Server(Served("sheepfold/1", ("sheepfold",), "one", bundle), **{"deterministic": True, **options})
     config = uvicorn.Config(application(server), host="127.0.0.1", port=0, log_level="error")
     ready = threading.Event()
 
@@ -88,7 +90,7 @@ def client(address: str) -> openai.OpenAI:
 
 
 def alone(bundle: Bundle, prompt: str, **sampling: Any) -> TextCompletion:
-    return bundle.complete([prompt], deterministic=True, **sampling)[0]
+    return bundle.complete([prompt], deterministic=True, keys=[noise_key("0")], **sampling)[0]
 
 
 def ask(client: openai.OpenAI, prompt: Any, **options: Any) -> Any:
@@ -111,7 +113,9 @@ def test_a_completion_is_what_the_model_completes(client: openai.OpenAI, bundle:
 
 def test_prompts_and_samples_have_an_order(client: openai.OpenAI, bundle: Bundle) -> None:
     found = ask(client, PROMPTS[:3], max_tokens=8, n=2, seed=3, temperature=1)
-    expected = bundle.complete(PROMPTS[:3], max_new_tokens=8, n_samples=2, seed=3, temperature=1.0, deterministic=True)
+    expected = bundle.complete(
+        PROMPTS[:3], max_new_tokens=8, n_samples=2, seed=3, temperature=1.0, deterministic=True, keys=KEYS
+    )
     assert [choice.text for choice in found.choices] == [one.text for one in expected]
     assert [choice.index for choice in found.choices] == list(range(6))
     ids = bundle.encode(PROMPTS[:3])
@@ -231,7 +235,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_old_one(bundle: Bundle, caplog
     with running(bundle, newest=newest, poll=0.01) as (server, address):
         tried.wait()
         assert ask(client_of(address), "x", max_tokens=1).model == "sheepfold/1"
-    (record,) = [record for record in caplog.records if record.name.startswith("tasks.serving")]
+    (record,) = [record for record in caplog.records if record.name == "sheepfold.serve"]
     assert "sheepfold/1 is served on" in record.getMessage() and "cut off" in record.getMessage()
 
 
@@ -246,7 +250,10 @@ def test_a_model_that_cannot_be_loaded_leaves_the_old_one(bundle: Bundle, caplog
         ({"max_tokens": -1}, "max_tokens", "invalid_value", "greater than or equal to 0"),
         ({"temperature": -0.1}, "temperature", "invalid_value", "greater than or equal to 0"),
         ({"n": 0}, "n", "invalid_value", "greater than or equal to 1"),
-        ({"stop": ["a", ""]}, "stop", "invalid_value", "an empty text"),
+        ({"stop": ["a", ""]}, "stop", "invalid_value", "at least 1 character"),
+        ({"stop": ["a"] * 17}, "stop", "invalid_value", "at most 16 items"),
+        ({"stop": "a" * 501}, "stop", "invalid_value", "at most 500 characters"),
+        ({"prompt": ["x"] * 100, "n": 3}, "n", "invalid_value", "more than 256 completions"),
         ({"logit_bias": {"wool": 1}}, "logit_bias", "invalid_value", "numbers from -100 to 100"),
         ({"suffix": "wool"}, "suffix", "unsupported_parameter", "only continue a text"),
         ({"best_of": 5}, "best_of", "unsupported_parameter", "it must be n"),
@@ -301,10 +308,11 @@ def test_other_addresses_are_told_in_the_same_form(address: str) -> None:
 def test_more_completions_than_may_wait_are_refused_at_once(bundle: Bundle) -> None:
     with running(bundle, most=2) as (_, address):
         client = client_of(address)
-        with pytest.raises(openai.RateLimitError, match="0 completions run or wait, and 2 may") as refused:
-            ask(client, "x", max_tokens=1, n=3)
+        with ask(client, "x", max_tokens=CONTEXT - 2, n=2, stream=True) as running_on:
+            next(iter(running_on))
+            with pytest.raises(openai.RateLimitError, match="2 completions run or wait, and 2 may") as refused:
+                ask(client, "x", max_tokens=1)
         assert refused.value.response.headers["retry-after"] == "1"
-        assert len(ask(client, "x", max_tokens=1, n=2).choices) == 2
 
 
 def test_a_key_is_asked_for_if_there_is_one(bundle: Bundle) -> None:
@@ -315,8 +323,9 @@ def test_a_key_is_asked_for_if_there_is_one(bundle: Bundle) -> None:
         assert httpx.get(f"{address}/health").status_code == 200
 
 
-def test_nothing_is_generated_for_clients_that_are_gone(bundle: Bundle) -> None:
-    with running(bundle) as (server, address):
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_nothing_is_generated_for_clients_that_are_gone(bundle: Bundle, deterministic: bool) -> None:
+    with running(bundle, deterministic=deterministic) as (server, address):
         client = client_of(address)
         for stream in (True, False):
             with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(5, read=1e-3)) as leaving:
@@ -328,6 +337,75 @@ def test_nothing_is_generated_for_clients_that_are_gone(bundle: Bundle) -> None:
         # the batcher handles one request after the other
         while server.batcher.load:
             ask(client, "x", max_tokens=1)
+
+
+def test_a_batch_that_shrank_goes_on_when_a_client_goes(bundle: Bundle) -> None:
+    with running(bundle, deterministic=False) as (server, address):
+        client = client_of(address)
+        for _ in range(4):
+            events = [iter(ask(client, "x", max_tokens=CONTEXT - 2, seed=1, stream=True)) for _ in range(3)]
+            next(events[0])
+            ask(client, "x", max_tokens=1)  # ends, and its slot with it
+            for one in events:
+                next(one)
+                one.close()
+        while server.batcher.load:
+            ask(client, "x", max_tokens=1)
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+
+
+def test_more_settings_than_batches_take_turns(bundle: Bundle) -> None:
+    with running(bundle) as (_, address), ThreadPoolExecutor(24) as pool:
+        client = client_of(address)
+        heats = [1 + number / 100 for number in range(24)]
+        found = list(pool.map(lambda heat: ask(client, "x", max_tokens=12, temperature=heat, seed=4), heats))
+    for heat, one in zip(heats, found, strict=True):
+        assert one.choices[0].text == alone(bundle, "x", max_new_tokens=12, temperature=heat, seed=4).text
+
+
+def test_requests_without_a_seed_differ(bundle: Bundle) -> None:
+    with running(bundle, deterministic=False) as (_, address):
+        client = client_of(address)
+        found = {ask(client, "x", max_tokens=30, temperature=2).choices[0].text for _ in range(5)}
+    assert len(found) > 1
+
+
+def test_null_means_left_out(address: str) -> None:
+    body = {"model": "sheepfold", "prompt": "x", "max_tokens": 2, "n": None, "stream": None, "stop": None, "seed": None}
+    assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+
+
+def test_ids_are_echoed_and_scored_as_they_were_given(client: openai.OpenAI, bundle: Bundle) -> None:
+    ids = bundle.encode(["wool"])[0]
+    assert ids[0] == bundle.start_id
+    choice = ask(client, ids, max_tokens=1, echo=True, logprobs=1).choices[0]
+    assert len(choice.logprobs.token_logprobs) == len(ids) + 1  # as lm-evaluation-harness counts
+    assert choice.logprobs.token_logprobs[0] is None
+
+
+def test_a_served_model_is_told_by_name(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("sheepfold/1").id == "sheepfold/1"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_pages_of_other_sites_cannot_ask(bundle: Bundle) -> None:
+    with running(bundle, hosts=("localhost", "127.0.0.1")) as (_, address):
+        assert httpx.get(f"{address}/health").status_code == 200
+        refused = httpx.get(f"{address}/health", headers={"host": "evil.example:80"})
+        assert refused.status_code == 403 and "not called evil.example" in refused.json()["error"]["message"]
+
+
+def test_what_fails_in_a_stream_is_told_in_it(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    def sources(_: str) -> dict[str, Any]:
+        raise OSError("the index is gone")
+
+    with running(bundle) as (server, address):
+        server.current = Served("sheepfold/1", ("sheepfold",), "one", bundle, sources=sources)
+        body = {"model": "sheepfold", "prompt": "x", "max_tokens": 2, "stream": True, "sources": True}
+        told = httpx.post(f"{address}/v1/completions", json=body).text
+    assert "its log has the trace" in told and told.endswith("data: [DONE]\n\n")
+    assert "the index is gone" in caplog.text
 
 
 def test_weights_that_are_not_finite_fail_the_request_and_not_the_server(tmp_path: Path) -> None:
