@@ -47,6 +47,7 @@ class Server:
         most: completions that run or wait.
         api_key: what requests have to name; "" lets everyone in.
         deterministic: give equal requests equal answers, to the bit.
+        every: least seconds between two events of a stream; a fast network puts several tokens into each.
         hosts: names by which requests may call the server, so that no page of another site asks it; () for any.
     """
 
@@ -58,6 +59,7 @@ class Server:
     deterministic: bool = False
     hosts: tuple[str, ...] = ()
     poll: float = 2.0
+    every: float = 0.03
 
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.batch_size, self.most)
@@ -147,10 +149,9 @@ class Answer:
         def tell(progress: Progress) -> None:
             loop.call_soon_threadsafe(self.queue.put_nowait, progress)
 
+        every = server.every if asked.stream else None
         self.continuations = [
-            Continuation(
-                bundle, place * asked.n + sample, ids, config, noise_key(str(place)), sample, tell, asked.stream
-            )
+            Continuation(bundle, place * asked.n + sample, ids, config, noise_key(str(place)), sample, tell, every)
             for place, ids in enumerate(self.prompts)
             for sample in range(asked.n)
         ]

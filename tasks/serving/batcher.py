@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -60,7 +61,8 @@ class Continuation:
         prompt: its ids.
         config: sampling settings.
         key, sample: numbers that, with the seed, determine its noise.
-        tell: called in the batcher's thread after each new piece of text, or with stream=False at the end only.
+        tell: called in the batcher's thread with each new piece of text, or at the end only.
+        every: least seconds between two pieces; None for one piece at the end.
     """
 
     def __init__(
@@ -72,23 +74,23 @@ class Continuation:
         key: int,
         sample: int,
         tell: Callable[[Progress], None],
-        stream: bool,
+        every: float | None,
     ) -> None:
-        self.bundle, self.config, self.choice, self.tell, self.stream = bundle, config, choice, tell, stream
+        self.bundle, self.config, self.choice, self.tell, self.every = bundle, config, choice, tell, every
         self.row = Row(prompt, key, Completion(0, sample), config.max_new_tokens, config.seed, config.stop)
         self.pieces = Pieces(bundle, prompt, config.stop)
-        self.n_told = 0
+        self.n_told, self.next = 0, 0.0  # tokens, and the earliest time of the next piece
 
     def advance(self) -> None:
         """Tell what is new."""
         item = self.row.completion
         ended = bool(item.finish_reason)
-        if not ended and not self.stream:
+        if not ended and (self.every is None or time.monotonic() < self.next):
             return
         text = self.pieces.last(item) if ended else self.pieces.next(item)
         if text or ended:
             new = slice(self.n_told, len(item.ids))
-            self.n_told = len(item.ids)
+            self.n_told, self.next = len(item.ids), time.monotonic() + (self.every or 0.0)
             parts = item.ids[new], item.logprobs[new], item.top_logprobs[new]
             self.tell(Progress(self.choice, text, *parts, ended, item.finish_reason))
 

@@ -58,7 +58,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @contextmanager
 def running(bundle: Bundle, **options: Any) -> Iterator[tuple[Server, str]]:
     """A server on a free port of the loopback; yields it and its address."""
-    server = Server(Served("sheepfold/1", ("sheepfold",), "one", bundle), **{"deterministic": True, **options})
+    server = Server(
+        Served("sheepfold/1", ("sheepfold",), "one", bundle), **{"deterministic": True, "every": 0.0, **options}
+    )
     config = uvicorn.Config(application(server), host="127.0.0.1", port=0, log_level="error")
     ready = threading.Event()
 
@@ -145,6 +147,15 @@ def test_a_stream_has_the_same_text_in_pieces(client: openai.OpenAI, bundle: Bun
     assert [event.choices[0].finish_reason for event in events[:-1]][-1] == "stop"
     assert len(events) > 4
     assert events[-1].usage.completion_tokens == expected.n_tokens
+
+
+def test_events_of_a_stream_keep_apart(bundle: Bundle) -> None:
+    with running(bundle, every=3600.0) as (_, address):
+        events = list(ask(client_of(address), "x", max_tokens=40, temperature=0, stream=True, logprobs=0))
+    assert len(events) == 2  # the first token, and the rest
+    expected = alone(bundle, "x", max_new_tokens=40, temperature=0.0)
+    assert "".join(event.choices[0].text for event in events) == expected.text
+    assert [one for event in events for one in event.choices[0].logprobs.token_logprobs] == expected.logprobs
 
 
 def test_log_probabilities_are_those_of_the_tokens(client: openai.OpenAI, bundle: Bundle) -> None:
