@@ -167,7 +167,7 @@ def compose() -> dict[str, Any]:
 
 def test_the_compose_file_starts_every_server_after_what_it_needs() -> None:
     services = compose()["services"]
-    assert set(services) == {"postgres", "prefect", "mlflow", "deploy", "worker", "gpu-worker"}
+    assert set(services) == {"postgres", "prefect", "mlflow", "deploy", "worker", "gpu-worker", "serve"}
     for service in services.values():
         assert {"image", "build"} & set(service)
         for name, condition in service.get("depends_on", {}).items():
