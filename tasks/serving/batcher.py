@@ -79,18 +79,18 @@ class Continuation:
         self.bundle, self.config, self.choice, self.tell, self.every = bundle, config, choice, tell, every
         self.row = Row(prompt, key, Completion(0, sample), config.max_new_tokens, config.seed, config.stop)
         self.pieces = Pieces(bundle, prompt, config.stop)
-        self.n_told, self.next = 0, 0.0  # tokens, and the earliest time of the next piece
+        self.n_told, self.due = 0, 0.0  # tokens, and the earliest time of the next piece
 
     def advance(self) -> None:
         """Tell what is new."""
         item = self.row.completion
         ended = bool(item.finish_reason)
-        if not ended and (self.every is None or time.monotonic() < self.next):
+        if not ended and (self.every is None or time.monotonic() < self.due):
             return
         text = self.pieces.last(item) if ended else self.pieces.next(item)
         if text or ended:
             new = slice(self.n_told, len(item.ids))
-            self.n_told, self.next = len(item.ids), time.monotonic() + (self.every or 0.0)
+            self.n_told, self.due = len(item.ids), time.monotonic() + (self.every or 0.0)
             parts = item.ids[new], item.logprobs[new], item.top_logprobs[new]
             self.tell(Progress(self.choice, text, *parts, ended, item.finish_reason))
 
@@ -224,6 +224,8 @@ class Batcher:
                 engine.add(continuation.row)
             except Exception as error:  # noqa: BLE001 — the client is told
                 _log.exception("a completion cannot begin")
+                if engine is not None:
+                    engine.drop(continuation.row)
                 self._end(continuation).fail(str(error))
             if engine is not None:
                 self._engines[key] = engine  # the latest comes last
