@@ -336,7 +336,7 @@ def test_a_key_is_asked_for_if_there_is_one(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_nothing_is_generated_for_clients_that_are_gone(bundle: Bundle, deterministic: bool) -> None:
-    with running(bundle, deterministic=deterministic) as (server, address):
+    with running(bundle, deterministic=deterministic, most=1_000) as (server, address):
         client = client_of(address)
         body = {"model": "sheepfold", "prompt": "x", "max_tokens": CONTEXT - 2, "n": 128}
         with httpx.stream("POST", f"{address}/v1/completions", json={**body, "stream": True}) as response:
