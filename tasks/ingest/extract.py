@@ -137,7 +137,7 @@ def extract_tools() -> dict[str, str]:
 
 @stage(
     "extract",
-    version=8,
+    version=9,
     unit="file",
     modules=("tasks.ingest.worker",),
     tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES},

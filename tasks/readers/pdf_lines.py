@@ -24,6 +24,7 @@ BACK = -2  # font sizes: a step to another line, which PDFium takes for the same
 WIDE_LETTERS = 0.5  # font sizes for each character of a line, until a page has shown its own
 LETTERS_KNOWN, WIDER = 200, 1.1  # characters that show it; wider lines of one text object may hold gaps
 NARROWEST = 0.15  # font sizes for each character of a level line
+RAISED = 1.2  # height of a letter, relative to that of a raised number at least
 UPRIGHT = 0.1  # largest slope of a line
 BOLD_WEIGHT, BOLD_FLAG, FIXED_FLAG = 600, 1 << 18, 1
 
@@ -181,6 +182,8 @@ class _Reader:
             _get_box(self._layer, last, self._box_out)
             # the first character of a line from right to left is on its right
             left, right = min(left, self._box[0]), max(right, self._box[2])
+            if self._box[1] - self._box[3] > RAISED * (top - bottom):  # the first one is a raised number
+                top, bottom = self._box[1], self._box[3]
         return Piece(text, left, bottom, right, top, size, *style)
 
     def _character(self, place: int) -> int:

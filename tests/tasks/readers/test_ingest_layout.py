@@ -179,3 +179,13 @@ def test_all_text_of_a_page_is_in_its_blocks():
 
 def test_blocks_are_not_looked_for_if_switched_off():
     assert blocks_of(text_lines(PROSE), ExtractOptions(ocr=False, markdown=False)) == []
+
+
+def test_a_line_that_begins_with_a_raised_number_belongs_to_the_next() -> None:
+    raised = "BT /F1 7 Tf 1 0 0 1 72 123.5 Tm (1) Tj /F1 10 Tf 1 0 0 1 76 120 Tm (The leading dot in this file) Tj ET\n"
+    note = blocks_of(text_lines(PROSE) + raised + text_lines(["name makes it invisible."], top=108, size=10))[-1]
+    assert (
+        note.text.replace(LINE_BREAK, " ").replace("\n", " ")
+        == "1The leading dot in this file name makes it invisible."
+    )
+    assert note.y1 - note.y0 > 20  # both lines
