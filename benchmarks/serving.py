@@ -82,7 +82,7 @@ def serving(command: Sequence[str], environment: dict[str, str]) -> Iterator[str
 
 @dataclass(frozen=True)
 class Load:
-    """What clients measured.
+    """The figures of clients.
 
     Attributes:
         first: median time to the first token of a request, in seconds.
