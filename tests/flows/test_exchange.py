@@ -13,6 +13,7 @@ from runs import invoke
 from model import ModelConfig, Transformer, save_weights
 from storage.schemas import TOKEN_COUNTS
 from storage.tables import write_table
+from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import AsciiTokenizer
 
 
@@ -77,3 +78,27 @@ def test_a_mistake_in_an_exchange_is_told_in_a_sentence(
     assert result.exit_code == 1
     assert sentence in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_model_goes_out_for_llama_cpp_if_that_has_its_like(folder: Path, tmp_path: Path) -> None:
+    refused = invoke(tmp_path / "home", "export", str(folder), str(tmp_path / "no.gguf"))
+    assert refused.exit_code == 1 and "llama.cpp has no such network with act='gelu'" in refused.output
+    tokenizer = learn_merges(["The fold keeps the sheep. " * 8], 300)
+    shape = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False, "d_model": 64}
+    model = Transformer(ModelConfig(tokenizer.vocab_size, max_seq_len=16, n_layer=1, n_head=2, **shape))
+    save_weights(folder / "model.safetensors", model)
+    (folder / "config.json").write_text(json.dumps({"model": model.config.to_dict()}))
+    tokenizer.save(folder / "tokenizer.json")
+    out = done(tmp_path / "home", "export", str(folder), str(tmp_path / "fold.gguf"), "--type", "q8_0")
+    assert out["layout"] == "llama (q8_0)" and (tmp_path / "fold.gguf").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [("x.gguf", ["--layout", "llama"], "for Hugging Face folders"), ("x", ["--type", "f16"], "for GGUF files")],
+)
+def test_options_of_the_other_form_are_refused(
+    folder: Path, tmp_path: Path, target: str, options: list[str], message: str
+) -> None:
+    result = invoke(tmp_path / "home", "export", str(folder), str(tmp_path / target), *options)
+    assert result.exit_code == 1 and message in result.output
