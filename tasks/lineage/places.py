@@ -22,7 +22,7 @@ _OTHERS = re.compile(r"[\W_]+")
 
 
 def spot_on_page(store: Store, segment: str, doc_id: str, passage: str) -> dict[str, Any]:
-    """Return `page`, from 1, and `box` of a passage; empty for a document that has no pages, or other ones by now.
+    """Return `page`, from 1, and `box` of a passage; empty for a document whose pages have gone or do not have it.
 
     Args:
         segment: key of the document's extraction segment.
@@ -32,7 +32,7 @@ def spot_on_page(store: Store, segment: str, doc_id: str, passage: str) -> dict[
         return {}
     table = store.folder(made.ref, PAGES_FILE) / PAGES_FILE
     pages = rows_of(table, {doc_id}, ["doc_id", "page", "text", "blocks"])
-    return find_spot(passage, sorted(pages, key=lambda page: page["page"])) if len(pages) > 1 or _blocks(pages) else {}
+    return find_spot(passage, sorted(pages, key=lambda page: page["page"]))
 
 
 def find_spot(passage: str, pages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -49,10 +49,6 @@ def find_spot(passage: str, pages: Iterable[Mapping[str, Any]]) -> dict[str, Any
             box = [block[side] for side in ("x0", "y0", "x1", "y1")]
         return {"page": page["page"], "box": box}
     return {}
-
-
-def _blocks(pages: Iterable[Mapping[str, Any]]) -> bool:
-    return any(page["blocks"] for page in pages)
 
 
 def _letters(text: str) -> str:

@@ -1,0 +1,1 @@
+"""The server: completions over HTTP in the form of OpenAI, in one running batch."""
