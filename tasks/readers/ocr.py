@@ -1,9 +1,9 @@
-"""OCR of page images with Tesseract, in process, through tesserocr.
+"""OCR of page images with Tesseract, in process, through tesserocr; by the system's program where that is missing.
 
-Images are passed in memory and the engine is reused: starting the program for each page, with a file of the image and
-the language data read again, costs a third of the recognition on top. A page with low confidence is rotated upright and
-read again; a doubtful page, or line, is read by a second engine too (`tasks.readers.second_ocr`). Tesseract is native
-code that may crash or abort, so this runs in worker processes (`tasks.ingest.worker`).
+In process, images are passed in memory and the engine is reused: the program reads the language data again for each
+page, which costs a third of the recognition on top. A page with low confidence is rotated upright and read again; a
+doubtful page, or line, is read by a second engine too (`tasks.readers.second_ocr`). Tesseract is native code that may
+crash or abort, so this runs in worker processes (`tasks.ingest.worker`).
 """
 
 from __future__ import annotations
@@ -211,12 +211,13 @@ def _confidence(lines: Iterable[Line]) -> float | None:
 
 
 def engine_version() -> str | None:
-    """Return Tesseract's version, for example "5.5.4", or None if it cannot be loaded."""
+    """Return Tesseract's version, for example "5.5.4", or None without it."""
+    library = _tesserocr()
     try:
-        first = str(_tesserocr().tesseract_version()).split("\n", 1)[0]
+        told = _program("--version").decode("utf-8", "replace") if library is None else library.tesseract_version()
     except OcrUnavailable:
         return None
-    return first.removeprefix("tesseract").strip().removeprefix("v")
+    return str(told).split("\n", 1)[0].removeprefix("tesseract").strip().removeprefix("v")
 
 
 def ocr_ready(languages: str) -> bool:
@@ -225,10 +226,11 @@ def ocr_ready(languages: str) -> bool:
 
 
 def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> list[Line]:
-    _tesserocr()
     folder = find_tessdata(options.ocr_languages)
     if folder is None:
         raise OcrUnavailable(_explain_missing(options.ocr_languages))
+    if _tesserocr() is None:
+        return _lines(_read_by_program(grey, folder, options.ocr_languages, options.ocr_page_segmentation, dpi, "tsv"))
     engine = _engine(folder, options.ocr_languages, options.ocr_page_segmentation)
     try:
         _set_image(engine, grey, dpi)
@@ -244,33 +246,36 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> list[L
 
 
 def _set_image(engine: Any, grey: Image.Image, dpi: int | None) -> None:
-    from PIL import ImageFilter
-
-    smooth = grey.filter(ImageFilter.Kernel((3, 3), _SMOOTHING))
+    smooth = _smooth(grey)
     engine.SetImageBytes(smooth.tobytes(), smooth.width, smooth.height, 1, smooth.width)
     if dpi:
         engine.SetSourceResolution(dpi)
 
 
+def _smooth(grey: Image.Image) -> Image.Image:
+    from PIL import ImageFilter
+
+    return grey.filter(ImageFilter.Kernel((3, 3), _SMOOTHING))
+
+
 @cache
-def _tesserocr() -> ModuleType:
-    """Import tesserocr on first use; `plan` does not need it."""
+def _tesserocr() -> ModuleType | None:
+    """Import tesserocr on first use; `plan` does not need it. None where it cannot be loaded."""
     try:
         import tesserocr
-    except ImportError as error:
-        raise OcrUnavailable(
-            f"OCR needs the Python package tesserocr, which cannot be loaded ({error}); install it (pip install "
-            "tesserocr) or switch OCR off"
-        ) from None
+    except ImportError:
+        return None
     module: ModuleType = tesserocr
     return module
 
 
 @lru_cache(maxsize=ENGINES_KEPT)
 def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
-    """Return an engine, cached for many pages; Tesseract learns nothing from page to page."""
+    """Return an engine of tesserocr, cached for many pages; Tesseract learns nothing from page to page."""
+    library = _tesserocr()
+    assert library is not None
     try:
-        engine = _tesserocr().PyTessBaseAPI(path=f"{folder}/", lang=languages, psm=page_segmentation)
+        engine = library.PyTessBaseAPI(path=f"{folder}/", lang=languages, psm=page_segmentation)
     except RuntimeError as error:
         raise OcrUnavailable(
             f"Tesseract cannot use the data for {languages} in {folder} ({error}); reinstall them or name another "
@@ -278,6 +283,35 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
         ) from None
     engine.SetVariable("debug_file", os.devnull)
     return engine
+
+
+def _program(*arguments: str, given: bytes = b"") -> bytes:
+    """Return what the `tesseract` program prints; it is killed with the worker, whose process group it is in."""
+    try:
+        threads = {"OMP_THREAD_LIMIT": "1"}  # on busy cores its threads wait for each other many times longer
+        done = subprocess.run(
+            ["tesseract", *arguments], input=given, capture_output=True, env={**os.environ, **threads}
+        )
+    except OSError as error:
+        raise OcrUnavailable(
+            f"OCR needs the Python package tesserocr or the program tesseract, and neither can be loaded ({error}); "
+            "install one (pip install tesserocr, apt install tesseract-ocr) or switch OCR off"
+        ) from None
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise OcrError(f"the program tesseract ended with {done.returncode}: {last}")
+    return done.stdout
+
+
+def _read_by_program(
+    grey: Image.Image, folder: Path, languages: str, page_segmentation: int, dpi: int | None, form: str
+) -> str:
+    """Return the TSV table or, without a form, the text of an image that the program prints."""
+    smooth = _smooth(grey)
+    resolution = ["--dpi", str(dpi)] if dpi else []
+    options = ["--tessdata-dir", str(folder), "-l", languages, "--psm", str(page_segmentation), *resolution]
+    image = b"P5 %d %d 255\n" % smooth.size + smooth.tobytes()
+    return _program("stdin", "stdout", *options, *filter(None, [form]), given=image).decode("utf-8", "replace")
 
 
 def _lines(table: str) -> list[Line]:
@@ -305,6 +339,8 @@ def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:
     folder = find_tessdata("osd")
     if folder is None:
         return 0
+    if _tesserocr() is None:
+        return _turn_by_program(grey, folder, dpi)
     try:
         engine = _engine(folder, "osd", _ORIENTATION_ONLY)
     except OcrUnavailable:  # data of another version: orientation stays unknown
@@ -319,6 +355,16 @@ def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:
     if not found or found["orient_conf"] < SURE_ORIENTATION:
         return 0
     return int(-found["orient_deg"] % 360)
+
+
+def _turn_by_program(grey: Image.Image, folder: Path, dpi: int | None) -> int:
+    try:
+        told = _read_by_program(grey, folder, "osd", _ORIENTATION_ONLY, dpi, "")
+    except OcrError:  # too few letters
+        return 0
+    found = {name: value for name, _, value in (line.partition(": ") for line in told.splitlines())}
+    sure = float(found.get("Orientation confidence", 0)) >= SURE_ORIENTATION
+    return int(found.get("Rotate", 0)) if sure else 0
 
 
 # Debian and Ubuntu (a folder for each major version), Fedora and openSUSE, Arch and Alpine, builds from source,

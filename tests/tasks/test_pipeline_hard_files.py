@@ -119,8 +119,6 @@ def test_ocr_is_ready_where_every_language_is_installed(languages: str, ready: b
 
 
 def test_ocr_is_not_ready_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise ocr.OcrUnavailable("not installed")
-
-    monkeypatch.setattr(ocr, "_tesserocr", missing)
+    monkeypatch.setattr(ocr, "_tesserocr", lambda: None)
+    monkeypatch.setenv("PATH", "")
     assert not ocr.ocr_ready("eng")

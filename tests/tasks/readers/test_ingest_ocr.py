@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -48,6 +49,44 @@ def test_a_page_on_its_side_or_upside_down_is_turned(tesseract, turn):
     page = picture_of(lines, (1300, 900), font_size=36).rotate(turn, expand=True)
     read = ocr_image(page, OPTIONS)
     assert read.text.startswith("The quick brown fox") and read.confidence > 0.8
+
+
+@pytest.fixture
+def no_tesserocr(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tesserocr", None)  # importing it fails
+    ocr._tesserocr.cache_clear()
+    yield
+    ocr._tesserocr.cache_clear()
+
+
+def test_without_the_library_the_program_reads_the_page_and_turns_it(tesseract, no_tesserocr):
+    if shutil.which("tesseract") is None or find_tessdata("osd") is None:
+        pytest.skip("the program tesseract or its data for orientation are not installed")
+    lines = "\n".join(["The quick brown fox jumps over the lazy dog", "and every file that was seen has a row"] * 6)
+    page = picture_of(lines, (1300, 900), font_size=36).rotate(180)
+    read = ocr_image(page, OPTIONS)
+    assert read.text.startswith("The quick brown fox") and read.confidence > 0.8
+    assert ocr_ready("eng") and f"tesseract {ocr.engine_version()}" in printed("tesseract", "--version").splitlines()[0]
+
+
+def test_an_image_that_the_program_refuses_is_an_error_with_its_reason(tesseract, no_tesserocr):
+    if shutil.which("tesseract") is None:
+        pytest.skip("the program tesseract is not installed")
+    with pytest.raises(OcrError, match="the program tesseract ended with 1: .+"):
+        ocr_image(Image.new("L", (40_000, 10), 255), OPTIONS)
+
+
+def test_without_library_and_program_the_reason_names_both(no_tesserocr, monkeypatch, tmp_path):
+    (tmp_path / "eng.traineddata").touch()
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ocr.engine_version() is None
+    with pytest.raises(OcrUnavailable, match="the Python package tesserocr or the program tesseract"):
+        ocr_image(picture_of("words"), OPTIONS)
+
+
+def printed(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_page_segmentation_is_a_setting(tesseract):
