@@ -21,7 +21,8 @@ class Meaning(NamedTuple):
 ERROR_RATE = "Estimated share of misread characters, 0 to 1; null for a document that was not judged."
 
 SHARED = {
-    "date": "Date of the document by `sources.dates` or `sources.date_pattern`: a year, or with month and day.",
+    "date": "Date of the document by `sources.metadata` or `sources.date_pattern`: a year, or with month and day.",
+    "date_from": "`table` for `sources.metadata`, or `path`.",
     "doc_id": "Id of the document: sha256 of the bytes of its file and its place within them.",
     "digest": "sha256 of the row's content.",
     "sha256": "sha256 of the bytes; null where nothing was read.",
@@ -31,7 +32,8 @@ SHARED = {
     "reason_code": "The reason for programs, such as `too_short`.",
     "kind": "`text`, `code`, `pdf` or `image`.",
     "media_type": "Such as `application/pdf`.",
-    "title": "Title that the document states.",
+    "title": "Title that the document states; in `files`, that of `sources.metadata` before it.",
+    "title_from": "`table` for `sources.metadata`, or `document`.",
     "programming_language": "Name of the language of code.",
     "text": "The text.",
     "text_sha256": "sha256 of the text.",
@@ -362,6 +364,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
         Meaning(
             "Everything refused or dropped. It has the members of archives, too.",
             {
+                "date_from": "`table` for `sources.metadata`, or `path`.",
                 "doc_id": "Id of the document; null where there is none.",
                 "path": "Path of the file or member.",
                 "stage": "`ingest` (refused when it was read) or `curate` (dropped).",

@@ -31,7 +31,7 @@ from tasks.ingest.segments import (
     segments_of,
     split_by_reader,
 )
-from tasks.ingest.snapshot import Listing, read_dates, snapshot
+from tasks.ingest.snapshot import Listing, read_metadata, snapshot
 from tasks.lineage.changes import record_announcement, unannounced_share
 from tasks.upkeep.forget import finish_forgetting
 
@@ -178,7 +178,8 @@ def read_documents(run: Run, source: str, settings: Settings) -> Documents:
     placed = extract_files(run, to_extract, sources, settings)
     placed += import_files(run, to_import, sources, settings)
     segments = segments_of(run, placed)
-    listing = Listing(files, places_in_order(placed), read_dates(settings.sources.dates), settings.sources.date_pattern)
+    metadata = read_metadata(settings.sources.metadata)
+    listing = Listing(files, places_in_order(placed), metadata, settings.sources.date_pattern)
     rows = run.union(segments.refs, EXTRACTS_FILE, segments.contents, identity="file_sha256")
     taken = snapshot(run, listing.settings(), segments=rows, listing=listing)
     sized = list(zip(segments.refs, segments.sizes, strict=True))

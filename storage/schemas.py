@@ -76,8 +76,8 @@ def _type(kind: str) -> pa.DataType:
 FILES = _schema(
     "files",
     """
-    path source label container? size:int64 sha256? media_type? status reason reason_code licence? date? doc_id?
-    segment?
+    path source label container? size:int64 sha256? media_type? status reason reason_code licence? date? date_from?
+    title? title_from? doc_id? segment?
     """,
 )
 

@@ -47,7 +47,7 @@ AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a ma
 # at the end is more than what it leaves out before (measured: docs/guides/training.md).
 PROPOSED = {"optimizer": "muon", "schedule": "wsd", "decay_ratio": 0.5, "min_lr_ratio": 0.0}
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")  # a training has one
-PATHS = ("passwords.file", "tokenizer.file", "sources.dates")
+PATHS = ("passwords.file", "tokenizer.file", "sources.metadata")
 ENVIRONMENT = "SHEEPFOLD_"
 PASSWORDS_FILE = f"{ENVIRONMENT}PASSWORDS_FILE"
 

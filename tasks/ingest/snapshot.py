@@ -33,13 +33,15 @@ from tasks.text.licences import detect_licence, is_licence_file
 LISTED_FILE = "listed.parquet"
 CONTENTS_FILE = "contents.parquet"
 
-
 _FIELDS_OF_FILE = attrgetter(*(item.name for item in fields(ListedFile)))
 _LISTED = pa.schema([(item.name, pa.int64() if item.name == "size" else pa.string()) for item in fields(ListedFile)])
-_DATES = pa.schema([("path", pa.string()), ("date", pa.string())])
+_METADATA = pa.schema([("path", pa.string()), ("date", pa.string()), ("title", pa.string())])
 _CONTENTS = pa.schema(
     [("file_sha256", pa.string()), ("suffix", pa.string()), ("attempt", pa.int32()), ("segment", pa.string())]
 )
+
+
+Stated = tuple[str | None, str | None]  # date and title
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,19 @@ class SnapshotSettings:
     Attributes:
         listing: Digest of all paths with the sha256 of their contents.
         contents: Digest of the extraction of each content, with its segment.
-        dates: Digest of the stated dates; "" without any.
+        metadata: Digest of the dates and titles of a table; "" without any.
         date_pattern: Regular expression whose first group is the date in a path; "" for none.
     """
 
     listing: str
     contents: str
-    dates: str
+    metadata: str
     date_pattern: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A listing: paths in order, for each content its extraction and segment, and stated dates by path.
+    """A listing: paths in order, for each content its extraction and segment, and by path what a table states.
 
     The segments are in a snapshot's key, but not in its digest: other cuts give a new snapshot, after which no stage is
     computed again.
@@ -69,7 +71,7 @@ class Listing:
 
     files: Sequence[ListedFile]
     contents: Sequence[tuple[Content, str]]
-    dates: Mapping[str, str]
+    metadata: Mapping[str, Stated]
     date_pattern: str
 
     def settings(self) -> SnapshotSettings:
@@ -78,7 +80,7 @@ class Listing:
         return SnapshotSettings(
             list_digest(map(_FIELDS_OF_FILE, self.files)),
             list_digest(contents),
-            sha256_json(self.dates) if self.dates else "",
+            sha256_json(self.metadata) if self.metadata else "",
             self.date_pattern,
         )
 
@@ -112,7 +114,7 @@ with
             if(is_member, listed.path || '/' || locator, listed.path) as path,
             if(is_member, extracted.size, listed.size) as size,
             if(is_member, extracted.sha256, listed.sha256) as sha256,
-            media_type, coalesce(extracted.status, listed.status) as status,
+            media_type, title as own_title, coalesce(extracted.status, listed.status) as status,
             coalesce(extracted.reason, listed.reason) as reason,
             coalesce(extracted.reason_code, listed.reason_code) as reason_code, is_container, doc_id, segment
         from listed left join first using (sha256) left join contents using (sha256)
@@ -122,7 +124,7 @@ select number, spot, path, folder_of(path) as folder, source, label, if(is_membe
     sha256, media_type, if(is_copy, 'duplicate', status) as status,
     if(is_copy, 'same bytes as ' || first_path, reason) as reason,
     if(is_copy, 'duplicate_bytes', reason_code) as reason_code,
-    if(is_container, null, doc_id) as doc_id, if(is_container, null, segment) as segment
+    own_title, if(is_container, null, doc_id) as doc_id, if(is_container, null, segment) as segment
 from joined where not (is_copy and is_member)
 """
 
@@ -153,19 +155,23 @@ from above join given on given.source = above.source and given.folder = upper gr
 """
 
 
-# The date that a table states for the path or its container, else that of the path.
-_DATED = """
-create table dated as
-select *, if(regexp_full_match(stated, {form}), stated, null) as date from (
-    select found.*, coalesce(own.date, holding.date, {in_path}) as stated
-    from found left join dates as own using (path) left join dates as holding on holding.path = found.container
-)
+# The date that a table states for the path or its container, else that of the path; the title that it states, else that
+# of the document.
+_DESCRIBED = """
+create table described as
+select found.*, dated.date, if(dated.date is null, null, if(stated is null, 'path', 'table')) as date_from,
+    coalesce(own.title, own_title) as title,
+    case when own.title is not null then 'table' when own_title is not null then 'document' end as title_from
+from found left join metadata as own using (path) left join metadata as holding on holding.path = found.container,
+    lateral (select coalesce(own.date, holding.date) as stated),
+    lateral (select coalesce(stated, {in_path}) as told),
+    lateral (select if(regexp_full_match(told, {form}), told, null) as date) as dated
 """
 
 
-@stage("snapshot", version=5, tables={FILES_FILE: FILES}, unkeyed=("listing",))
+@stage("snapshot", version=6, tables={FILES_FILE: FILES}, unkeyed=("listing",))
 def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listing: Listing) -> str:
-    """Write the status of every path, with its document, segment, licence and date."""
+    """Write the status of every path, with its document, segment, licence, date and title."""
     _write(work.scratch / LISTED_FILE, _LISTED, map(_FIELDS_OF_FILE, listing.files))
     places = ((item.sha256, item.suffix, item.attempt, key) for item, key in listing.contents)
     _write(work.scratch / CONTENTS_FILE, _CONTENTS, places)
@@ -175,7 +181,7 @@ def snapshot(work: Work, settings: SnapshotSettings, *, segments: RefSet, listin
         sum(unpacked_size(Path(folder) / EXTRACTS_FILE) for folder in folders),
         keys=[ref.key for ref in segments.refs],
         folders=folders,
-        dates=dict(listing.dates),
+        metadata=dict(listing.metadata),
         date_pattern=settings.date_pattern,
         out=work.out,
         spill=work.scratch,
@@ -196,7 +202,7 @@ def _write(path: Path, schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> None
 def write_snapshot(
     keys: list[str],
     folders: list[str],
-    dates: dict[str, str],
+    metadata: dict[str, Stated],
     date_pattern: str,
     out: Path,
     spill: Path,
@@ -207,7 +213,7 @@ def write_snapshot(
 
     Args:
         keys, folders: Keys and folders of the segments.
-        dates: Stated dates by path.
+        metadata: Stated dates and titles by path.
         date_pattern: Regular expression whose first group is the date in a path; "" for none.
         out: Folder for the table.
         spill: Folder for temporary files, with the tables of listed files and of the contents in use.
@@ -231,10 +237,11 @@ def write_snapshot(
             )
         )
         corpus.sql(_LICENCES.format(pages=corpus.rows_of(folders, PAGES_FILE, PAGES)))
-        corpus.insert("dates", pa.table([list(dates), list(dates.values())], _DATES))
+        rows = [{"path": path, "date": date, "title": title} for path, (date, title) in metadata.items()]
+        corpus.insert("metadata", pa.Table.from_pylist(rows, _METADATA))
         in_path = f"regexp_extract(path, {quoted(date_pattern)}, 1)" if date_pattern else "null"
-        corpus.sql(_DATED.format(form=quoted(DATE), in_path=in_path))
-        files = f"select {', '.join(FILES.names)} from dated left join licences using (source, folder)"
+        corpus.sql(_DESCRIBED.format(form=quoted(DATE), in_path=in_path))
+        files = f"select {', '.join(FILES.names)} from described left join licences using (source, folder)"
         counts = {"rows": corpus.write(out / FILES_FILE, FILES, f"{files} order by number, spot")}
         statuses = "select status, count(*), arg_min(path, number) from found group by status order by status"
         for status, n, path in corpus.rows(statuses):
@@ -251,30 +258,31 @@ def write_snapshot(
     return {"counts": counts, "given": given}
 
 
-def read_dates(table: str) -> dict[str, str]:
-    """Return the date of each path in a CSV file with the columns `path` and `date`; none without a file.
+def read_metadata(table: str) -> dict[str, Stated]:
+    """Return date and title of each path in a CSV file with `path`, and `date`, `title` or both; none without a file.
 
     Raises:
         UserError: It cannot be read, lacks a column, or has a value that is no date.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Stated] = {}
     if not table:
         return found
     path = Path(table).expanduser()
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             rows = csv.DictReader(handle)
-            if not {"path", "date"} <= set(rows.fieldnames or ()):
-                raise UserError(f"{path} has the columns {rows.fieldnames}, expected path and date among them")
+            columns = set(rows.fieldnames or ())
+            if "path" not in columns or not columns & {"date", "title"}:
+                raise UserError(f"{path} has the columns {rows.fieldnames}; expected path, and date or title")
             for row in rows:
-                date = (row["date"] or "").strip()
+                date, title = ((row.get(name) or "").strip() or None for name in ("date", "title"))
                 if date and not re.fullmatch(DATE, date):
                     raise UserError(
                         f"{path}, line {rows.line_num}: {date!r} is no date; expected one such as 1898, 1898-05 or "
                         "1898-05-31, or nothing"
                     )
-                if date:
-                    found[row["path"] or ""] = date
+                if date or title:
+                    found[row["path"] or ""] = (date, title)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}, the table of sources.dates, cannot be read: {error}") from error
+        raise UserError(f"{path}, the table of sources.metadata, cannot be read: {error}") from error
     return found

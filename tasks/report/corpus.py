@@ -93,7 +93,7 @@ REASONS = {
     "licence": Reason("by design", "under a licence that the policy excludes"),
     "low_score": Reason("by design", "low score of the classifier"),
     "date": Reason("by design", "of a date that the policy excludes"),
-    "undated": Reason("check", "without a date", "State it in the table sources.dates, or name it in the path."),
+    "undated": Reason("check", "without a date", "State it in the table sources.metadata, or name it in the path."),
     "illegible": Reason(
         "lost", "scans that OCR misread", "Scan again or set another OCR language; policy.max_error_rate is the limit."
     ),

@@ -64,8 +64,10 @@ class WalkSettings:
         r"Regular expression whose first group is the date in a path, such as `(\d{4})/`: a year, or year, month and "
         "day with hyphens. `policy.before` and `policy.after` refuse by date.",
     )
-    dates: str = option(
-        "", "CSV file with the columns `path` (as in the view `files`) and `date`, which goes before the pattern."
+    metadata: str = option(
+        "",
+        "CSV file with the columns `path` (as in the view `files`), and `date`, `title` or both, which go before "
+        "the pattern and the titles in the files.",
     )
 
     def __post_init__(self) -> None:

@@ -33,25 +33,39 @@ def test_the_path_has_the_date(home: Home, corpus: Path) -> None:
 def test_a_table_goes_before_the_path(home: Home, corpus: Path, tmp_path: Path) -> None:
     table = tmp_path / "dates.csv"
     table.write_text("\ufefftitle,path,date\nA,1920/a.txt,1899-05\nB,undated.txt,1850\nC,1890/a.txt,\n", "utf-8")
-    found = ingest(home, corpus, r"sources.date_pattern=(\d{4})/", f"sources.dates={table}")
+    found = ingest(home, corpus, r"sources.date_pattern=(\d{4})/", f"sources.metadata={table}")
     dates = dates_of(found)
     assert [dates[path] for path in ("1920/a.txt", "undated.txt", "1890/a.txt", "1920/b.txt")] == [
         "1899-05", "1850", "1890", "1920",
     ]  # fmt: skip
 
 
+def test_a_date_and_a_title_tell_where_they_are_from(home: Home, corpus: Path, tmp_path: Path) -> None:
+    web = f"<html><title>Its own</title><p>{PROSE.format('a page') * 4}</p>"
+    write(corpus, {"1890/one.html": web, "1890/two.html": web.replace("a page", "another page")})
+    table = tmp_path / "metadata.csv"
+    table.write_text("path,title,date\n1890/two.html,A better one,1891\n1890/a.txt, ,\n", "utf-8")
+    found = ingest(home, corpus, r"sources.date_pattern=(\d{4})/", f"sources.metadata={table}")
+    rows = found.query("select path, date, date_from, title, title_from from files")
+    told = {row.pop("path"): tuple(row.values()) for row in rows}
+    assert told["1890/one.html"] == ("1890", "path", "Its own", "document")
+    assert told["1890/two.html"] == ("1891", "table", "A better one", "table")
+    assert told["1890/a.txt"] == ("1890", "path", None, None)
+    assert told["undated.txt"] == (None, None, None, None)
+
+
 def test_members_have_the_date_of_their_container(home: Home, corpus: Path, tmp_path: Path) -> None:
     write(corpus, {"rows.jsonl": "".join(f'{{"text": "{PROSE.format(n) * 2}"}}\n' for n in range(3))})
     table = tmp_path / "dates.csv"
     table.write_text("path,date\nrows.jsonl,1870\n", "utf-8")
-    dates = dates_of(ingest(home, corpus, f"sources.dates={table}"))
+    dates = dates_of(ingest(home, corpus, f"sources.metadata={table}"))
     assert {date for path, date in dates.items() if path.startswith("rows.jsonl/")} == {"1870"}
 
 
 def test_another_table_selects_anew_and_reads_nothing_again(home: Home, corpus: Path, tmp_path: Path) -> None:
     table = tmp_path / "dates.csv"
     table.write_text("path,date\nundated.txt,1850\n", "utf-8")
-    settings = (r"sources.date_pattern=(\d{4})/", "policy.before=1914", f"sources.dates={table}")
+    settings = (r"sources.date_pattern=(\d{4})/", "policy.before=1914", f"sources.metadata={table}")
     assert "undated.txt" in ingest(home, corpus, *settings).sides()
     assert {name for name, line in plan(home, corpus, *settings).items() if line.computed} == set()
     table.write_text("path,date\nundated.txt,1950\n", "utf-8")
@@ -68,7 +82,7 @@ def test_what_the_pattern_finds_is_no_date(home: Home, corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("path,year\na.txt,1890\n", "expected path and date among them"),
+        ("path,year\na.txt,1890\n", "expected path, and date or title"),
         ("path,date\na.txt,circa 1890\n", "line 2: 'circa 1890' is no date"),
         (None, "cannot be read"),
     ],
@@ -80,7 +94,7 @@ def test_a_table_that_cannot_be_used_is_an_error(
     if text is not None:
         table.write_text(text, "utf-8")
     with pytest.raises(UserError, match=told):
-        ingest(home, corpus, f"sources.dates={table}")
+        ingest(home, corpus, f"sources.metadata={table}")
 
 
 @pytest.mark.parametrize(("pattern", "told"), [("(", "is no regular expression"), (r"\d{4}", "has no group")])

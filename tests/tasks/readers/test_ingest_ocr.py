@@ -72,7 +72,7 @@ def test_without_the_library_the_program_reads_the_page_and_turns_it(tesseract, 
 def test_an_image_that_the_program_refuses_is_an_error_with_its_reason(tesseract, no_tesserocr):
     if shutil.which("tesseract") is None:
         pytest.skip("the program tesseract is not installed")
-    with pytest.raises(OcrError, match="the program tesseract ended with 1: .+"):
+    with pytest.raises(OcrError, match=r"the program tesseract ended with 1: .+"):
         ocr_image(Image.new("L", (40_000, 10), 255), OPTIONS)
 
 
