@@ -1,12 +1,15 @@
-"""Markdown from PDFs beside other extractors: order of the text, tables and headings.
+"""Markdown from PDFs beside other extractors: order of the text, tables and headings; words from other formats.
 
-    python -m benchmarks.documents [--truths FOLDER] [--peers PYTHON] [--first 0] [--last 1000]
+    python -m benchmarks.documents [--truths FOLDER] [--peers PYTHON] [--first 0] [--last 1000] [--formats docx,epub]
 
 Markdown files are printed to PDF by Chromium, in one, two and three columns; those with tables also without their
 rules; and those of three columns once more with each line drawn by its height on the page, across all columns.
 `--peers` is the Python of an environment with pymupdf4llm<1 and markitdown. Similarities are between 0 and 1: of the
 words (Levenshtein), of tables (tree edit distance of rows and cells, the best one found for each in the truth), and of
 headings with the text below each (tree edit distance; levels count alike). Needs apted, rapidfuzz and markdown-it-py.
+
+With `--formats`, pandoc writes the truths in these formats instead (`xlsx`: openpyxl, their tables), and the table has
+the share of the truths' words that are found, as often as they are there.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,16 +130,49 @@ def by_height(path: Path) -> bytes:
     return out.getvalue()
 
 
+def written(truths: Sequence[Path], form: str, folder: Path) -> list[tuple[Path, Path]]:
+    """Write the truths, or the tables of those that have any, in a format; returns pairs of truth and file."""
+    made = []
+    for truth in truths:
+        path = folder / f"{truth.stem}.{form}"
+        if form != "xlsx":
+            body = markdown().render(truth.read_text(encoding="utf-8"))
+            command = ["pandoc", "--from", "html", "--standalone", "--metadata", "title=A", "--output", str(path)]
+            subprocess.run(command, input=body.encode(), check=True, capture_output=True)
+        elif rows := [
+            [cell.text for cell in row.children] for table in tables(truth.read_text()) for row in table.children
+        ]:
+            import openpyxl
+
+            book = openpyxl.Workbook()
+            for row in rows:
+                book.active.append(row)
+            book.save(path)
+            truth = path.with_suffix(".txt")
+            truth.write_text("\n".join(" ".join(row) for row in rows), encoding="utf-8")
+        else:
+            continue
+        made.append((truth, path))
+    return made
+
+
+def recall(truth: str, found: str) -> float:
+    """Return the share of the truth's words that are found, each as often as it is there."""
+    wanted, there = (Counter(re.findall(r"[^\W_]+", text)) for text in (html(truth).text_content(), found))
+    return (wanted & there).total() / max(1, wanted.total())
+
+
 def ours(paths: Sequence[Path]) -> tuple[list[str], float]:
     """Return the normalised texts of PDFs, and the seconds that they took."""
     from tasks.curate.normalise import normalised_text
-    from tasks.readers.pdf import extract_pdf
-    from tasks.readers.records import ExtractOptions
+    from tasks.readers.document import yield_document
+    from tasks.readers.records import ExtractOptions, PageText
     from tasks.text.cleaning import NormaliseSettings
 
     def convert(path: Path) -> str:
-        pages = [vars(page) for page in extract_pdf(path.read_bytes(), ExtractOptions(ocr=False))]
-        return normalised_text(pages, "pdf", NormaliseSettings())[0]
+        parts = yield_document(path.read_bytes(), path.suffix, ExtractOptions(ocr=False))
+        pages = [vars(page) for page in parts if isinstance(page, PageText)]
+        return normalised_text(pages, "pdf" if path.suffix == ".pdf" else "text", NormaliseSettings())[0]
 
     convert(paths[0])
     started = time.perf_counter()
@@ -255,6 +292,26 @@ def measure(pairs: Sequence[tuple[Path, Path]], texts: Sequence[str], seconds: f
     return " | ".join([*cells, f"{1000 * seconds / len(pairs):.0f}"])
 
 
+def print_formats(truths: Sequence[Path], formats: Sequence[str], peers: str | None, folder: Path) -> None:
+    """Print the table of formats."""
+    print(
+        "| format | extractor | files | words found: mean / least | ms a document |\n|---|---|---|---|---|", flush=True
+    )
+    for form in formats:
+        pairs = written(truths, form, folder)
+        paths = [path for _, path in pairs]
+        for name in ["sheepfold", *(["markitdown"] if peers else [])]:
+            try:
+                texts, seconds = theirs(name, peers, paths) if peers and name != "sheepfold" else ours(paths)
+            except subprocess.CalledProcessError as error:
+                refusal = (error.stderr.strip().splitlines() or ["no message"])[-1]
+                print(f"| {form} | {name} | {len(pairs)} | fails: {refusal} | |", flush=True)
+                continue
+            shares = [recall(truth.read_text("utf-8"), text) for (truth, _), text in zip(pairs, texts, strict=True)]
+            found = f"{statistics.mean(shares):.4f} / {min(shares):.4f}"
+            print(f"| {form} | {name} | {len(pairs)} | {found} | {1000 * seconds / len(pairs):.0f} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -262,11 +319,15 @@ def main() -> None:
     parser.add_argument("--peers", help="Python of an environment with the other extractors")
     parser.add_argument("--first", type=int, default=0, help="number of the first file")
     parser.add_argument("--last", type=int, default=1000, help="number behind the last file")
+    parser.add_argument("--formats", default="", help="file suffixes, joined by commas, instead of PDFs")
     asked = parser.parse_args()
     truths = sorted(asked.truths.glob("*.md"))[asked.first : asked.last]
     if not truths:
         sys.exit(f"no Markdown files in {asked.truths} (--truths)")
     with tempfile.TemporaryDirectory() as folder:
+        if asked.formats:
+            print_formats(truths, asked.formats.split(","), asked.peers, Path(folder))
+            return
         print("| columns | extractor | text: median / mean | tables | headings | ms a document |")
         print("|---|---|---|---|---|---|", flush=True)
         for style, pairs in printed(truths, Path(folder)).items():
