@@ -138,7 +138,7 @@ def written(truths: Sequence[Path], form: str, folder: Path) -> list[tuple[Path,
         if form != "xlsx":
             body = markdown().render(truth.read_text(encoding="utf-8"))
             command = ["pandoc", "--from", "html", "--standalone", "--metadata", "title=A", "--output", str(path)]
-            subprocess.run(command, input=body.encode(), check=True, capture_output=True)
+            subprocess.run(command, input=body.encode(), check=True)
         elif rows := [
             [cell.text for cell in row.children] for table in tables(truth.read_text()) for row in table.children
         ]:
@@ -163,7 +163,7 @@ def recall(truth: str, found: str) -> float:
 
 
 def ours(paths: Sequence[Path]) -> tuple[list[str], float]:
-    """Return the normalised texts of PDFs, and the seconds that they took."""
+    """Return the normalised texts of files, and the seconds that they took."""
     from tasks.curate.normalise import normalised_text
     from tasks.readers.document import yield_document
     from tasks.readers.records import ExtractOptions, PageText
@@ -299,6 +299,9 @@ def print_formats(truths: Sequence[Path], formats: Sequence[str], peers: str | N
     )
     for form in formats:
         pairs = written(truths, form, folder)
+        if not pairs:
+            print(f"| {form} | | 0 | | |", flush=True)
+            continue
         paths = [path for _, path in pairs]
         for name in ["sheepfold", *(["markitdown"] if peers else [])]:
             try:

@@ -364,7 +364,6 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
         Meaning(
             "Everything refused or dropped. It has the members of archives, too.",
             {
-                "date_from": "`table` for `sources.metadata`, or `path`.",
                 "doc_id": "Id of the document; null where there is none.",
                 "path": "Path of the file or member.",
                 "stage": "`ingest` (refused when it was read) or `curate` (dropped).",

@@ -25,6 +25,7 @@ from storage.tombstones import REASON as FORGOTTEN_REASON
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import ROWS_AT_ONCE, Corpus, parquet
 from tasks.ingest.journal import Content
+from tasks.readers.decode import LONGEST_TITLE, one_line
 from tasks.readers.records import CONTAINERS
 from tasks.sources.address import DATE
 from tasks.sources.folder import ListedFile
@@ -275,14 +276,16 @@ def read_metadata(table: str) -> dict[str, Stated]:
             if "path" not in columns or not columns & {"date", "title"}:
                 raise UserError(f"{path} has the columns {rows.fieldnames}; expected path, and date or title")
             for row in rows:
-                date, title = ((row.get(name) or "").strip() or None for name in ("date", "title"))
+                date, title = (one_line(row.get(name) or "")[:LONGEST_TITLE] or None for name in ("date", "title"))
                 if date and not re.fullmatch(DATE, date):
                     raise UserError(
                         f"{path}, line {rows.line_num}: {date!r} is no date; expected one such as 1898, 1898-05 or "
                         "1898-05-31, or nothing"
                     )
                 if date or title:
-                    found[row["path"] or ""] = (date, title)
+                    name = row["path"] or ""
+                    before = found.get(name, (None, None))
+                    found[name] = (date or before[0], title or before[1])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}, the table of sources.metadata, cannot be read: {error}") from error
     return found

@@ -23,6 +23,7 @@ UNSURE = 0.3  # The detector's confidence below which its other guesses are cons
 NEAR_BEST = 0.75  # Share of the best guess's confidence that a coherent guess needs to replace it,
 USUAL_NEAR_BEST = 0.85  # and that the most common encoding, `FALLBACK_ENCODING`, needs to be preferred.
 SLICE_BYTES = 1 << 20
+LONGEST_TITLE = 1000  # characters
 DECLARED_WITHIN = 4096
 DECLARED_CONFIDENCE = 0.9
 

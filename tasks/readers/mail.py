@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tasks.readers.archives import Budget, Entry
-from tasks.readers.decode import clean, decode, one_line
+from tasks.readers.decode import LONGEST_TITLE, clean, decode, one_line
 from tasks.readers.detect import EML, MBOX
-from tasks.readers.markup import LONGEST_TITLE, read_html
+from tasks.readers.markup import read_html
 from tasks.readers.records import Detected, ExtractionProblem
 
 LONGEST_NAME = 200

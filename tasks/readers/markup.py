@@ -24,14 +24,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
-from tasks.readers.decode import Decoded, clean, decode, decode_declared
+from tasks.readers.decode import LONGEST_TITLE, Decoded, clean, decode, decode_declared
 from tasks.readers.detect import KERNELS
 from tasks.readers.records import ExtractionProblem, ExtractOptions
 
 if TYPE_CHECKING:
     from resiliparse.parse.html import DOMContext, HTMLTree
 
-LONGEST_TITLE = 1000
 # The search for the main content is quadratic in the depth; real pages have below 100 levels.
 MAX_DEPTH = 1000
 MAX_LISTS = 100  # each costs time in proportion to the size of the page

@@ -214,8 +214,8 @@ def engine_version() -> str | None:
     """Return Tesseract's version, for example "5.5.4", or None without it."""
     library = _tesserocr()
     try:
-        told = _program("--version").decode("utf-8", "replace") if library is None else library.tesseract_version()
-    except OcrUnavailable:
+        told = _program("--version", seconds=20) if library is None else library.tesseract_version()
+    except (OcrUnavailable, OcrError):
         return None
     return str(told).split("\n", 1)[0].removeprefix("tesseract").strip().removeprefix("v")
 
@@ -230,7 +230,7 @@ def _read(grey: Image.Image, options: ExtractOptions, dpi: int | None) -> list[L
     if folder is None:
         raise OcrUnavailable(_explain_missing(options.ocr_languages))
     if _tesserocr() is None:
-        return _lines(_read_by_program(grey, folder, options.ocr_languages, options.ocr_page_segmentation, dpi, "tsv"))
+        return _lines(_read_by_program(grey, folder, options.ocr_languages, options.ocr_page_segmentation, dpi))
     engine = _engine(folder, options.ocr_languages, options.ocr_page_segmentation)
     try:
         _set_image(engine, grey, dpi)
@@ -285,33 +285,37 @@ def _engine(folder: Path, languages: str, page_segmentation: int) -> Any:
     return engine
 
 
-def _program(*arguments: str, given: bytes = b"") -> bytes:
+def _program(*arguments: str, given: bytes = b"", seconds: float | None = None) -> str:
     """Return what the `tesseract` program prints; it is killed with the worker, whose process group it is in."""
+    threads = {"OMP_THREAD_LIMIT": "1"}  # on busy cores its threads wait for each other many times longer
     try:
-        threads = {"OMP_THREAD_LIMIT": "1"}  # on busy cores its threads wait for each other many times longer
         done = subprocess.run(
-            ["tesseract", *arguments], input=given, capture_output=True, env={**os.environ, **threads}
+            ["tesseract", *arguments], input=given, capture_output=True, env={**os.environ, **threads}, timeout=seconds
         )
-    except OSError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise OcrUnavailable(
-            f"OCR needs the Python package tesserocr or the program tesseract, and neither can be loaded ({error}); "
-            "install one (pip install tesserocr, apt install tesseract-ocr) or switch OCR off"
+            "OCR needs the Python package tesserocr, which cannot be loaded, or the program tesseract, which cannot be "
+            f"started ({error}); install one (pip install tesserocr, apt install tesseract-ocr) or switch OCR off"
         ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OcrError(f"the program tesseract cannot be run: {error}") from None
+    if done.returncode < 0:  # killed, most likely for its memory, or aborted: as if it had happened in this process
+        raise MemoryError(f"the program tesseract was ended by signal {-done.returncode}")
+    told = done.stderr.decode("utf-8", "replace").strip()
+    if "Could not initialize tesseract" in told:
+        raise OcrUnavailable(f"Tesseract cannot use its language data: {told}; reinstall them or name another language")
     if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise OcrError(f"the program tesseract ended with {done.returncode}: {last}")
-    return done.stdout
+        raise OcrError(f"the program tesseract ended with {done.returncode}: {told.rpartition(chr(10))[2]}")
+    return done.stdout.decode("utf-8", "replace")
 
 
-def _read_by_program(
-    grey: Image.Image, folder: Path, languages: str, page_segmentation: int, dpi: int | None, form: str
-) -> str:
-    """Return the TSV table or, without a form, the text of an image that the program prints."""
+def _read_by_program(grey: Image.Image, folder: Path, languages: str, page_segmentation: int, dpi: int | None) -> str:
+    """Return what the program prints of an image: a TSV table, or its orientation."""
     smooth = _smooth(grey)
     resolution = ["--dpi", str(dpi)] if dpi else []
     options = ["--tessdata-dir", str(folder), "-l", languages, "--psm", str(page_segmentation), *resolution]
     image = b"P5 %d %d 255\n" % smooth.size + smooth.tobytes()
-    return _program("stdin", "stdout", *options, *filter(None, [form]), given=image).decode("utf-8", "replace")
+    return _program("stdin", "stdout", *options, "-c", "tessedit_create_tsv=1", given=image)
 
 
 def _lines(table: str) -> list[Line]:
@@ -359,8 +363,8 @@ def _clockwise_turn(grey: Image.Image, dpi: int | None) -> int:
 
 def _turn_by_program(grey: Image.Image, folder: Path, dpi: int | None) -> int:
     try:
-        told = _read_by_program(grey, folder, "osd", _ORIENTATION_ONLY, dpi, "")
-    except OcrError:  # too few letters
+        told = _read_by_program(grey, folder, "osd", _ORIENTATION_ONLY, dpi)
+    except (OcrError, OcrUnavailable):  # too few letters, or data of another version
         return 0
     found = {name: value for name, _, value in (line.partition(": ") for line in told.splitlines())}
     sure = float(found.get("Orientation confidence", 0)) >= SURE_ORIENTATION

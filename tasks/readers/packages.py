@@ -17,8 +17,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
-from tasks.readers.decode import Decoded, clean, decode_declared
-from tasks.readers.markup import FIGURE, LONGEST_TITLE, MAX_XML_BYTES, parse_xml
+from tasks.readers.decode import LONGEST_TITLE, Decoded, clean, decode_declared
+from tasks.readers.markup import FIGURE, MAX_XML_BYTES, parse_xml
 from tasks.readers.records import ExtractionProblem, ExtractOptions, markdown_table
 
 EPUB = "application/epub+zip"

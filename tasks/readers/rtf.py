@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 
-from tasks.readers.decode import Decoded, clean
-from tasks.readers.markup import LONGEST_TITLE, TextFlow
+from tasks.readers.decode import LONGEST_TITLE, Decoded, clean
+from tasks.readers.markup import TextFlow
 from tasks.readers.records import ExtractionProblem
 
 # a control word with its number and one space, a byte in hexadecimal, a control symbol, a brace, or other text

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tasks.readers.decode import Decoded, clean, decode_declared
-from tasks.readers.markup import LONGEST_TITLE, MAX_XML_BYTES, TextFlow, parse_xml, read_html, read_xml
+from tasks.readers.decode import LONGEST_TITLE, Decoded, clean, decode_declared
+from tasks.readers.markup import MAX_XML_BYTES, TextFlow, parse_xml, read_html, read_xml
 from tasks.readers.records import OCR_FILE
 
 _ROOT = re.compile(rb"<(?:[\w.-]{1,40}:)?(alto|PcGts|TEI)[\s>]")

@@ -43,6 +43,10 @@ SUGGESTION_FILE = "suggestion.json"
 # A small text is soon learnt by heart: then the weights before that are taken. Half of ten evaluations are at the
 # highest rate, which alone should not end a training.
 PATIENCE = 6
+# A text that is read this often is learnt with dropout, which costs bits per byte where it is read less often
+# (measured: docs/guides/training.md).
+MANY_PASSES = 6.0
+DROPOUT = {"drop_resid": 0.2, "drop_ffn": 0.2}
 SUGGESTED = ("batch_size", "patience", *PROPOSED)  # fields of a training that a suggestion decides
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
 SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
@@ -66,6 +70,7 @@ class SuggestSettings:
     document_tokens: int  # of a typical document; likewise
     max_epochs: float  # most passes over the training text; likewise
     read_tokens: int  # that the training will read, where that is given instead of minutes; else 0
+    dropout: bool  # False where the shapes have a dropout that was asked for
     shapes: dict[str, dict[str, Any]]  # the networks to choose from, as fields of `model.ModelConfig` by name
     train: dict[str, dict[str, Any]]  # for each of them, fields of `model.TrainConfig`
     device: str  # its kind, threads, torch version, and how steps are computed where that is not the plain way
@@ -124,7 +129,7 @@ def steps_in(minutes: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-@stage("suggest", version=10, unkeyed=("execution",))
+@stage("suggest", version=11, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)
@@ -133,12 +138,14 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
         best = min(found, key=lambda item: item.score)
     else:
         chosen = shape_of_tokens({item.name: item.parameters for item in found}, settings.read_tokens)
+        passes = settings.read_tokens / settings.tokens if settings.tokens else 0.0
+        found = [replace(item, passes=passes) for item in found]
         best = next(item for item in found if item.name == chosen)
     if best.step_seconds is None and settings.minutes:
         raise UserError(f"no network fits this machine: {'; '.join(item.note for item in found)}")
     answer = {
         "preset": best.name,
-        "model": settings.shapes[best.name],
+        "model": {**settings.shapes[best.name], **_dropout(settings, best)},
         "train": settings.train[best.name],
         "max_steps": best.steps,
         "step_seconds": best.step_seconds,
@@ -194,6 +201,10 @@ def _step_seconds(
     return time_steps(jobs, means.processes, work.scratch / "probe")
 
 
+def _dropout(settings: SuggestSettings, best: Candidate) -> dict[str, float]:
+    return DROPOUT if settings.dropout and best.passes >= MANY_PASSES else {}
+
+
 def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candidate]) -> Iterator[str]:
     shape, plan = settings.shapes[best.name], settings.train[best.name]
     if plan["optimizer"] == PROPOSED["optimizer"]:
@@ -202,6 +213,11 @@ def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candida
         yield (
             f"Sequences of {shape['max_seq_len']} tokens: a document has about {settings.document_tokens:,}, "
             f"and longer ones than {LONGEST[_kind(settings.device)]} are slow on this device."
+        )
+    if _dropout(settings, best):
+        yield (
+            f"A text that is read {MANY_PASSES:g} times and more is learnt by heart; a dropout of "
+            f"{DROPOUT['drop_ffn']:g} defers that."
         )
     if not settings.minutes:
         yield (
@@ -286,7 +302,8 @@ def suggest_settings(
     minutes = 0.0 if read_tokens else settings.train.minutes
     means = settled(settings.execution, detect_device(), plan, minutes).words()
     described = ", ".join(filter(None, (device, means)))
-    return SuggestSettings(minutes, tokens, document, most, read_tokens, shapes, plans, described)
+    dropout = not any(name.startswith("drop_") for name in settings.model.overrides)
+    return SuggestSettings(minutes, tokens, document, most, read_tokens, dropout, shapes, plans, described)
 
 
 def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]:

@@ -44,7 +44,9 @@ def test_a_date_and_a_title_tell_where_they_are_from(home: Home, corpus: Path, t
     web = f"<html><title>Its own</title><p>{PROSE.format('a page') * 4}</p>"
     write(corpus, {"1890/one.html": web, "1890/two.html": web.replace("a page", "another page")})
     table = tmp_path / "metadata.csv"
-    table.write_text("path,title,date\n1890/two.html,A better one,1891\n1890/a.txt, ,\n", "utf-8")
+    table.write_text(
+        'path,title,date\n1890/two.html,"A better\x00\none",1891\n1890/two.html,,\n1890/a.txt, ,\n', "utf-8"
+    )
     found = ingest(home, corpus, r"sources.date_pattern=(\d{4})/", f"sources.metadata={table}")
     rows = found.query("select path, date, date_from, title, title_from from files")
     told = {row.pop("path"): tuple(row.values()) for row in rows}

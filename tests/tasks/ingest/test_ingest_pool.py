@@ -255,6 +255,7 @@ with closing(ExtractionPool(2)) as pool:
     "kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)], ids=["sigkill", "ctrl-c"]
 )
 def test_when_the_parent_dies_its_workers_are_gone_at_once_in_the_middle_of_ocr(tmp_path, tesseract, kill, temporary):
+    pytest.importorskip("tesserocr")
     slow = job(write(tmp_path / "slow.png", saved(dense_page(), "PNG")))
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(slow.path), slow.sha256],

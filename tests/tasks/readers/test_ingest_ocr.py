@@ -66,7 +66,32 @@ def test_without_the_library_the_program_reads_the_page_and_turns_it(tesseract, 
     page = picture_of(lines, (1300, 900), font_size=36).rotate(180)
     read = ocr_image(page, OPTIONS)
     assert read.text.startswith("The quick brown fox") and read.confidence > 0.8
+    assert [ocr._clockwise_turn(page.rotate(turn, expand=True), None) for turn in (90, 180, 270)] == [270, 0, 90]
     assert ocr_ready("eng") and f"tesseract {ocr.engine_version()}" in printed("tesseract", "--version").splitlines()[0]
+
+
+def test_the_program_needs_no_more_than_the_data_of_the_language(tesseract, no_tesserocr, monkeypatch, tmp_path):
+    if shutil.which("tesseract") is None:
+        pytest.skip("the program tesseract is not installed")
+    shutil.copy(find_tessdata("eng") / "eng.traineddata", tmp_path)
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    assert ocr_image(picture_of("first line\n4\nlast line"), OPTIONS).text == "first line\n4\nlast line"
+    (tmp_path / "eng.traineddata").write_bytes(b"no data at all")
+    with pytest.raises(OcrUnavailable, match="cannot use its language data"):
+        ocr_image(picture_of("readable"), OPTIONS)
+
+
+@pytest.mark.parametrize(("script", "error"), [("exit 127", OcrError), ("kill -9 $$", MemoryError)])
+def test_a_program_that_fails_is_no_version_and_no_empty_page(
+    tesseract, no_tesserocr, monkeypatch, tmp_path, script, error
+):
+    program = tmp_path / "tesseract"
+    program.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit 1\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert ocr.engine_version() is None
+    with pytest.raises(error):
+        ocr_image(picture_of("readable"), OPTIONS)
 
 
 def test_an_image_that_the_program_refuses_is_an_error_with_its_reason(tesseract, no_tesserocr):
@@ -81,7 +106,7 @@ def test_without_library_and_program_the_reason_names_both(no_tesserocr, monkeyp
     monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert ocr.engine_version() is None
-    with pytest.raises(OcrUnavailable, match="the Python package tesserocr or the program tesseract"):
+    with pytest.raises(OcrUnavailable, match=r"the Python package tesserocr, .* or the program tesseract"):
         ocr_image(picture_of("words"), OPTIONS)
 
 

@@ -20,7 +20,7 @@ from tasks.core.settings import (
     load_settings,
     parse_assignments,
 )
-from tasks.training.suggest import SUGGESTED, candidates_of, read_suggestion, shape_of_tokens
+from tasks.training.suggest import DROPOUT, SUGGESTED, candidates_of, read_suggestion, shape_of_tokens
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02", "execution.processes=1")
@@ -88,6 +88,26 @@ def test_a_network_is_chosen_for_the_passes_that_are_allowed(home: Home, tmp_pat
         found = read_suggestion(run.store.folder(suggest_training(run, settings, ran.prepared)))
     assert {item["passes"] for item in found["candidates"] if item["step_seconds"]} == {0.1}
     assert "0.1 times, as often as train.max_epochs allows" in " ".join(found["why"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropout"),
+    [
+        (["train.max_tokens=100000000"], DROPOUT),
+        (["train.max_tokens=100"], {}),
+        (["train.max_tokens=100000000", "model.drop_attn=0"], {}),
+        (["train.minutes=2"], DROPOUT),
+    ],
+)
+def test_a_text_that_is_read_many_times_is_learnt_with_dropout_unless_one_is_given(
+    home: Home, tmp_path: Path, settings: list[str], dropout: dict[str, float]
+) -> None:
+    chosen = load_settings(None, parse_assignments([OPEN[0], OPEN[2], *settings]))
+    ran = run_prepare(home, write_texts(tmp_path / "texts"), chosen)
+    with direct_run(home) as run:
+        found = read_suggestion(run.store.folder(suggest_training(run, chosen, ran.prepared)))
+    assert {name: found["model"][name] for name in DROPOUT} == {**dict.fromkeys(DROPOUT, 0.0), **dropout}
+    assert ("learnt by heart" in " ".join(found["why"])) == bool(dropout)
 
 
 def test_steps_are_timed_in_the_processes_that_will_train(home: Home, tmp_path: Path) -> None:
