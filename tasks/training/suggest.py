@@ -45,7 +45,7 @@ SUGGESTION_FILE = "suggestion.json"
 PATIENCE = 6
 # A text that is read this often is learnt with dropout, which costs bits per byte where it is read less often
 # (measured: docs/guides/training.md).
-MANY_PASSES = 6.0
+MANY_PASSES = 10.0
 DROPOUT = {"drop_resid": 0.2, "drop_ffn": 0.2}
 SUGGESTED = ("batch_size", "patience", *PROPOSED)  # fields of a training that a suggestion decides
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
