@@ -43,11 +43,12 @@ SUGGESTION_FILE = "suggestion.json"
 # A small text is soon learnt by heart: then the weights before that are taken. Half of ten evaluations are at the
 # highest rate, which alone should not end a training.
 PATIENCE = 6
-# A text that is read this often is learnt with dropout, which costs bits per byte where it is read less often
-# (measured: docs/guides/training.md).
+# A text that is read this often is learnt with dropout and more decay, which cost bits per byte where it is read less
+# often (measured: docs/guides/training.md).
 MANY_PASSES = 10.0
 DROPOUT = {"drop_resid": 0.2, "drop_ffn": 0.2}
-SUGGESTED = ("batch_size", "patience", *PROPOSED)  # fields of a training that a suggestion decides
+MORE_DECAY = 3.0  # times the usual one
+SUGGESTED = ("batch_size", "patience", "weight_decay", *PROPOSED)  # fields of a training that a suggestion decides
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
 SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
 MIN_STEPS = 20  # of the first plan, however few the minutes are
@@ -70,7 +71,7 @@ class SuggestSettings:
     document_tokens: int  # of a typical document; likewise
     max_epochs: float  # most passes over the training text; likewise
     read_tokens: int  # that the training will read, where that is given instead of minutes; else 0
-    dropout: bool  # False where the shapes have a dropout that was asked for
+    regularise: bool  # False where a dropout or a weight decay is given
     shapes: dict[str, dict[str, Any]]  # the networks to choose from, as fields of `model.ModelConfig` by name
     train: dict[str, dict[str, Any]]  # for each of them, fields of `model.TrainConfig`
     device: str  # its kind, threads, torch version, and how steps are computed where that is not the plain way
@@ -143,13 +144,14 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
         best = next(item for item in found if item.name == chosen)
     if best.step_seconds is None and settings.minutes:
         raise UserError(f"no network fits this machine: {'; '.join(item.note for item in found)}")
+    plan, regularised = settings.train[best.name], settings.regularise and best.passes >= MANY_PASSES
     answer = {
         "preset": best.name,
-        "model": {**settings.shapes[best.name], **_dropout(settings, best)},
-        "train": settings.train[best.name],
+        "model": {**settings.shapes[best.name], **(DROPOUT if regularised else {})},
+        "train": {**plan, "weight_decay": plan["weight_decay"] * (MORE_DECAY if regularised else 1)},
         "max_steps": best.steps,
         "step_seconds": best.step_seconds,
-        "why": list(_reasons(settings, best, found)),
+        "why": list(_reasons(settings, best, found, regularised)),
         "candidates": [{**asdict(item), "score": None if math.isinf(item.score) else item.score} for item in found],
     }
     (work.out / SUGGESTION_FILE).write_text(json.dumps(answer, indent=1))
@@ -201,11 +203,9 @@ def _step_seconds(
     return time_steps(jobs, means.processes, work.scratch / "probe")
 
 
-def _dropout(settings: SuggestSettings, best: Candidate) -> dict[str, float]:
-    return DROPOUT if settings.dropout and best.passes >= MANY_PASSES else {}
-
-
-def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candidate]) -> Iterator[str]:
+def _reasons(
+    settings: SuggestSettings, best: Candidate, found: Sequence[Candidate], regularised: bool
+) -> Iterator[str]:
     shape, plan = settings.shapes[best.name], settings.train[best.name]
     if plan["optimizer"] == PROPOSED["optimizer"]:
         yield "Muon trains the matrices: in a measurement 280 of its steps did what 400 of AdamW's do."
@@ -214,10 +214,10 @@ def _reasons(settings: SuggestSettings, best: Candidate, found: Sequence[Candida
             f"Sequences of {shape['max_seq_len']} tokens: a document has about {settings.document_tokens:,}, "
             f"and longer ones than {LONGEST[_kind(settings.device)]} are slow on this device."
         )
-    if _dropout(settings, best):
+    if regularised:
         yield (
             f"A text that is read {MANY_PASSES:g} times and more is learnt by heart; a dropout of "
-            f"{DROPOUT['drop_ffn']:g} defers that."
+            f"{DROPOUT['drop_ffn']:g} and {MORE_DECAY:g} times the usual weight decay defer that."
         )
     if not settings.minutes:
         yield (
@@ -302,8 +302,9 @@ def suggest_settings(
     minutes = 0.0 if read_tokens else settings.train.minutes
     means = settled(settings.execution, detect_device(), plan, minutes).words()
     described = ", ".join(filter(None, (device, means)))
-    dropout = not any(name.startswith("drop_") for name in settings.model.overrides)
-    return SuggestSettings(minutes, tokens, document, most, read_tokens, dropout, shapes, plans, described)
+    given = {*settings.model.overrides, *settings.train.overrides}
+    open_to_more = not any(name.startswith("drop_") or name == "weight_decay" for name in given)
+    return SuggestSettings(minutes, tokens, document, most, read_tokens, open_to_more, shapes, plans, described)
 
 
 def _document_tokens(run: Run, shards: Sequence[ArtifactRef]) -> tuple[int, int]:

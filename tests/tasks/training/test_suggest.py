@@ -20,7 +20,7 @@ from tasks.core.settings import (
     load_settings,
     parse_assignments,
 )
-from tasks.training.suggest import DROPOUT, SUGGESTED, candidates_of, read_suggestion, shape_of_tokens
+from tasks.training.suggest import DROPOUT, MORE_DECAY, SUGGESTED, candidates_of, read_suggestion, shape_of_tokens
 
 CPU = "cpu, 2 threads, torch 2"
 OPEN = ("curate.validation_share=0.3", "train.minutes=0.02", "execution.processes=1")
@@ -91,22 +91,25 @@ def test_a_network_is_chosen_for_the_passes_that_are_allowed(home: Home, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("settings", "dropout"),
+    ("settings", "dropout", "decay"),
     [
-        (["train.max_tokens=100000000"], DROPOUT),
-        (["train.max_tokens=100"], {}),
-        (["train.max_tokens=100000000", "model.drop_attn=0"], {}),
-        (["train.minutes=2"], DROPOUT),
+        (["train.max_tokens=100000000"], DROPOUT, 0.1 * MORE_DECAY),
+        (["train.max_tokens=100"], {}, 0.1),
+        (["train.max_tokens=100000000", "model.drop_attn=0"], {}, 0.1),
+        (["train.max_tokens=100000000", "train.weight_decay=0.2"], {}, 0.2),
+        (["train.max_tokens=100000000", "train.optimizer=adam"], DROPOUT, 0.0),
+        (["train.minutes=2"], DROPOUT, 0.1 * MORE_DECAY),
     ],
 )
-def test_a_text_that_is_read_many_times_is_learnt_with_dropout_unless_one_is_given(
-    home: Home, tmp_path: Path, settings: list[str], dropout: dict[str, float]
+def test_a_text_that_is_read_many_times_is_learnt_with_dropout_and_decay_unless_one_is_given(
+    home: Home, tmp_path: Path, settings: list[str], dropout: dict[str, float], decay: float
 ) -> None:
     chosen = load_settings(None, parse_assignments([OPEN[0], OPEN[2], *settings]))
     ran = run_prepare(home, write_texts(tmp_path / "texts"), chosen)
     with direct_run(home) as run:
         found = read_suggestion(run.store.folder(suggest_training(run, chosen, ran.prepared)))
     assert {name: found["model"][name] for name in DROPOUT} == {**dict.fromkeys(DROPOUT, 0.0), **dropout}
+    assert found["train"]["weight_decay"] == pytest.approx(decay)
     assert ("learnt by heart" in " ".join(found["why"])) == bool(dropout)
 
 
