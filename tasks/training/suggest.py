@@ -47,7 +47,7 @@ PATIENCE = 6
 # often (measured: docs/guides/training.md).
 MANY_PASSES = 10.0
 DROPOUT = {"drop_resid": 0.2, "drop_ffn": 0.2}
-MORE_DECAY = 3.0  # times the usual one
+MORE_DECAY = 10.0  # times the usual one
 SUGGESTED = ("batch_size", "patience", "weight_decay", *PROPOSED)  # fields of a training that a suggestion decides
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
 SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
