@@ -18,6 +18,7 @@ from tasks.core.executor import act
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
+from tasks.evaluation.evaluate import EvaluateSettings, evaluate
 from tasks.evaluation.gates import gates, known_leaks
 from tasks.lineage.training_data import forgotten_since
 from tasks.registry.models import ensure_training_run, version_checkpoint
@@ -119,4 +120,7 @@ def _verdicts(
     leaks = known_leaks(run.store, checkpoint, evalset)
     if leaks is not None:
         inputs["leaks"] = leaks
+    if settings.gates.max_quantisation_loss:
+        rounded = EvaluateSettings(settings.evaluate.stride, settings.gates.quantisation)
+        inputs["quantised"] = evaluate(run, rounded, checkpoint=checkpoint, evalset=evalset)
     return gates(run, settings.gates, **inputs)

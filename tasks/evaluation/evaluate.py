@@ -27,6 +27,7 @@ from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.tokenise import TokeniseSettings, encode_document
 from tasks.tokens.tokenizer_kinds import Tokenizer
 from tasks.training.bundle import Bundle
+from tasks.training.gguf_types import round_weights
 
 if TYPE_CHECKING:
     from model.scoring import TokenScores
@@ -42,9 +43,11 @@ class EvaluateSettings:
 
     Attributes:
         stride: ids between the starts of two windows of a long document; 0 means the context.
+        weights: GGUF type that the matrices are rounded to before; "" for none.
     """
 
     stride: int = 0
+    weights: str = ""
 
 
 @stage(
@@ -66,6 +69,8 @@ def evaluate(
     work.seed(0)
     folder = work.folder(checkpoint)
     bundle = Bundle(folder, work.machine.device)
+    if settings.weights:
+        round_weights(bundle.model, settings.weights)
     rows = read_columns(work.folder(evalset) / DOCUMENTS_FILE, ["doc_id", *DIMENSIONS, "text"])
     encoded = encode_documents(bundle.tokenizer, TokeniseSettings(bundle.bos, bundle.eos), rows["text"])
     if not (encoded.lengths > 1).any():

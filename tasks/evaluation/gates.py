@@ -75,9 +75,15 @@ class GateSettings:
     slice_documents: int = option(8, "Ignore slices of fewer documents.", ge=2)
     max_size_mb: float = option(0.0, "Largest size of the weights in megabytes (10**6 bytes); 0 sets no limit.", ge=0)
     min_tokens_per_second: float = option(0.0, "Least speed of the evaluation on its machine; 0 sets no limit.", ge=0)
+    max_quantisation_loss: float = option(
+        0.0,
+        "Largest share of bits per byte that `quantisation` may add; 0 sets no limit, and nothing is measured.",
+        ge=0,
+    )
+    quantisation: Literal["f16", "bf16", "q8_0", "q4_0"] = option("q8_0", "Type of the matrices in a GGUF file.")
 
 
-@stage("gates", version=3, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
+@stage("gates", version=4, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
 def gates(
     work: Work,
     settings: GateSettings,
@@ -87,15 +93,17 @@ def gates(
     champion: ArtifactRef | None = None,
     leaks: ArtifactRef | None = None,
     champion_that_knew: ArtifactRef | None = None,
+    quantised: ArtifactRef | None = None,
 ) -> str:
     """Judge a model by its evaluation and the champion's, if there is one.
 
     Args:
         champion: the champion's evaluation on the same documents.
         champion_that_knew: instead, its checkpoint if it was trained on documents of the evaluation set.
+        quantised: the model's evaluation with rounded weights.
     """
     knew = champion_that_knew is not None
-    verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew), settings)
+    verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew, quantised), settings)
     work.counts["rows"] = write_verdicts(work.out, verdicts)
     work.counts["failed"] = len(failed(verdicts))
     return sha256_json([item.document() for item in verdicts])
@@ -170,6 +178,7 @@ class Facts:
     size: int  # bytes of the weights
     tokens_per_second: float | None  # of the evaluation; None if its time was not measurable
     champion_knew: bool = False  # the champion was trained on documents of the evaluation set
+    quantised: Comparison | None = None  # the model with rounded weights, with itself; None if not measured
 
 
 def collect_facts(
@@ -179,6 +188,7 @@ def collect_facts(
     champion: ArtifactRef | None = None,
     leaks: ArtifactRef | None = None,
     champion_knew: bool = False,
+    quantised: ArtifactRef | None = None,
 ) -> Facts:
     """Read the inputs of the gates from the arguments of the stage `gates`."""
     trained, measured = manifest_of(store, checkpoint), manifest_of(store, evaluation)
@@ -198,6 +208,7 @@ def collect_facts(
         size=next(entry.size for entry in trained.files if entry.name == WEIGHTS_FILE),
         tokens_per_second=measured.counts["tokens"] / measured.seconds if measured.seconds else None,
         champion_knew=champion_knew,
+        quantised=None if quantised is None else compare_evaluations(store, quantised, evaluation),
     )
 
 
@@ -370,6 +381,16 @@ def _speed(facts: Facts, settings: GateSettings) -> Found:
     return facts.tokens_per_second, f"the evaluation read {facts.tokens_per_second:,.0f} tokens a second"
 
 
+def _quantised(facts: Facts, settings: GateSettings) -> Found:
+    if facts.quantised is None:
+        return None, "no limit is set"
+    rounded, own = facts.quantised.metrics["val/bits_per_byte"]
+    assert own is not None and rounded is not None
+    loss, interval = facts.quantised.difference.value / own, facts.quantised.difference.interval
+    words = f"in {settings.quantisation} the model has {rounded:.4f} bits per byte instead of {own:.4f}"
+    return loss, f"{words}, {loss:+.2%} ({interval}; at most {settings.max_quantisation_loss:.2%})"
+
+
 GATES = (
     Gate("rejected_share", "Share of unreadable files", _rejected, lambda s: s.max_rejected_share, operator.le),
     Gate("duplicate_share", "Share of duplicate documents", _repeated, lambda s: s.max_duplicate_share, operator.le),
@@ -378,5 +399,12 @@ GATES = (
     Gate("bits_per_byte", "Bits per byte, difference to champion", _bits, lambda _: 0.0, operator.lt),
     Gate("worst_slice", "Largest relative loss on a slice", _slices, lambda s: s.max_slice_loss, operator.le),
     Gate("size_mb", "Size of the weights, MB", _size, lambda s: s.max_size_mb or None, operator.le),
+    Gate(
+        "quantisation_loss",
+        "Relative loss by quantisation",
+        _quantised,
+        lambda s: s.max_quantisation_loss or None,
+        operator.le,
+    ),
     Gate("tokens_per_second", "Speed, tokens/s", _speed, lambda s: s.min_tokens_per_second or None, operator.ge),
 )

@@ -22,9 +22,9 @@ from model.hf import hf_parts
 from model.hf_config import GPT2, LAYOUTS, LayoutError, layout_of
 from tasks.tokens.tokenizer_kinds import Tokenizer
 from tasks.training.bundle import Bundle
+from tasks.training.gguf_types import TYPES, quantised
 from tasks.training.hugging_face import Exchanged, ExchangeError, hf_spec, model_of
 
-TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 _LAYOUTS = ("gpt2", "llama", "qwen2", "qwen3")  # of `model.hf_config`; llama.cpp has architectures of these names
 _MODELFILES = ("gpt2", "llama")  # Ollama cuts the words of Qwen's networks by a pattern of its own
 _NORMAL, _CONTROL = 1, 3  # kinds of tokens
@@ -182,7 +182,6 @@ def _add_tensors(writer: gguf.GGUFWriter, bundle: Bundle, layout: str, kind: str
     arch = next(key for key, text in gguf.MODEL_ARCH_NAMES.items() if text == layout)
     names = gguf.get_tensor_name_map(arch, bundle.model_config.n_layer)
     tensors = {name: tensor.detach().float().cpu() for name, tensor in bundle.model.state_dict().items()}
-    wanted = gguf.GGMLQuantizationType[kind.upper()]
     for name, parts in hf_parts(tensors, bundle.model_config, layout).items():
         whole = torch.cat(parts, dim=-1)
         if LAYOUTS[layout].column == GPT2 and whole.dim() > 1 and ".h." in name:
@@ -191,12 +190,7 @@ def _add_tensors(writer: gguf.GGUFWriter, bundle: Bundle, layout: str, kind: str
             half = bundle.model_config.head_dim // 2
             whole = whole.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
         values = whole.contiguous().numpy()
-        own = wanted if values.ndim > 1 and "wpe" not in name else gguf.GGMLQuantizationType.F32
-        try:
-            data = gguf.quantize(values, own)
-        except gguf.QuantError:
-            own = gguf.GGMLQuantizationType.F16
-            data = gguf.quantize(values, own)
+        data, own = quantised(values, kind if values.ndim > 1 and "wpe" not in name else "f32")
         writer.add_tensor(_gguf_name(names, name), data, raw_dtype=own)
 
 

@@ -37,7 +37,7 @@ from tasks.evaluation.gates import (
 
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
 CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)
-FASTER = GateSettings(min_tokens_per_second=1_000, max_size_mb=10)
+FASTER = GateSettings(min_tokens_per_second=1_000, max_size_mb=10, max_quantisation_loss=0.02)
 
 
 def compared(own: float, other: float, low: float, high: float, *slices: SlicePair, documents: int = 30) -> Comparison:
@@ -67,7 +67,7 @@ def test_a_clean_and_better_model_passes_every_gate() -> None:
     assert [item.verdict for item in judge(facts(BETTER), FASTER)] == [
         *("passed", "passed", "passed", "passed", "passed"),
         "skipped",  # no slice is large enough
-        *("passed", "passed"),
+        *("passed", "skipped", "passed"),
     ]
 
 
@@ -84,6 +84,7 @@ def test_a_clean_and_better_model_passes_every_gate() -> None:
         ("bits_per_byte", facts(compared(math.nan, 2.0, math.nan, math.nan)), math.nan),
         ("worst_slice", facts(compared(1.9, 2.0, -0.2, -0.1, worse_slice(2.2, 2.0, 0.1))), 0.1),
         ("size_mb", facts(BETTER, size=10_100_000), 10.1),
+        ("quantisation_loss", facts(BETTER, quantised=compared(2.06, 2.0, 0.05, 0.07)), 0.03),
         ("tokens_per_second", facts(BETTER, tokens_per_second=999.0), 999.0),
     ],
 )
@@ -104,6 +105,7 @@ def test_each_gate_holds_back_what_is_beyond_its_limit_and_no_other_does(
         ("ocr_confidence", facts(corpus=replace(CLEAN, ocr_confidence=0.5))),
         ("worst_slice", facts(compared(1.9, 2.0, -0.2, -0.1, worse_slice(2.09, 2.0, 0.05)))),
         ("size_mb", facts(size=10_000_000)),
+        ("quantisation_loss", facts(quantised=compared(2.03, 2.0, 0.02, 0.04))),
         ("tokens_per_second", facts(tokens_per_second=1_000.0)),
     ],
 )

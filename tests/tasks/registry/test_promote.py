@@ -14,6 +14,7 @@ from storage.registry import MODEL_NAME, Models, Registry, read_models
 from storage.tables import read_columns
 from tasks.core.run import Run
 from tasks.evaluation.gates import Outcome, Verdict
+from tasks.evaluation.tables import read_metrics
 from tasks.registry.promote import DECIDES, Promotion, decide, prepare_bundle, requirements
 from tasks.report.gates import model_card
 from tasks.report.wording import plain
@@ -172,6 +173,21 @@ def test_the_card_says_what_it_is_how_good_judged_how_made_from_what_and_what_it
     assert heads[1:] == ["### Evaluation", "### Gates", "### Data", "### Limits", "### Use", "### Lineage"]
     assert "parameters" in history.better.card
     assert history.better.done.version.checkpoint.key in history.better.card
+
+
+def test_what_quantisation_costs_is_measured_where_a_gate_asks_for_it(tiny: Ran, tmp_path: Path) -> None:
+    home = copy_of_store(tiny, tmp_path / "home")
+    settings = tiny_settings("gates.max_quantisation_loss=0.5", "gates.quantisation=q4_0")
+    assert tiny.checkpoint is not None and tiny.evaluation is not None
+    with direct_run(home) as run:
+        done, _ = promote_model(run, tiny.checkpoint, tiny.evaluation, settings)
+        figures = {
+            made.settings["weights"]: read_metrics(run.store, made.ref) for made in run.store.manifests("evaluate")
+        }
+    (found,) = (item for item in done.verdicts if item.gate == "quantisation_loss")
+    own, rounded = (figures[weights]["val/bits_per_byte"] for weights in ("", "q4_0"))
+    assert found.verdict == "passed" and found.number == pytest.approx(rounded / own - 1)
+    assert found.number != 0 and f"in q4_0 the model has {rounded:.4f}" in found.sentence
 
 
 def test_the_card_leads_to_the_pages_of_what_trained_it(tiny: Ran) -> None:

@@ -20,7 +20,8 @@ from storage.errors import UserError
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import BpeTokenizer, ByteTokenizer
 from tasks.training.bundle import Bundle
-from tasks.training.gguf_file import TYPES, export_gguf
+from tasks.training.gguf_file import export_gguf
+from tasks.training.gguf_types import TYPES, round_weights
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "qwen3": {
@@ -155,6 +156,10 @@ def test_every_type_is_read_and_stays_near(tmp_path: Path, tokenizer: BpeTokeniz
     own = own_logprobs(bundle, ids)
     worst = max(abs(theirs[index] - float(own[index])) for index in theirs)
     assert worst <= {"f32": 1e-3, "f16": 0.05, "bf16": 0.3, "q8_0": 0.5, "q4_0": 8}[kind]
+    round_weights(bundle.model, kind)
+    rounded = own_logprobs(bundle, ids)
+    off = max(abs(theirs[index] - float(rounded[index])) for index in theirs)
+    assert off <= {"f32": 1e-3, "f16": 0.02, "bf16": 0.1, "q8_0": 0.3, "q4_0": 0.3}[kind]
 
 
 def test_the_metadata_tells_where_a_model_comes_from(tmp_path: Path, tokenizer: BpeTokenizer) -> None:
