@@ -71,6 +71,8 @@ class PipelineFlow(Generic[AnyOptions]):
 
     def __call__(self, options: AnyOptions) -> dict[str, Any]:
         """Run the flow here: as a subflow inside a flow, else under the server that `prefect_api` provides."""
+        if isinstance(options, CorpusOptions):
+            check_corpus_name(options.corpus)  # before a server is started for nothing
         home = Home.from_environment(options.home).create()
         with nullcontext() if in_flow() else prefect_api(home):
             result: dict[str, Any] = self.prefect(**{**options.given(), "home": str(home.path)})

@@ -49,7 +49,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("what", ["grams", "paragraphs"])
+@pytest.mark.parametrize("what", ["grams", pytest.param("paragraphs", marks=pytest.mark.full)])
 def test_the_files_of_many_segments_are_not_held_open(what: str, tmp_path: Path) -> None:
     texts = [prose(60, seed).replace("\n", " ") for seed in range(3)]
     (tmp_path / "signed").mkdir()

@@ -95,10 +95,10 @@ def test_a_network_is_chosen_for_the_passes_that_are_allowed(home: Home, tmp_pat
     [
         (["train.max_tokens=100000000"], DROPOUT, 0.1 * MORE_DECAY),
         (["train.max_tokens=100"], {}, 0.1),
-        (["train.max_tokens=100000000", "model.drop_attn=0"], {}, 0.1),
         (["train.max_tokens=100000000", "train.weight_decay=0.2"], {}, 0.2),
-        (["train.max_tokens=100000000", "train.optimizer=adam"], DROPOUT, 0.0),
-        (["train.minutes=2"], DROPOUT, 0.1 * MORE_DECAY),
+        pytest.param(["train.max_tokens=100000000", "model.drop_attn=0"], {}, 0.1, marks=pytest.mark.full),
+        pytest.param(["train.max_tokens=100000000", "train.optimizer=adam"], DROPOUT, 0.0, marks=pytest.mark.full),
+        pytest.param(["train.minutes=2"], DROPOUT, 0.1 * MORE_DECAY, marks=pytest.mark.full),
     ],
 )
 def test_a_text_that_is_read_many_times_is_learnt_with_dropout_and_decay_unless_one_is_given(
