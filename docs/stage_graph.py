@@ -80,6 +80,7 @@ _UNPLANNED: dict[str, tuple[str, dict[str, str]]] = {
             "champion": "evaluate",
             "champion_that_knew": "train",
             "leaks": "evalset_leaks",
+            "quantised": "evaluate",
         },
     ),
 }

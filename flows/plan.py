@@ -45,7 +45,8 @@ def plan(options: RetrainOptions) -> Run:
 def plan_retraining(run: Run, source: str, settings: Settings) -> None:
     """Call the stages of a retraining in order, with a planning run.
 
-    Without checks and the registry, which make no artefact, and without the evaluation of the champion.
+    Without checks and the registry, which make no artefact, and without the evaluations of the champion and of rounded
+    weights.
     """
     _, prepared, base = ingest_and_prepare(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)

@@ -231,8 +231,15 @@ class Run:
         return ArtifactRef(stage.name, key, "")
 
     def _difference(self, stage: Stage, settings: Any, inputs: Mapping[str, Input]) -> str:
-        """Return a phrase on the difference between a request and the newest artefact of its stage."""
-        known = max(self.store.manifests(stage.name), key=lambda manifest: manifest.created, default=None)
+        """Return a phrase on the difference between a request and the newest artefact of its stage.
+
+        One with inputs of the same names comes first.
+        """
+        known = max(
+            self.store.manifests(stage.name),
+            key=lambda manifest: (manifest.inputs.keys() == inputs.keys(), manifest.created),
+            default=None,
+        )
         if known is None:
             return "never computed"
         if known.version != stage.version:

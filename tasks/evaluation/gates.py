@@ -80,7 +80,9 @@ class GateSettings:
         "Largest share of bits per byte that `quantisation` may add; 0 sets no limit, and nothing is measured.",
         ge=0,
     )
-    quantisation: Literal["f16", "bf16", "q8_0", "q4_0"] = option("q8_0", "Type of the matrices in a GGUF file.")
+    quantisation: Literal["f16", "bf16", "q8_0", "q4_0"] = option(
+        "q8_0", "Type of the matrices in a GGUF file, which `max_quantisation_loss` is about."
+    )
 
 
 @stage("gates", version=4, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
@@ -386,7 +388,9 @@ def _quantised(facts: Facts, settings: GateSettings) -> Found:
         return None, "no limit is set"
     rounded, own = facts.quantised.metrics["val/bits_per_byte"]
     assert own is not None and rounded is not None
-    loss, interval = facts.quantised.difference.value / own, facts.quantised.difference.interval
+    difference = facts.quantised.difference
+    loss = difference.value / own
+    interval = difference.interval if difference.is_bounded else "on one document"
     words = f"in {settings.quantisation} the model has {rounded:.4f} bits per byte instead of {own:.4f}"
     return loss, f"{words}, {loss:+.2%} ({interval}; at most {settings.max_quantisation_loss:.2%})"
 

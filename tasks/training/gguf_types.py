@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 
 def quantised(values: np.ndarray, kind: str) -> tuple[np.ndarray, Any]:
     """Return float32 values in a type, or in float16 where its blocks do not divide the rows; and GGUF's type."""
-    import gguf  # not at the top, as evaluations import this module
+    import gguf  # here, because plans import this module
 
     own = gguf.GGMLQuantizationType[kind.upper()]
     try:
@@ -26,6 +27,7 @@ def quantised(values: np.ndarray, kind: str) -> tuple[np.ndarray, Any]:
 def round_weights(model: nn.Module, kind: str) -> None:
     """Round the matrices of a network, but position vectors, to the values that they have in a type."""
     import gguf
+    import torch
 
     with torch.no_grad():
         for name, weights in model.named_parameters():

@@ -47,7 +47,8 @@ PATIENCE = 6
 # often (measured: docs/guides/training.md).
 MANY_PASSES = 10.0
 DROPOUT = {"drop_resid": 0.2, "drop_ffn": 0.2}
-MORE_DECAY = 10.0  # times the usual one
+MORE_DECAY = 10.0  # times the usual one, where the gradient has no part in it
+DECOUPLED = ("adamw", "muon")
 SUGGESTED = ("batch_size", "patience", "weight_decay", *PROPOSED)  # fields of a training that a suggestion decides
 START_SECONDS = 8.0  # of a training go to the start of its processes, measured on two cores
 SHARE_OF_STEPS = 0.96  # of the rest; evaluations and checkpoints take the remainder
@@ -130,7 +131,7 @@ def steps_in(minutes: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-@stage("suggest", version=11, unkeyed=("execution",))
+@stage("suggest", version=12, unkeyed=("execution",))
 def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettings | None = None) -> str:
     """Choose the shape, and fix the steps that fill the minutes."""
     found = candidates(settings.shapes)
@@ -145,10 +146,11 @@ def suggest(work: Work, settings: SuggestSettings, *, execution: ExecutionSettin
     if best.step_seconds is None and settings.minutes:
         raise UserError(f"no network fits this machine: {'; '.join(item.note for item in found)}")
     plan, regularised = settings.train[best.name], settings.regularise and best.passes >= MANY_PASSES
+    more_decay = MORE_DECAY if regularised and plan["optimizer"] in DECOUPLED else 1.0
     answer = {
         "preset": best.name,
         "model": {**settings.shapes[best.name], **(DROPOUT if regularised else {})},
-        "train": {**plan, "weight_decay": plan["weight_decay"] * (MORE_DECAY if regularised else 1)},
+        "train": {**plan, "weight_decay": plan["weight_decay"] * more_decay},
         "max_steps": best.steps,
         "step_seconds": best.step_seconds,
         "why": list(_reasons(settings, best, found, regularised)),
@@ -215,9 +217,10 @@ def _reasons(
             f"and longer ones than {LONGEST[_kind(settings.device)]} are slow on this device."
         )
     if regularised:
+        and_decay = f", with {MORE_DECAY:g} times the usual weight decay," if plan["optimizer"] in DECOUPLED else ""
         yield (
             f"A text that is read {MANY_PASSES:g} times and more is learnt by heart; a dropout of "
-            f"{DROPOUT['drop_ffn']:g} and {MORE_DECAY:g} times the usual weight decay defer that."
+            f"{DROPOUT['drop_ffn']:g}{and_decay} defers that."
         )
     if not settings.minutes:
         yield (
@@ -297,8 +300,9 @@ def suggest_settings(
     tokens, document = _document_tokens(run, shards) if len(shapes) > 1 else (0, 0)
     most = settings.train.max_epochs if tokens else 0.0
     plan = plans[next(iter(plans))]
-    by_steps = settings.train.max_steps * plan["batch_size"] * seq_len
-    read_tokens = by_steps or settings.train.max_tokens
+    by_steps = settings.train.max_steps * plan["batch_size"] * plan["grad_accum"] * seq_len
+    by_tokens = min(settings.train.max_tokens, int(most * tokens) or settings.train.max_tokens)
+    read_tokens = by_steps or by_tokens
     minutes = 0.0 if read_tokens else settings.train.minutes
     means = settled(settings.execution, detect_device(), plan, minutes).words()
     described = ", ".join(filter(None, (device, means)))

@@ -94,10 +94,12 @@ def test_a_network_is_chosen_for_the_passes_that_are_allowed(home: Home, tmp_pat
     ("settings", "dropout", "decay"),
     [
         (["train.max_tokens=100000000"], DROPOUT, 0.1 * MORE_DECAY),
-        (["train.max_tokens=100"], {}, 0.1),
+        (["train.max_tokens=100000000", "train.max_epochs=9"], {}, 0.1),
         (["train.max_tokens=100000000", "train.weight_decay=0.2"], {}, 0.2),
         pytest.param(["train.max_tokens=100000000", "model.drop_attn=0"], {}, 0.1, marks=pytest.mark.full),
         pytest.param(["train.max_tokens=100000000", "train.optimizer=adam"], DROPOUT, 0.0, marks=pytest.mark.full),
+        pytest.param(["train.max_tokens=100000000", "train.optimizer=adam_l2"], DROPOUT, 0.1, marks=pytest.mark.full),
+        pytest.param(["train.max_steps=1", "train.grad_accum=4096"], DROPOUT, 1.0, marks=pytest.mark.full),
         pytest.param(["train.minutes=2"], DROPOUT, 0.1 * MORE_DECAY, marks=pytest.mark.full),
     ],
 )
