@@ -134,7 +134,7 @@ def write_files(folder: Path, sample_folder: Path) -> None:
         "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
     }
     questions["passwords.txt"] = "a password\n"
-    questions["dates.csv"] = "path,date\nfirst.txt,1899\n"
+    questions["letters.csv"] = "path,date,title\nfirst.txt,1899,A letter\n"
     for name, text in questions.items():
         (folder / name).write_text(text)
     manual = pypdf.PdfWriter()
