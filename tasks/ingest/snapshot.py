@@ -276,7 +276,7 @@ def read_metadata(table: str) -> dict[str, Stated]:
             if "path" not in columns or not columns & {"date", "title"}:
                 raise UserError(f"{path} has the columns {rows.fieldnames}; expected path, and date or title")
             for row in rows:
-                date, title = (one_line(row.get(name) or "")[:LONGEST_TITLE] or None for name in ("date", "title"))
+                date, title = (one_line(row.get(name))[:LONGEST_TITLE] or None for name in ("date", "title"))
                 if date and not re.fullmatch(DATE, date):
                     raise UserError(
                         f"{path}, line {rows.line_num}: {date!r} is no date; expected one such as 1898, 1898-05 or "

@@ -305,7 +305,7 @@ def _program(*arguments: str, given: bytes = b"", seconds: float | None = None) 
     if "Could not initialize tesseract" in told:
         raise OcrUnavailable(f"Tesseract cannot use its language data: {told}; reinstall them or name another language")
     if done.returncode:
-        raise OcrError(f"the program tesseract ended with {done.returncode}: {told.rpartition(chr(10))[2]}")
+        raise OcrError(f"the program tesseract ended with {done.returncode}: {(told.splitlines() or [''])[-1]}")
     return done.stdout.decode("utf-8", "replace")
 
 

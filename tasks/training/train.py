@@ -236,8 +236,8 @@ def run_name(settings: TrainStageSettings, corpus: str) -> str:
     from model.presets import preset
 
     network = settings.model
-    shape = without_dropout(network)
-    presets = (name for name in PRESETS if without_dropout(preset(name, network["vocab_size"]).to_dict()) == shape)
+    shape = _without_dropout(network)
+    presets = (name for name in PRESETS if _without_dropout(preset(name, network["vocab_size"]).to_dict()) == shape)
     size = f"{count_parameters(ModelConfig.from_dict(network))['total']:,} parameters"
     plan = settings.train
     budget = f"{plan['minutes']:g} minutes" if plan.get("minutes") else f"{plan['max_steps']:,} steps"
@@ -245,7 +245,7 @@ def run_name(settings: TrainStageSettings, corpus: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def without_dropout(network: Mapping[str, Any]) -> dict[str, Any]:
+def _without_dropout(network: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a network that its weights depend on."""
     return {name: value for name, value in network.items() if not name.startswith("drop_")}
 
