@@ -43,8 +43,8 @@ SUGGESTION_FILE = "suggestion.json"
 # A small text is soon learnt by heart: then the weights before that are taken. Half of ten evaluations are at the
 # highest rate, which alone should not end a training.
 PATIENCE = 6
-# A text that is read this often is learnt with dropout and more decay. At 7.5 passes dropout still cost bits per byte, at
-# 15 it saved them (docs/guides/training.md).
+# A text that is read this often is learnt with dropout and more decay. At 7.5 passes dropout still cost bits per byte,
+# at 15 it saved them (docs/guides/training.md).
 MANY_PASSES = 10.0
 DROPOUT = {"drop_resid": 0.2, "drop_ffn": 0.2}
 MORE_DECAY = 10.0  # times the usual one, where the gradient has no part in it
