@@ -410,6 +410,7 @@ def serve(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Give equal requests equal answers, to the bit; slower.")
     ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a model that does not exist yet.")] = False,
     corpus: Corpus = "default",
     home: HomeFolder = "",
 ) -> None:
@@ -419,7 +420,7 @@ def serve(
     """
     from tasks.serving.run import serve_model
 
-    serve_model(open_home(home)[0], model, corpus, host, port, batch_size, most, deterministic, say)
+    serve_model(open_home(home)[0], model, corpus, host, port, batch_size, most, deterministic, wait, say)
 
 
 @others.command()

@@ -243,6 +243,12 @@ class TeamOptions(BaseModel, frozen=True):
     host: str = Field(default="127.0.0.1", description="Address to listen on (default: this machine only).")
     prefect_port: int = Field(default=4200, description="Port of Prefect's server (default: 4200).", ge=1, le=65535)
     mlflow_port: int = Field(default=5000, description="Port of MLflow's server (default: 5000).", ge=1, le=65535)
+    serve_port: int = Field(
+        default=0,
+        description="Port at which the champion answers OpenAI's clients, as by `sheepfold serve` (default: 0, none).",
+        ge=0,
+        le=65535,
+    )
     postgres: str = Field(
         default="",
         description="postgresql:// address for both servers; '' goes back to SQLite. With a password in it, give it by "

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -46,8 +46,9 @@ from storage.errors import Unreachable, UserError
 from storage.home import Home, without_password
 from storage.locks import owner_lock
 from storage.tracking import create_database, quieten
+from tasks.serving import API_KEY
 
-SERVICES = PREFECT, MLFLOW, WORKER, GPU_WORKER = "prefect", "mlflow", "worker", "gpu-worker"
+SERVICES = PREFECT, MLFLOW, WORKER, GPU_WORKER, SERVE = "prefect", "mlflow", "worker", "gpu-worker", "serve"
 DEPLOY = "deploy"  # not run by supervisord
 POOL, GPU_POOL, RETRAIN_QUEUE = "sheepfold", "sheepfold-gpu", "retrain"
 POOLS = {WORKER: POOL, GPU_WORKER: GPU_POOL}
@@ -92,6 +93,9 @@ def program(name: str, home: Home, settings: TeamSettings) -> tuple[list[str], d
         command = ["mlflow", "server", "--host", settings.host, "--port", str(settings.mlflow_port), "--workers", "1"]
         command += ["--app-name", "basic-auth"] if settings.auth else []
         variables = _mlflow_variables(home, settings)
+    elif name == SERVE:
+        command = ["flows.cli", "serve", "--wait", "--host", settings.host, "--port", str(settings.serve_port)]
+        variables = client
     else:
         command = ["prefect", "worker", "start", "--type", "process", "--pool", POOLS[name], "--name", name]
         command += ["--limit", str(RUNS_AT_ONCE[name])]
@@ -104,7 +108,7 @@ def _environment(name: str, home: Home, variables: Mapping[str, str]) -> dict[st
     inherited = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("PREFECT_", "MLFLOW_")) and key != "SHEEPFOLD_POSTGRES"
+        if not key.startswith(("PREFECT_", "MLFLOW_")) and key not in ("SHEEPFOLD_POSTGRES", API_KEY)
     }
     own = {
         # jobs are started as `python`
@@ -305,7 +309,7 @@ def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | Non
             if not running:
                 _start_supervisord(home, settings)
             started = [item["name"] for item in _rpc(home).startAllProcesses(False)]
-            for name in SERVICES:
+            for name in _services(settings):
                 _wait_healthy(name, home, settings)
                 say(f"{name} is ready")
             _deploy(home, settings, schedules, stopped)
@@ -316,9 +320,13 @@ def bring_up(home: Home, settings: TeamSettings, say: Say, schedules: bool | Non
         return [name for name in SERVICES if name in started]
 
 
+def _services(settings: TeamSettings) -> tuple[str, ...]:
+    return SERVICES if settings.serve_port else SERVICES[:-1]
+
+
 def _check_ports(settings: TeamSettings) -> None:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    for name, port in ((PREFECT, settings.prefect_port), (MLFLOW, settings.mlflow_port)):
+    for name, port in ((PREFECT, settings.prefect_port), (MLFLOW, settings.mlflow_port), (SERVE, settings.serve_port)):
         try:
             socket.create_server((settings.host, port), family=family).close()
         except OSError as error:
@@ -341,7 +349,7 @@ def _start_supervisord(home: Home, settings: TeamSettings) -> None:
     place = Path(tempfile.mkdtemp(prefix="sheepfold-"))
     (team_folder(home) / SOCKET_FOLDER).symlink_to(place)
     configuration = team_folder(home) / "supervisord.conf"
-    write_private(configuration, _configuration(place / SOCKET))
+    write_private(configuration, _configuration(place / SOCKET, _services(settings)))
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)]
     environment = {**os.environ, PROGRAM: f"{home.path}:supervisord"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -387,8 +395,8 @@ def _prepare_mlflow_users(folder: Path, password: str) -> None:
             users.update_user(MLFLOW_USER, password, is_admin=True)
 
 
-def _configuration(address: Path) -> str:
-    """Return supervisord's configuration; programs run in its parent folder, the home."""
+def _configuration(address: Path, services: Sequence[str]) -> str:
+    """Return supervisord's configuration; services run in its parent folder, the home."""
     python, listening = (str(path).replace("%", "%%") for path in (sys.executable, address))
     text = f"""\
 ; Written by `sheepfold up`.
@@ -402,7 +410,7 @@ file={listening}
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
-    for name in SERVICES:  # workers are killed, so that their runs continue until `down` ends them
+    for name in services:  # workers are killed, so that their runs continue until `down` ends them
         text += f"""
 [program:{name}]
 command="{python}" -P -m flows.team.programs {name}
@@ -522,13 +530,14 @@ def team_status(home: Home) -> dict[str, Any]:
         return {}
     settings, states = TeamSettings.kept(home), program_states(home)
     services: dict[str, dict[str, Any]] = {}
-    for name in SERVICES:
+    for name in _services(settings):
         state = states.get(name, NO_STATE)
         healthy = _healthy(name, state, settings)
         services[name] = {"pid": state["pid"] or None, "alive": bool(state["pid"]), "healthy": healthy}
     return {
         **({"prefect_api_url": f"{settings.prefect_url}/api"} if services[PREFECT]["alive"] else {}),
         **({"mlflow_tracking_uri": settings.mlflow_url} if services[MLFLOW]["alive"] else {}),
+        **({"completions_url": f"{settings.serve_url}/v1"} if services.get(SERVE, {}).get("alive") else {}),
         "services": services,
         "database": without_password(settings.postgres) if settings.postgres else "SQLite",
         "auth": settings.auth,

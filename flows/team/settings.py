@@ -20,16 +20,18 @@ from flows.options import TeamOptions
 from storage.atomic import write_file
 from storage.errors import UserError
 from storage.home import TEAM_TRACKING, Home
+from tasks.serving import API_KEY
 
 SETTINGS, ENVIRONMENT = "settings.json", "environment"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 MLFLOW_USER, MLFLOW_PASSWORD_LENGTH = "admin", 12  # MLflow refuses shorter passwords
 # variables of the servers; set in the environment of `sheepfold up`, they replace the recorded secrets
-SECRETS = PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY = (
+SECRETS = PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY, _ = (
     "PREFECT_SERVER_API_AUTH_STRING",
     "MLFLOW_AUTH_ADMIN_PASSWORD",
     "MLFLOW_FLASK_SERVER_SECRET_KEY",
+    API_KEY,
 )
 _HOSTS = re.compile(r"[\w.:\[\], -]*")  # without `*`, which would admit any web page
 _POSTGRES = re.compile(
@@ -78,8 +80,9 @@ class TeamSettings(TeamOptions, frozen=True):
         Raises:
             UserError: if they are in conflict, or would expose the servers without passwords.
         """
-        if self.prefect_port == self.mlflow_port:
-            raise UserError(f"both servers cannot listen on port {self.prefect_port}: give --mlflow-port another one")
+        ports = [self.prefect_port, self.mlflow_port, self.serve_port]
+        if taken := next((port for place, port in enumerate(ports) if port in ports[:place]), 0):
+            raise UserError(f"two servers cannot listen on port {taken}: give one of them another port")
         if self.host not in LOOPBACK and not self.auth:
             raise UserError(
                 f"on {self.host} anyone with access to the network could start runs and read models: give --auth too"
@@ -124,6 +127,11 @@ class TeamSettings(TeamOptions, frozen=True):
         """Address of MLflow's pages and API."""
         return f"http://{self.reached_at}:{self.mlflow_port}"
 
+    @property
+    def serve_url(self) -> str:
+        """Address at which the champion answers."""
+        return f"http://{self.reached_at}:{self.serve_port}"
+
     def client_variables(self, home: Home) -> dict[str, str]:
         """Return the environment variables of a client of the servers."""
         found = {
@@ -135,6 +143,7 @@ class TeamSettings(TeamOptions, frozen=True):
             found["PREFECT_API_AUTH_STRING"] = self.secrets[PREFECT_LOGIN]
             found["MLFLOW_TRACKING_USERNAME"] = MLFLOW_USER
             found["MLFLOW_TRACKING_PASSWORD"] = self.secrets[MLFLOW_PASSWORD]
+            found[API_KEY] = self.secrets[API_KEY]
         return found
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Callable
 from socket import socket as Socket
+from time import sleep
 
 import torch
 import uvicorn
@@ -14,10 +15,12 @@ from model.randomness import seed_everything
 from storage.errors import UserError
 from storage.home import Home
 from tasks.core.machine import usable_cores
+from tasks.registry.models import UnknownModel
+from tasks.serving import API_KEY
 from tasks.serving.app import Server, application
 from tasks.serving.served import Served, load_served
 
-API_KEY = "SHEEPFOLD_API_KEY"  # environment variable
+WAIT_SECONDS = 2.0
 
 
 def serve_model(
@@ -29,6 +32,7 @@ def serve_model(
     batch_size: int,
     most: int,
     deterministic: bool,
+    waits: bool,
     say: Callable[[str], None],
 ) -> None:
     """Serve a model until the process is told to end.
@@ -36,6 +40,7 @@ def serve_model(
     Args:
         port: 0 for a free one.
         most: completions that may run or wait.
+        waits: wait for a model that does not exist yet.
         say: called with the address once requests are answered.
 
     Raises:
@@ -49,8 +54,7 @@ def serve_model(
         )
     torch.set_num_threads(usable_cores())
     seed_everything(0, deterministic=deterministic)
-    served = load_served(home, model, corpus)
-    assert served is not None
+    served = _first(home, model, corpus, waits, say)
 
     def newest(current: Served) -> Served | None:
         return load_served(home, model, corpus, current)
@@ -64,6 +68,23 @@ def serve_model(
     address = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
     ready = f"{served.name} answers at {address}/v1, and can be tried at {address}; stop it with Ctrl-C"
     Announced(config, lambda: say(ready)).run(sockets=[socket])
+
+
+def _first(home: Home, model: str, corpus: str, waits: bool, say: Callable[[str], None]) -> Served:
+    is_told = False
+    while True:
+        try:
+            served = load_served(home, model, corpus)
+        except UnknownModel as error:
+            if not waits:
+                raise
+            if not is_told:
+                say(f"{error}; waiting for it")
+            is_told = True
+            sleep(WAIT_SECONDS)
+        else:
+            assert served is not None
+            return served
 
 
 class Announced(uvicorn.Server):

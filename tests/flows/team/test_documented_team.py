@@ -52,7 +52,7 @@ class Lead:
             line = line.replace(f"/srv/{place}", str(self.box.folder / place))
         line = line.replace("/srv/sheepfold", str(self.box.home.path))
         if "sheepfold up" in line:
-            line += self.ports
+            line = re.sub("(?<=--serve-port )[0-9]+", str(free_port()), line) + self.ports
         if line.startswith(RUNS):
             line = line.replace(" --watch", "").replace("minutes=30", "preset=tiny") + " --watch"
         if line.startswith(f"{RUNS}retrain"):

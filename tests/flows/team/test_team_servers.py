@@ -24,7 +24,8 @@ from test_servers import free_port
 
 from flows.ingest import change
 from flows.team.programs import GPU_POOL, MLFLOW, POOL, PREFECT, WORKER, processes
-from flows.team.settings import MLFLOW_KEY, MLFLOW_PASSWORD, PREFECT_LOGIN, TeamSettings, team_folder
+from flows.team.settings import SECRETS, TeamSettings, team_folder
+from tasks.serving import API_KEY
 
 SCHEDULED = {"ingest/watch", "retrain/weekly", "evaluate/champion", "cleanup/nightly"}
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -228,7 +229,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, sample_folder: Path) -> It
     with postgres_server(free_port()) as database:
         for made in new_box(tmp_path_factory.mktemp("guarded")):
             shutil.copytree(sample_folder / "text", made.folder / "documents")
-            ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
+            ports = [f"--{name}-port={free_port()}" for name in ("prefect", "mlflow", "serve")]
             given = {**made.variables, "SHEEPFOLD_POSTGRES": database.over_tls}
             replace(made, variables=given).run("up", "--auth", *ports)
             made.wait(made.start("retrain/weekly", preset="tiny", max_steps=5), "Completed")
@@ -252,6 +253,20 @@ def test_without_a_password_neither_server_answers(guarded: Box) -> None:
         assert httpx.post(address, json={"max_results": 1}).status_code == httpx.codes.UNAUTHORIZED
 
 
+def test_the_champion_is_served_as_soon_as_there_is_one_to_those_with_the_key(guarded: Box) -> None:
+    address = f"{guarded.run('status')['completions_url']}/completions"
+    request = {"model": "champion", "prompt": "The", "max_tokens": 2}
+
+    def status(**headers: str) -> int:
+        with contextlib.suppress(httpx.ConnectError):  # it is still being loaded
+            return httpx.post(address, json=request, headers=headers, timeout=60).status_code
+        return 0
+
+    key = TeamSettings.kept(guarded.home).secrets[API_KEY]
+    waited(lambda: status(Authorization=f"Bearer {key}") == httpx.codes.OK, "the champion to answer")
+    assert status() == httpx.codes.UNAUTHORIZED
+
+
 def test_mlflow_refuses_other_host_names(guarded: Box) -> None:
     address = f"{TeamSettings.kept(guarded.home).mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
     for host, status in (("localhost", httpx.codes.UNAUTHORIZED), ("evil.example.org", httpx.codes.FORBIDDEN)):
@@ -260,7 +275,7 @@ def test_mlflow_refuses_other_host_names(guarded: Box) -> None:
 
 def test_no_password_is_in_a_log_a_state_or_a_command_line(guarded: Box) -> None:
     known = TeamSettings.kept(guarded.home).secrets
-    secret = [known[name].encode() for name in (PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY)]
+    secret = [known[name].encode() for name in SECRETS]
     secret += [PASSWORD.encode(), QUOTED.encode()]
     open_files = [path for path in guarded.home.path.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
     assert [path for path in open_files if any(text in path.read_bytes() for text in secret)] == []

@@ -50,7 +50,9 @@ from storage.errors import UserError
 from storage.home import Home
 
 WITH_PASSWORDS = TeamSettings(
-    auth=True, secrets={PREFECT_LOGIN: "admin:pass-of-prefect", MLFLOW_PASSWORD: "pass-of-mlflow", SECRETS[2]: "key"}
+    auth=True,
+    secrets={PREFECT_LOGIN: "admin:pass-of-prefect", MLFLOW_PASSWORD: "pass-of-mlflow"}
+    | dict.fromkeys(SECRETS[2:], "pass-of-others"),
 )
 ADDRESS = "postgresql://shepherd:p%40ss@db:5432/flock"
 
@@ -67,7 +69,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (TeamSettings(prefect_port=5000), "both servers cannot listen on port 5000"),
+        (TeamSettings(prefect_port=5000), "two servers cannot listen on port 5000"),
+        (TeamSettings(serve_port=4200), "two servers cannot listen on port 4200"),
         (TeamSettings(host="0.0.0.0"), "give --auth too"),
         (TeamSettings(allowed_hosts="flock, http://x"), "--allowed-hosts is 'flock, http://x': give names"),
         (TeamSettings(allowed_hosts="*"), "--allowed-hosts is '\\*'"),
