@@ -373,14 +373,22 @@ def _lineage(model: Path, home: str, corpus: str) -> dict[str, str]:
 
 @others.command("import")
 def import_(
-    hf_folder: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")],
+    source: Annotated[
+        str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json; or FILE.gguf.")
+    ],
     folder: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a Hugging Face folder, or LLaMA's own release, to a model folder for `generate --model FOLDER`."""
-    from tasks.training.hugging_face import import_folder
+    """Convert a Hugging Face folder, LLaMA's own release or a GGUF file to a folder for `generate --model FOLDER`."""
+    if source.endswith(".gguf"):
+        from tasks.training.gguf_file import import_gguf
 
-    answer(asdict(import_folder(absolute(hf_folder), absolute(folder))), as_json)
+        found = import_gguf(absolute(source), absolute(folder))
+    else:
+        from tasks.training.hugging_face import import_folder
+
+        found = import_folder(absolute(source), absolute(folder))
+    answer(asdict(found), as_json)
 
 
 @others.command()

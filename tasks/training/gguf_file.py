@@ -1,4 +1,4 @@
-"""Export of a bundle to a GGUF file, which llama.cpp reads; tokeniser included.
+"""Export of a bundle to a GGUF file, which llama.cpp reads, and import of one; tokeniser included.
 
 Tensors are those of `model.hf` under GGUF's names. llama.cpp cuts words by name: byte-level BPE with GPT-2's pattern is
 `gpt-2`, and no other tokeniser of Sheepfold has a name there.
@@ -7,27 +7,52 @@ Tensors are those of `model.hf` under GGUF's names. llama.cpp cuts words by name
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
 import torch
+from safetensors.torch import save_file
 
-from model import count_parameters
-from model.architecture import ModelConfig
+from model import Transformer, count_parameters
+from model.architecture import DEFAULT_POS_BASE, ModelConfig
 from model.checkpoint import fsync_path
-from model.hf import hf_parts
-from model.hf_config import GPT2, LAYOUTS, LayoutError, layout_of
-from tasks.tokens.tokenizer_kinds import Tokenizer
-from tasks.training.bundle import Bundle
-from tasks.training.gguf_types import TYPES, quantised
-from tasks.training.hugging_face import Exchanged, ExchangeError, hf_spec, model_of
+from model.hf import WEIGHTS_FILE, hf_parts, write_json
+from model.hf_config import FIELDS, GPT2, LAYOUTS, LayoutError, config_from_hf, layout_of
+from tasks.tokens.foreign import TOKENIZER_CONFIG_FILE
+from tasks.tokens.hf_spec import byte_level_spec
+from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer
+from tasks.training.bundle import CONFIG_FILE, Bundle
+from tasks.training.gguf_types import FLOATS, TYPES, quantised
+from tasks.training.hugging_face import FRAMING, Exchanged, ExchangeError, hf_spec, import_folder, model_of
 
 _LAYOUTS = ("gpt2", "llama", "qwen2", "qwen3")  # of `model.hf_config`; llama.cpp has architectures of these names
 _MODELFILES = ("gpt2", "llama")  # Ollama cuts the words of Qwen's networks by a pattern of its own
-_NORMAL, _CONTROL = 1, 3  # kinds of tokens
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
+_IDS = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
+_SPECIAL = {name: f"tokenizer.ggml.{key}_token_id" for name, key in _IDS}
+_ENDS = "sheepfold.eos"  # True if texts end with the eos id; without an entry they do
+# keys of an architecture, and fields of ModelConfig
+_SHAPE = {
+    "vocab_size": "vocab_size",
+    "context_length": "max_seq_len",
+    "embedding_length": "d_model",
+    "block_count": "n_layer",
+    "feed_forward_length": "d_ff",
+    "attention.head_count": "n_head",
+    "attention.head_count_kv": "n_kv_head",
+}
+_LEARNED = {"attention.layer_norm_epsilon": "norm_eps"}
+_ROTARY = {
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "rope.freq_base": "pos_base",
+    "rope.dimension_count": "head_dim",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+}
 _PATTERN = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}  # GPT-2's, in tokenizer.json
 
 
@@ -64,7 +89,7 @@ def export_gguf(
         try:
             writer.add_name(name or bundle_folder.name)
             writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
-            _add_shape(writer, config)
+            _add_shape(writer, config, layout)
             _add_words(writer, bundle, *words)
             for key, text in (about or {}).items():
                 writer.add_string(f"sheepfold.{key}", text)
@@ -111,7 +136,7 @@ def _layout(config: ModelConfig) -> str:
     return layout
 
 
-def _words(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+def _words(tokenizer: Tokenizer) -> tuple[dict[int, str], list[str]]:
     """Return the tokens by their ids, and the merges, of a byte-level BPE tokeniser with GPT-2's pattern."""
     spec = hf_spec(tokenizer)
     found, model = spec.get("pre_tokenizer") or {}, spec["model"]
@@ -125,73 +150,67 @@ def _words(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
             f"llama.cpp has no tokeniser like this one of kind {tokenizer.kind!r}: it has byte-level BPE with GPT-2's "
             "pattern, which is the default; train with tokenizer.kind=bpe to export"
         )
-    by_id = {index: word for word, index in model["vocab"].items()}
-    words = [by_id.get(index, f"[UNUSED{index}]") for index in range(tokenizer.vocab_size)]
+    words = {index: word for word, index in model["vocab"].items()}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return words, merges
 
 
-def _add_words(writer: gguf.GGUFWriter, bundle: Bundle, words: list[str], merges: list[str]) -> None:
+def _add_words(writer: gguf.GGUFWriter, bundle: Bundle, words: dict[int, str], merges: list[str]) -> None:
     tokenizer = bundle.tokenizer
-    padding = [f"[UNUSED{index}]" for index in range(len(words), bundle.model_config.vocab_size)]
-    control = {*tokenizer.special_ids, *range(len(words), bundle.model_config.vocab_size)}
+    kinds = {**dict.fromkeys(words, _NORMAL), **dict.fromkeys(tokenizer.special_ids, _CONTROL)}
+    size = range(bundle.model_config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*words, *padding])
-    writer.add_token_types(
-        [_CONTROL if index in control else _NORMAL for index in range(bundle.model_config.vocab_size)]
-    )
+    writer.add_token_list([words.get(index, f"[UNUSED{index}]") for index in size])
+    writer.add_token_types([kinds.get(index, _UNUSED) for index in size])
     writer.add_token_merges(merges)
     begin, end = bundle.start_id, bundle.end_id
     writer.add_add_bos_token(begin is not None)
     writer.add_add_eos_token(False)
+    writer.add_bool(_ENDS, end is not None)
     writer.add_array("tokenizer.ggml.suppress_tokens", list(bundle.ids_without_text()))
     # without an entry llama.cpp takes the ordinary token 11 for both
     unused = next(
         (index for index in (tokenizer.eos_id, tokenizer.pad_id, *tokenizer.special_ids) if index is not None), 0
     )
-    writer.add_bos_token_id(unused if begin is None else begin)
-    writer.add_eos_token_id(unused if end is None else end)
-    if tokenizer.pad_id is not None:
-        writer.add_pad_token_id(tokenizer.pad_id)
+    ids = {"bos": unused if begin is None else begin, "eos": unused if end is None else end}
+    for name, index in {**ids, "pad": tokenizer.pad_id, "unk": tokenizer.unk_id}.items():
+        if index is not None:
+            writer.add_uint32(_SPECIAL[name], index)
 
 
-def _add_shape(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_seq_len)
-    writer.add_embedding_length(config.d_model)
-    writer.add_block_count(config.n_layer)
-    writer.add_feed_forward_length(config.d_ff)
-    writer.add_head_count(config.n_head)
-    writer.add_head_count_kv(config.n_kv_head)
-    if config.norm == "rmsnorm":
-        writer.add_layer_norm_rms_eps(config.norm_eps)
-    else:
-        writer.add_layer_norm_eps(config.norm_eps)
-    if config.pos == "rope":
-        base = config.pos_base
-        if config.rope_scaling == "ntk":  # a larger base
-            base *= config.rope_factor ** (config.rope_dim / (config.rope_dim - 2))
-        writer.add_rope_freq_base(base)
-        writer.add_rope_dimension_count(config.rope_dim)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
+def _add_shape(writer: gguf.GGUFWriter, config: ModelConfig, layout: str) -> None:
+    values = vars(config)
+    if config.rope_scaling == "ntk":  # a larger base
+        base = config.pos_base * config.rope_factor ** (config.rope_dim / (config.rope_dim - 2))
+        values = {**values, "pos_base": base}
+    for key, field in {**_SHAPE, **(_LEARNED if config.pos == "learned" else _ROTARY)}.items():
+        value = values[field]
+        (writer.add_float32 if field in ("norm_eps", "pos_base") else writer.add_uint32)(f"{layout}.{key}", value)
 
 
 def _add_tensors(writer: gguf.GGUFWriter, bundle: Bundle, layout: str, kind: str) -> None:
-    arch = next(key for key, text in gguf.MODEL_ARCH_NAMES.items() if text == layout)
-    names = gguf.get_tensor_name_map(arch, bundle.model_config.n_layer)
+    names = _tensor_names(bundle.model_config, layout)
     tensors = {name: tensor.detach().float().cpu() for name, tensor in bundle.model.state_dict().items()}
     for name, parts in hf_parts(tensors, bundle.model_config, layout).items():
-        whole = torch.cat(parts, dim=-1)
-        if LAYOUTS[layout].column == GPT2 and whole.dim() > 1 and ".h." in name:
-            whole = whole.t()  # back from (in, out)
-        elif layout == "llama" and re.search(r"\.[qk]_proj\.", name):  # neighbours form a pair there
-            half = bundle.model_config.head_dim // 2
-            whole = whole.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
+        whole = _turned(torch.cat(parts, dim=-1), name, layout, (2, bundle.model_config.head_dim // 2))
         values = whole.contiguous().numpy()
         data, own = quantised(values, kind if values.ndim > 1 and "wpe" not in name else "f32")
         writer.add_tensor(_gguf_name(names, name), data, raw_dtype=own)
+
+
+def _turned(tensor: torch.Tensor, name: str, layout: str, pairs: tuple[int, int]) -> torch.Tensor:
+    """Return a tensor of `model.hf` as GGUF has it, or the other way with the two numbers of `pairs` exchanged."""
+    if LAYOUTS[layout].column == GPT2 and tensor.dim() > 1 and ".h." in name:
+        return tensor.t()  # (in, out) in `model.hf`
+    if layout == "llama" and re.search(r"\.[qk]_proj\.", name):  # neighbours form a pair in GGUF
+        return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)
+    return tensor
+
+
+def _tensor_names(config: ModelConfig, layout: str) -> Any:
+    arch = next(key for key, text in gguf.MODEL_ARCH_NAMES.items() if text == layout)
+    return gguf.get_tensor_name_map(arch, config.n_layer)
 
 
 def _gguf_name(names: Any, name: str) -> str:
@@ -214,3 +233,120 @@ def _modelfile(bundle: Bundle, target: Path) -> str:
         "PARAMETER repeat_penalty 1",
     ]
     return "\n".join(lines) + "\n"
+
+
+def import_gguf(path: Path, target: Path) -> Exchanged:
+    """Write a bundle from a GGUF file, as `import_folder` does from a Hugging Face folder.
+
+    Args:
+        path: a network of GPT-2, LLaMA, Qwen2 or Qwen3 as `f32`, `f16` or `bf16`, with GPT-2's tokeniser.
+        target: output folder; must not exist, or be empty.
+
+    Raises:
+        ExchangeError: the file cannot be read, has what no bundle has, or `target` is not empty.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        work = Path(folder)
+        with _faults_of(path):
+            reader = gguf.GGUFReader(path)
+            about = {name: field.contents() for name, field in reader.fields.items()}
+            tensors = {tensor.name: tensor for tensor in reader.tensors}
+            layout = about.get("general.architecture")
+            if layout not in _LAYOUTS:
+                raise ExchangeError(f"it has a network of {layout!r}; expected {', '.join(_LAYOUTS)}")
+            _write_words(about, work)
+            _write_tensors(_write_config(about, layout, tensors, work), layout, tensors, work)
+        return import_folder(work, target)
+
+
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExchangeError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (LayoutError, ExchangeError) as error:
+        raise ExchangeError(f"{path} cannot be imported: {error}") from error
+    except (ValueError, LookupError, TypeError, ArithmeticError) as error:  # of GGUFReader
+        raise ExchangeError(f"{path} is no whole GGUF file: {error}") from error
+
+
+def _write_words(about: Mapping[str, Any], folder: Path) -> None:
+    """Write the tokeniser of a file for `import_folder`."""
+    kind, cut = about.get("tokenizer.ggml.model"), about.get("tokenizer.ggml.pre")
+    if (kind, cut) != ("gpt2", "gpt-2"):
+        raise ExchangeError(f"its tokeniser is {kind!r} with the word pattern {cut!r}; expected 'gpt2' with 'gpt-2'")
+    words = about["tokenizer.ggml.tokens"]
+    kinds = about.get("tokenizer.ggml.token_type") or [_NORMAL] * len(words)
+    for word, kind in zip(words, kinds, strict=True):
+        if kind not in (_NORMAL, _CONTROL, _UNUSED):
+            raise ExchangeError(f"its token {word!r} is of kind {kind}; expected {_NORMAL} (normal) or {_CONTROL}")
+    vocabulary = {word: index for index, word in enumerate(words) if kinds[index] != _UNUSED}
+    spec = byte_level_spec(vocabulary, [merge.split(" ") for merge in about["tokenizer.ggml.merges"]])
+    (folder / TOKENIZER_FILE).write_text(spec, encoding="utf-8")
+    framing = {"bos": about.get("tokenizer.ggml.add_bos_token", False), "eos": about.get(_ENDS, True)}
+    write_json(folder / TOKENIZER_CONFIG_FILE, {FRAMING: framing})
+
+
+def _write_config(about: Mapping[str, Any], layout: str, tensors: Mapping[str, Any], folder: Path) -> ModelConfig:
+    """Write config.json for `import_folder`, and return its network."""
+    known = {**_SHAPE, **(_LEARNED if layout == "gpt2" else _ROTARY)}
+    found: dict[str, Any] = {"vocab_size": len(about["tokenizer.ggml.tokens"])}
+    for name, value in about.items():
+        if not name.startswith(f"{layout}."):
+            continue
+        field = known.get(name.removeprefix(f"{layout}."))
+        if field is None:
+            raise ExchangeError(f"{name}={value!r} is not supported; known are {', '.join(known)}")
+        exact = float(f"{value:.7g}") if isinstance(value, float) else value  # of float32
+        if found.setdefault(field, exact) != exact:
+            raise ExchangeError(f"{name} is {value}, expected {found[field]} as elsewhere in the file")
+    optional = ("n_kv_head", "head_dim", "pos_base")
+    if missing := [key for key, field in known.items() if field not in found and field not in optional]:
+        raise ExchangeError(f"{layout}.{missing[0]} is missing")
+    n_layer = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
+    if found["n_layer"] != n_layer:
+        raise ExchangeError(f"{layout}.block_count is {found['n_layer']}, but there are tensors of {n_layer} blocks")
+    usual = {
+        "n_kv_head": found["n_head"],
+        "head_dim": found["d_model"] // found["n_head"],
+        "pos_base": DEFAULT_POS_BASE,
+    }
+    shape = {
+        **usual,
+        **found,
+        **dict.fromkeys(("drop_attn", "drop_resid", "drop_embed"), 0.0),
+        "tie_weights": "output.weight" not in tensors,
+        "attn_bias": "blk.0.attn_q.bias" in tensors,
+        "ffn_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+    column = LAYOUTS[layout].column
+    fields = {row[column]: shape[row[0]] for row in FIELDS if row[column] and row[0] in shape}
+    ids = {f"{name}_token_id": about.get(key) for name, key in _SPECIAL.items()}
+    fields |= {"model_type": layout, "rope_theta": shape["pos_base"], **ids}
+    write_json(folder / CONFIG_FILE, fields)
+    return config_from_hf(fields)
+
+
+def _write_tensors(config: ModelConfig, layout: str, tensors: Mapping[str, Any], folder: Path) -> None:
+    """Write model.safetensors for `import_folder`."""
+    names = _tensor_names(config, layout)
+    with torch.device("meta"):
+        parts = hf_parts(Transformer(config).state_dict(), config, layout)
+    wanted = {_gguf_name(names, name): name for name in parts}
+    for fault, keys in (("unknown", set(tensors) - set(wanted)), ("missing", set(wanted) - set(tensors))):
+        if keys:
+            raise ExchangeError(f"the tensor {min(keys)} is {fault}")
+    found = {}
+    for own, tensor in tensors.items():
+        if tensor.tensor_type.name.lower() not in FLOATS:
+            raise ExchangeError(f"the tensor {own} is of type {tensor.tensor_type.name}; expected {', '.join(FLOATS)}")
+        name = wanted[own]
+        values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        shape = torch.cat(parts[name], dim=-1).shape
+        values = _turned(values, name, layout, (config.head_dim // 2, 2)).contiguous()
+        if values.shape != shape:
+            raise ExchangeError(f"the tensor {own} has the shape {tuple(values.shape)}, expected {tuple(shape)}")
+        found[name] = values
+    save_file(found, folder / WEIGHTS_FILE)

@@ -9,7 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import nn
 
-TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+FLOATS = ("f32", "f16", "bf16")
+TYPES = (*FLOATS, "q8_0", "q4_0")
 
 
 def quantised(values: np.ndarray, kind: str) -> tuple[np.ndarray, Any]:

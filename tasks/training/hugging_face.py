@@ -36,7 +36,7 @@ from tasks.tokens.tokenizer_kinds import (
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
 
 _BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
-_FRAMING = "sheepfold_framing"  # entry of tokenizer_config.json, which `transformers` ignores
+FRAMING = "sheepfold_framing"  # entry of tokenizer_config.json, which `transformers` ignores
 
 
 class ExchangeError(UserError):
@@ -160,7 +160,7 @@ def _read_framing(hf_folder: Path) -> dict[str, bool]:
     """Return `bos` and `eos` as recorded by an export; empty for other folders."""
     path = hf_folder / TOKENIZER_CONFIG_FILE
     written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    framing = written.get(_FRAMING) if isinstance(written, dict) else None
+    framing = written.get(FRAMING) if isinstance(written, dict) else None
     framing = framing if isinstance(framing, dict) else {}
     return {name: bool(framing[name]) for name in ("bos", "eos") if name in framing}
 
@@ -193,7 +193,7 @@ def write_hf_tokenizer(
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,  # text that spells a special token is text
             **special,
-            **({_FRAMING: dict(framing)} if framing else {}),
+            **({FRAMING: dict(framing)} if framing else {}),
         },
     )
 

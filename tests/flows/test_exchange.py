@@ -80,7 +80,7 @@ def test_a_mistake_in_an_exchange_is_told_in_a_sentence(
     assert "Traceback" not in result.output
 
 
-def test_a_model_goes_out_for_llama_cpp_if_that_has_its_like(folder: Path, tmp_path: Path) -> None:
+def test_a_model_goes_out_for_llama_cpp_if_that_has_its_like_and_comes_back(folder: Path, tmp_path: Path) -> None:
     refused = invoke(tmp_path / "home", "export", str(folder), str(tmp_path / "no.gguf"))
     assert refused.exit_code == 1 and "llama.cpp has no such network with act='gelu'" in refused.output
     tokenizer = learn_merges(["The fold keeps the sheep. " * 8], 300)
@@ -91,6 +91,12 @@ def test_a_model_goes_out_for_llama_cpp_if_that_has_its_like(folder: Path, tmp_p
     tokenizer.save(folder / "tokenizer.json")
     out = done(tmp_path / "home", "export", str(folder), str(tmp_path / "fold.gguf"), "--type", "q8_0")
     assert out["layout"] == "llama (q8_0)" and (tmp_path / "fold.gguf").stat().st_size > 10_000
+    done(tmp_path / "home", "export", str(folder), str(tmp_path / "whole.gguf"), "--type", "f32")
+    back = done(tmp_path / "home", "import", str(tmp_path / "whole.gguf"), str(tmp_path / "again"))
+    assert (back["layout"], back["n_parameters"]) == ("llama", out["n_parameters"])
+    asked = ["generate", "The fold", "--temperature", "0", "--max-new-tokens", "8", "--model"]
+    first, second = (done(tmp_path / "home", *asked, str(place))["rows"][0] for place in (folder, tmp_path / "again"))
+    assert first["text"] == second["text"] != ""
 
 
 @pytest.mark.parametrize(

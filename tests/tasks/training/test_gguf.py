@@ -1,8 +1,9 @@
-"""GGUF: llama.cpp reads what is exported, and gives the same ids, probabilities and texts."""
+"""GGUF: llama.cpp reads what is exported, and gives the same ids, probabilities and texts; an import is the model."""
 
 from __future__ import annotations
 
 import random
+import struct
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from storage.errors import UserError
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import BpeTokenizer, ByteTokenizer
 from tasks.training.bundle import Bundle
-from tasks.training.gguf_file import export_gguf
-from tasks.training.gguf_types import TYPES, round_weights
+from tasks.training.gguf_file import export_gguf, import_gguf
+from tasks.training.gguf_types import FLOATS, TYPES, round_weights
+from tasks.training.hugging_face import ExchangeError
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "qwen3": {
@@ -29,8 +31,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
         **{"qk_norm": True, "n_head": 2, "n_kv_head": 1, "head_dim": 32, "d_model": 64, "d_ff": 96},
     },
     "llama": {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False, "d_model": 64},
+    "qwen2": {
+        **{"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False, "qkv_bias": True},
+        "d_model": 64,
+    },
     "gpt2": {"pos": "learned", "norm": "layernorm", "act": "gelu_tanh", "d_model": 64, "tie_weights": True},
 }
+BLOCKS = struct.Struct("<11sII")
 TEXT = "The fold keeps the sheep, and the shepherd counts them: 1, 2, 3 ... they'll stay until it's light. "
 
 
@@ -123,7 +130,7 @@ def test_greedy_texts_are_the_same(exported: tuple[Bundle, str]) -> None:
     for text in ("The fold", "def "):
         (ids,) = bundle.encode([text])
         theirs = ask(address, "completion", prompt=ids, n_predict=30, temperature=0, return_tokens=True)
-        own = bundle.complete([text], temperature=0.0, max_new_tokens=30)[0]
+        own = bundle.complete([text], temperature=0.0, max_new_tokens=30, min_new_tokens=0)[0]
         assert theirs["tokens"][: len(own.ids)] == own.ids
 
 
@@ -227,3 +234,79 @@ def test_a_file_that_is_there_stays(tmp_path: Path, tokenizer: BpeTokenizer) -> 
     with pytest.raises(UserError, match="exists; give a new name"):
         export_gguf(source, tmp_path / "model.gguf")
     assert (tmp_path / "model.gguf").read_text() == "mine"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kind", FLOATS)
+def test_an_import_is_the_model_with_its_numbers_rounded(
+    tmp_path: Path, tokenizer: BpeTokenizer, network: str, kind: str
+) -> None:
+    source = model_folder(tmp_path / "model", tokenizer, {"max_seq_len": 64, **NETWORKS[network]})
+    export_gguf(source, tmp_path / "model.gguf", kind)
+    import_gguf(tmp_path / "model.gguf", tmp_path / "back")
+    own, back = Bundle(source), Bundle(tmp_path / "back")
+    round_weights(own.model, kind)
+    texts = list(hostile(30))
+    assert back.encode(texts) == own.encode(texts)
+    assert (back.start_id, back.end_id, back.ids_without_text()) == (
+        own.start_id,
+        own.end_id,
+        own.ids_without_text(),
+    )
+    (ids,) = own.encode([TEXT[:30]])
+    assert torch.equal(own_logprobs(back, ids), own_logprobs(own, ids))
+    ours, theirs = own.model_config.to_dict(), back.model_config.to_dict()
+    of_training = ("drop_", "init_", "vocab_multiple")
+    assert not [name for name in ours if ours[name] != theirs[name] and not name.startswith(of_training)]
+
+
+@pytest.mark.parametrize("framing", [{"bos": False}, {"eos": False}, {"bos": False, "eos": False}])
+def test_texts_begin_and_end_after_an_import_as_before(
+    tmp_path: Path, tokenizer: BpeTokenizer, framing: dict[str, bool]
+) -> None:
+    source = model_folder(tmp_path / "model", tokenizer, {"max_seq_len": 64, **NETWORKS["llama"]}, **framing)
+    export_gguf(source, tmp_path / "model.gguf", "f32")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "back")
+    own, back = Bundle(source), Bundle(tmp_path / "back")
+    assert (back.start_id, back.end_id) == (own.start_id, own.end_id)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (b"qwen3", b"qwen9", "has a network of 'qwen9'; expected gpt2"),
+        (b"gpt-2", b"qwen2", "the word pattern 'qwen2'; expected 'gpt2' with 'gpt-2'"),
+        (b"rope.freq_base", b"rope.freq_bass", r"qwen3.rope.freq_bass=10000.0 is not supported; known are "),
+        (b"feed_forward_length", b"FEED_FORWARD_LENGTH", "FEED_FORWARD_LENGTH=96 is not supported"),
+        (BLOCKS.pack(b"block_count", 4, 2), BLOCKS.pack(b"block_count", 4, 1 << 30), "of 2 blocks"),
+        (b"blk.1.attn_norm", b"blk.1.attn_nose", "the tensor blk.1.attn_nose.weight is unknown"),
+        (b"output_norm", b"token_types", "the tensor token_types.weight is unknown"),
+        (b"GGUF", b"GGML", "is no whole GGUF file: GGUF magic invalid"),
+    ],
+)
+def test_a_file_with_something_else_is_refused_by_name(
+    tmp_path: Path, tokenizer: BpeTokenizer, old: bytes, new: bytes, told: str
+) -> None:
+    source = model_folder(tmp_path / "model", tokenizer, {"max_seq_len": 64, **NETWORKS["qwen3"]})
+    file = tmp_path / "model.gguf"
+    export_gguf(source, file, "f16")
+    whole = file.read_bytes()
+    assert old in whole
+    file.write_bytes(whole.replace(old, new))
+    with pytest.raises(ExchangeError, match=told):
+        import_gguf(file, tmp_path / "back")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.gguf"]
+
+
+def test_a_quantised_or_broken_file_is_refused(tmp_path: Path, tokenizer: BpeTokenizer) -> None:
+    source = model_folder(tmp_path / "model", tokenizer, {"max_seq_len": 64, **NETWORKS["qwen3"]})
+    export_gguf(source, tmp_path / "model.gguf", "q8_0")
+    with pytest.raises(ExchangeError, match="is of type Q8_0; expected f32, f16, bf16"):
+        import_gguf(tmp_path / "model.gguf", tmp_path / "back")
+    whole = (tmp_path / "model.gguf").read_bytes()
+    for length in (0, 3, 20, 200, len(whole) // 3, len(whole) - 40):
+        (tmp_path / "cut.gguf").write_bytes(whole[:length])
+        with pytest.raises(ExchangeError, match="is no whole GGUF file"):
+            import_gguf(tmp_path / "cut.gguf", tmp_path / "back")
+    with pytest.raises(ExchangeError, match="cannot be read: No such file"):
+        import_gguf(tmp_path / "none.gguf", tmp_path / "back")
