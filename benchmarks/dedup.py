@@ -194,7 +194,7 @@ def run(n: int = 100_000, size: int = 2_000, processes: int = 2) -> Result:
         seconds["pairs"] = time.perf_counter() - started
         started = time.perf_counter()
         labels = clusters(n, found.pairs)
-        kept, _ = keep_best(n, found.pairs, -minhashes_of(np.arange(n), folder)[1])
+        kept, _ = keep_best(n, found.pairs)
         seconds["clusters"] = time.perf_counter() - started
         busy = sum(os.times()[:4]) - busy  # of this process and of ended children
         peaks = {"signatures": peak_signing, "pairs": _peak()}

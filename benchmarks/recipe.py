@@ -44,11 +44,11 @@ from storage.lineage import manifest_of
 from storage.store import Store
 from tasks.core.child import module_command, python_path
 from tasks.evaluation.compare import paired_bootstrap
-from tasks.evaluation.evaluate import TOKENS_AT_ONCE, EncodedDocuments
+from tasks.evaluation.evaluate import TOKENS_AT_ONCE, EncodedDocuments, encode_documents
 from tasks.text.kneser_ney import KneserNey
 from tasks.tokens.packing import chunk_pieces
 from tasks.tokens.settings import TokenizerSettings
-from tasks.tokens.tokenise import encode_document
+from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer import fit_tokenizer
 from tasks.tokens.tokenizer_kinds import CharTokenizer, Tokenizer
 from tasks.training.bundle import Bundle
@@ -148,18 +148,8 @@ class Texts:
         return fitted
 
     def _ids(self, tokenizer: Tokenizer) -> tuple[EncodedDocuments, EncodedDocuments]:
-        return encoded(tokenizer, self.train), encoded(tokenizer, self.held)
-
-
-def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedDocuments:
-    """Return texts as ids, each between bos and eos."""
-    parts = zip(texts, tokenizer.encode(texts), strict=True)
-    pairs = [encode_document(tokenizer, text, ids) for text, ids in parts]
-    lost = np.array([lost for _, lost in pairs], dtype=np.int64)
-    n_bytes = np.array([len(text.encode()) for text in texts], dtype=np.int64)
-    pieces = [ids for ids, _ in pairs]
-    lengths = np.array([len(ids) for ids in pieces], dtype=np.int64)
-    return EncodedDocuments(np.concatenate(pieces), lengths, n_bytes, lost, np.zeros(len(texts), dtype=bool))
+        framing = TokeniseSettings()
+        return encode_documents(tokenizer, framing, self.train), encode_documents(tokenizer, framing, self.held)
 
 
 @torch.inference_mode()
@@ -210,7 +200,7 @@ def ours(texts: Texts, minutes: float, seed: int, recipe: dict[str, Any]) -> Tra
         f"{passes:.1f} passes"
     )
     body, tokens = sum(parameters[part] for part in ("attention", "mlp", "norm")), counts["train_tokens"]
-    held = encoded(bundle.tokenizer, texts.held)
+    held = encode_documents(bundle.tokenizer, TokeniseSettings(), texts.held)
     nats, apart = (document_nats(bundle.model, held, shape.max_seq_len, apart=choice) for choice in (False, True))
     law: dict[str, float] = {"body": body, "ids": shape.vocab_size, "tokens": tokens, "read": round(tokens * passes)}
     law["bits_per_byte"] = bits_per_byte(float(apart.sum()), int(held.n_bytes.sum()))

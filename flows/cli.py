@@ -40,11 +40,6 @@ def run_flow(flow: str, options: Any) -> dict[str, Any]:
     return result
 
 
-def _reports(options: Any) -> Path:
-    """Return the folder of a corpus's pages."""
-    return Home.from_environment(options.home).reports_of(options.corpus)
-
-
 def _show(options: Any, result: dict[str, Any], as_json: bool) -> None:
     """Print a flow's result."""
     from flows.report import result_text
@@ -230,7 +225,8 @@ def _continue_file(options: Any) -> dict[str, Any]:
     read_prompts(absolute(options.prompts), options.template or "")  # a broken file is refused before anything starts
     completions = run_flow("flows.generate:generate", options)["completions"]
     rows = [{**row, "id": given_id(row)} for row in read_rows(Path(completions))]
-    return {"rows": rows, "completions": completions, "page": str(_reports(options) / "generation.html")}
+    folder = Home.from_environment(options.home).reports_of(options.corpus)
+    return {"rows": rows, "completions": completions, "page": str(folder / "generation.html")}
 
 
 def _print_rows(found: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
 from storage.tables import count_rows, stream_rows, union_digest, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
-from tasks.curate.settings import listed_paths, shown_files
+from tasks.curate.settings import given_files, listed_paths
 from tasks.readers.decode import decode
 from tasks.readers.detect import HEAD_BYTES, JSON_LINES, PARQUET_MEDIA, detect
 from tasks.readers.records import ExtractionProblem
@@ -64,10 +64,6 @@ _LINES_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson")
 logger = logging.getLogger("sheepfold")
 
 
-class ExamplesError(UserError):
-    """Raised for examples that are missing, too few, on both sides, or in a format that is not read."""
-
-
 # examples
 
 
@@ -82,31 +78,13 @@ class Examples:
     places: dict[bytes, str]  # place of the first occurrence of each distinct text, by its hash
 
 
-def example_files(side: str, paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the given files and the files in the given folders, except hidden ones.
+def example_files(side: str, paths: Sequence[Path]) -> list[Path]:
+    """Return the given files and the files in the given folders, except hidden ones.
 
     Raises:
-        ExamplesError: A path does not exist, or is a folder without files.
+        UserError: A path does not exist, or is a folder without files.
     """
-    for path in paths:
-        if path.is_dir():
-            shown = shown_files(path)
-            if not shown:
-                raise ExamplesError(f"classifier.{side} names {path}, a folder without files; {_POSSIBLE}")
-            yield from shown
-        elif path.is_file():
-            yield path
-        else:
-            raise ExamplesError(f"classifier.{side} names {path}, which does not exist: expected a file or a folder")
-
-
-def file_identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the layout and sha256 of each file of one side, sorted.
-
-    Raises:
-        ExamplesError: A path does not exist, or its format is not supported.
-    """
-    return tuple(sorted({f"{_form(side, path)} {sha256_file(path)}" for path in example_files(side, paths)}))
+    return given_files(f"classifier.{side}", paths, _POSSIBLE)
 
 
 def read_examples(side: str, paths: Sequence[Path]) -> Examples:
@@ -120,7 +98,7 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
             because its result should be checked first.
 
     Raises:
-        ExamplesError: They cannot be read, or are fewer than `MIN_EXAMPLES`.
+        UserError: They cannot be read, or are fewer than `MIN_EXAMPLES`.
     """
     places: dict[bytes, str] = {}
     chosen: dict[bytes, str] = {}
@@ -144,12 +122,12 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
     distinct = list(_within_limits(chosen).values())
     signed = signatures(distinct)
     near = near_pairs(len(distinct), signed.minhashes_of, lambda wanted: [distinct[place] for place in wanted])
-    kept, _ = keep_best(len(distinct), near.pairs, np.arange(len(distinct)))
+    kept, _ = keep_best(len(distinct), near.pairs)
     texts = [text for text, is_kept in zip(distinct, kept, strict=True) if is_kept]
     repeated += len(distinct) - len(texts)
     told = refused.sentence()
     if len(texts) < MIN_EXAMPLES:
-        raise ExamplesError(
+        raise UserError(
             f"classifier.{side} gives {len(texts)} different texts (and {repeated} duplicates or near-duplicates and "
             f"{empty} empty ones), expected at least {MIN_EXAMPLES}: add examples; {_POSSIBLE}{'; ' * bool(told)}{told}"
         )
@@ -159,10 +137,10 @@ def read_examples(side: str, paths: Sequence[Path]) -> Examples:
 
 
 def refuse_shared(good: Examples, bad: Examples) -> None:
-    """Raise ExamplesError if texts are examples of both sides."""
+    """Raise UserError if texts are examples of both sides."""
     shared = sorted(good.places.keys() & bad.places.keys())
     if shared:
-        raise ExamplesError(
+        raise UserError(
             f"{len(shared)} texts are examples of both sides, such as {good.places[shared[0]]} in classifier.good and "
             f"{bad.places[shared[0]]} in classifier.bad: leave each out on one side"
         )
@@ -191,7 +169,7 @@ def _form(side: str, path: Path) -> str:
         return PARQUET
     if found.kind in ("text", "code") and found.media_type.startswith("text/") and found.media_type != "text/html":
         return TEXT
-    raise ExamplesError(f"classifier.{side}: {path} is {found.media_type}, which is not supported; {_POSSIBLE}")
+    raise UserError(f"classifier.{side}: {path} is {found.media_type}, which is not supported; {_POSSIBLE}")
 
 
 def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, str]]:
@@ -211,7 +189,7 @@ def _raw_texts(side: str, path: Path, refused: Refused) -> Iterator[tuple[str, s
                 text = ""
             yield f"{path}, {row.place}", text
     except ExtractionProblem as problem:
-        raise ExamplesError(f"classifier.{side}: {path}: {problem.reason}; {_POSSIBLE}") from problem
+        raise UserError(f"classifier.{side}: {path}: {problem.reason}; {_POSSIBLE}") from problem
 
 
 def _text_column(columns: Columns) -> list[str]:
@@ -257,7 +235,7 @@ def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[
         weights of both sides, the chosen `C` and its `grid`; `note` if the AUC is below `WEAK_AUC`.
 
     Raises:
-        ExamplesError: No example has a word.
+        UserError: No example has a word.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, roc_auc_score
@@ -268,7 +246,7 @@ def train(good: Sequence[str], bad: Sequence[str], progress: Progress) -> tuple[
     features = word_features([*good, *bad])
     used = np.unique(features.indices)
     if not len(used):
-        raise ExamplesError("the examples of the classifier have no words: expected good and bad texts")
+        raise UserError("the examples of the classifier have no words: expected good and bad texts")
     features = features[:, used]
     is_good = np.arange(len(good) + len(bad)) < len(good)
     balanced = compute_sample_weight("balanced", is_good)
@@ -331,8 +309,16 @@ class ClassifierStageSettings:
 
     @classmethod
     def of(cls, good: Sequence[Path], bad: Sequence[Path]) -> ClassifierStageSettings:
-        """Return the settings for some files; raises what `file_identities` raises."""
-        return cls(file_identities("good", good), file_identities("bad", bad))
+        """Return the settings for some files and folders.
+
+        Raises:
+            UserError: A path does not exist, or the format of a file is not supported.
+        """
+
+        def identities(side: str, paths: Sequence[Path]) -> tuple[str, ...]:
+            return tuple(sorted({f"{_form(side, file)} {sha256_file(file)}" for file in example_files(side, paths)}))
+
+        return cls(identities("good", good), identities("bad", bad))
 
 
 @stage("classifier", version=2, unkeyed=("good_files", "bad_files"))
@@ -361,18 +347,18 @@ def trained_classifier(run: Run, examples: ClassifierSettings) -> ArtifactRef | 
     """Return the classifier trained on the user's examples; None without examples.
 
     Raises:
-        ExamplesError: A path does not exist, or its format is not supported.
+        UserError: A path does not exist, or its format is not supported.
     """
     sides = {"good": listed_paths(examples.good), "bad": listed_paths(examples.bad)}
     if not sides["good"]:
         return None
-    ClassifierStageSettings.of(**sides)  # raises for the user's own paths, not for their copies
+    files = {side: example_files(side, paths) for side, paths in sides.items()}
+    for side, found in files.items():
+        for file in found:
+            _form(side, file)  # raises for the user's own paths, not for their copies
     added = {
-        side: run.add(
-            "classifier_examples",
-            {f"{number:04}/{file.name}": file for number, file in enumerate(example_files(side, paths))},
-        )
-        for side, paths in sides.items()
+        side: run.add("classifier_examples", {f"{number:04}/{file.name}": file for number, file in enumerate(found)})
+        for side, found in files.items()
     }
     asked = ClassifierStageSettings.of(**{side: copies for side, (_, copies) in added.items()})
     return classifier(run, asked, good_files=added["good"][0], bad_files=added["bad"][0])

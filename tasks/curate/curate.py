@@ -284,7 +284,7 @@ def refuse_duplicates(corpus: Corpus, near_pairs: str, drop_near: bool) -> None:
     first, second, similarity = corpus.columns("from near")
     ends = distinct(np.concatenate([first, second]))
     pairs = Pairs.sorted(np.searchsorted(ends, first), np.searchsorted(ends, second), similarity)
-    kept, representative = keep_best(len(ends), pairs, np.arange(len(ends)))
+    kept, representative = keep_best(len(ends), pairs)
     corpus.insert("dropped", pa.table({"number": ends[~kept], "keeper": ends[representative[~kept]]}))
     corpus.sql(
         "insert into refused select dropped.number, 'near_duplicate', 'nearly the same text as document ' || doc_id "

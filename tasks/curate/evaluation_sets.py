@@ -20,7 +20,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import GRAMS_FILE
 from tasks.core.stage import Work, stage
-from tasks.curate.settings import listed_paths, shown_files
+from tasks.curate.settings import given_files, listed_paths
 from tasks.readers.records import ExtractionProblem
 from tasks.readers.rows import LINES, PARQUET, Columns, Refused, Table, encoding_fault, read_rows
 from tasks.text.cleaning import normalise_text
@@ -41,10 +41,6 @@ SUFFIXES = {
 _CHARS_AT_ONCE = 1 << 22
 
 logger = logging.getLogger("sheepfold")
-
-
-class EvaluationSetError(UserError):
-    """Raised for a file of an evaluation set that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def forbidden_grams(run: Run, asked: str) -> ArtifactRef:
         asked: Files and folders of the sets, one per line.
 
     Raises:
-        EvaluationSetError: One does not exist, or is a folder without files of `SUFFIXES`.
+        UserError: One does not exist, or is a folder without files of `SUFFIXES`.
     """
     if not (paths := listed_paths(asked)):
         return evaluation_sets(run, EvaluationSetSettings())
@@ -91,24 +87,9 @@ def evaluation_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files to read for these paths, in order.
 
     Raises:
-        EvaluationSetError: A path does not exist, or is a folder without files of `SUFFIXES`.
+        UserError: A path does not exist, or is a folder without files of `SUFFIXES`.
     """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = [file for file in shown_files(path) if file.suffix.lower() in SUFFIXES]
-            if not inside:
-                raise EvaluationSetError(
-                    f"evaluation set {path} is a folder without any file of {', '.join(SUFFIXES)}: name the files"
-                )
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise EvaluationSetError(
-                f"curate.evaluation_sets names {path}, which does not exist: expected a file or a folder"
-            )
-    return found
+    return given_files("curate.evaluation_sets", paths, "name the files", SUFFIXES)
 
 
 def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
@@ -122,7 +103,7 @@ def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
         refused: Counter of the rows that cannot be read.
 
     Raises:
-        EvaluationSetError: A file does not exist, is damaged or has no text.
+        UserError: A file does not exist, is damaged or has no text.
     """
     found: U64 = np.zeros(0, np.uint64)
     for path in evaluation_files(paths):
@@ -131,7 +112,7 @@ def evaluation_grams(paths: Sequence[Path], refused: Refused) -> U64:
         fresh = [_full_grams(texts) for texts in bundles(filter(str.strip, normalised), len, _CHARS_AT_ONCE)]
         if not fresh:
             told = f" ({refused.sentence()})" if refused.count > before else ""
-            raise EvaluationSetError(f"evaluation set {path} has no text{told}: name a file with text")
+            raise UserError(f"evaluation set {path} has no text{told}: name a file with text")
         found = distinct(np.concatenate([found, *fresh]))
     return found
 
@@ -156,14 +137,14 @@ def _texts(path: Path, refused: Refused) -> Iterator[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise EvaluationSetError(f"evaluation set {path} is not UTF-8 text ({error}): convert it first") from error
+        raise UserError(f"evaluation set {path} is not UTF-8 text ({error}): convert it first") from error
     if form == "text":
         yield text
         return
     try:
         yield from _strings(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise EvaluationSetError(f"evaluation set {path}: not valid JSON ({error})") from error
+        raise UserError(f"evaluation set {path}: not valid JSON ({error})") from error
 
 
 def _row_texts(path: Path, form: str, refused: Refused) -> Iterator[str]:
@@ -179,7 +160,7 @@ def _row_texts(path: Path, form: str, refused: Refused) -> Iterator[str]:
             else:
                 yield from texts
     except ExtractionProblem as problem:
-        raise EvaluationSetError(f"evaluation set {path}: {problem.reason}") from problem
+        raise UserError(f"evaluation set {path}: {problem.reason}") from problem
 
 
 def _with_strings(columns: Columns) -> list[str]:

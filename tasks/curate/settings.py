@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from storage.errors import UserError
 from tasks.core.option import STRICT, option
 
 
@@ -52,6 +54,32 @@ def shown_files(folder: Path) -> list[Path]:
     """Return the files in a folder and below it, sorted, without hidden ones and those in hidden folders."""
     inside = (file for file in folder.rglob("*") if file.is_file())
     return sorted(file for file in inside if not any(part[0] == "." for part in file.relative_to(folder).parts))
+
+
+def given_files(setting: str, paths: Sequence[Path], wanted: str, suffixes: Collection[str] = ()) -> list[Path]:
+    """Return the given files and the files in the given folders, except hidden ones, in order.
+
+    Args:
+        setting: Name of the setting, for messages.
+        wanted: Advice for a folder without files.
+        suffixes: Suffixes of the files to take from folders, in lower case; by default any.
+
+    Raises:
+        UserError: A path does not exist, or is a folder without such files.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [file for file in shown_files(path) if not suffixes or file.suffix.lower() in suffixes]
+            if not inside:
+                kinds = f" of {', '.join(suffixes)}" if suffixes else ""
+                raise UserError(f"{setting} names {path}, a folder without files{kinds}; {wanted}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UserError(f"{setting} names {path}, which does not exist: expected a file or a folder")
+    return found
 
 
 @dataclass(frozen=True, config=STRICT)

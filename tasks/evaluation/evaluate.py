@@ -24,7 +24,7 @@ from tasks.core.stage import Work, stage
 from tasks.evaluation.tables import BASELINES, DIMENSIONS, TABLES, Evaluated, write_evaluation
 from tasks.text.kneser_ney import KneserNey
 from tasks.tokens.packing import chunk_pieces
-from tasks.tokens.tokenise import TokeniseSettings, encode_document
+from tasks.tokens.tokenise import TokeniseSettings
 from tasks.tokens.tokenizer_kinds import Tokenizer
 from tasks.training.bundle import Bundle
 from tasks.training.gguf_types import round_weights
@@ -205,13 +205,12 @@ class EncodedDocuments:
 
 def encode_documents(tokenizer: Tokenizer, framing: TokeniseSettings, texts: Sequence[str]) -> EncodedDocuments:
     """Encode documents with bos and eos as in training."""
-    begins, _ = framing.frame(tokenizer)
+    before, behind = framing.frame(tokenizer)
     pieces, lost, given = [np.zeros(0, dtype=np.int64)], [], []
     for text, ids in zip(texts, tokenizer.encode(list(texts)), strict=True):
-        sequence, lost_here = encode_document(tokenizer, text, ids, framing)
-        pieces.append(sequence)
-        lost.append(lost_here)
-        given.append(not begins and len(ids) > 0)
+        pieces.append(np.concatenate([before, ids, behind]).astype(np.int64))
+        lost.append(tokenizer.lost_bytes(text, ids))
+        given.append(not before and len(ids) > 0)
     return EncodedDocuments(
         ids=np.concatenate(pieces),
         lengths=np.array([len(piece) for piece in pieces[1:]], dtype=np.int64),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +106,7 @@ def gates(
     """
     knew = champion_that_knew is not None
     verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew, quantised), settings)
-    work.counts["rows"] = write_verdicts(work.out, verdicts)
+    work.counts["rows"] = write_table(work.out / VERDICTS_FILE, VERDICTS, map(asdict, verdicts))
     work.counts["failed"] = len(failed(verdicts))
     return sha256_json([item.document() for item in verdicts])
 
@@ -145,11 +145,6 @@ class Verdict:
 def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Return the verdicts that hold a model back."""
     return [item for item in verdicts if item.verdict in ("failed", "not_comparable")]
-
-
-def write_verdicts(folder: Path, verdicts: Sequence[Verdict]) -> int:
-    """Write a table of verdicts; returns the number of its rows."""
-    return write_table(folder / VERDICTS_FILE, VERDICTS, map(asdict, verdicts))
 
 
 def read_verdicts(folder: Path) -> list[Verdict]:

@@ -22,7 +22,7 @@ from tasks.sources.folder import encode_path
 from tasks.sources.git import without_commit
 
 SEGMENT_STAGES = ("extract", "import")  # their artefacts have documents as read
-_ID = re.compile("[0-9a-f]{8,64}")  # an id, or a prefix of one
+ID_PREFIX = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
 # SQL: absolute path of a row of `files`, encoded like its path
 _FOLDER, _WITHIN = f"regexp_replace(source, '^{DOCUMENTS}|/$', '', 'g')", "substr(path, length(label) + 1)"
 _PLACE = f"concat({_FOLDER}, if(label = '', '/' || path, {_WITHIN}))"
@@ -59,7 +59,7 @@ def file_condition(thing: str, below: bool = False, patterns: bool = False) -> s
     conditions = [_matches("path", path, below), _matches(_PLACE, place, below)]
     if patterns:
         conditions += [f"path glob {quoted(path)}", f"{_PLACE} glob {quoted(place)}"]
-    if _ID.fullmatch(thing):
+    if ID_PREFIX.fullmatch(thing):
         conditions.append(f"starts_with(doc_id, {quoted(thing)})")
     return f"({' or '.join(conditions)})"
 
@@ -117,7 +117,7 @@ def find_targets(store: Store, corpus: str, thing: str) -> list[Target]:
                     f"({_examples(on_disk)}): give the absolute path, or a document's id"
                 )
             named |= on_disk
-        if _ID.fullmatch(thing):
+        if ID_PREFIX.fullmatch(thing):
             begins = f"starts_with(doc_id, {quoted(thing)})"
             extracts = _rows_of(session, store, SEGMENT_STAGES, EXTRACTS_FILE, EXTRACTS)
             named = {**find(f"'' from {extracts}", begins), **find(f"path from {files}", begins), **named}
@@ -166,7 +166,7 @@ def find_forgotten(known: Tombstones, thing: str) -> list[Tombstone]:
     return [
         item
         for doc_id, item in sorted(known.documents.items())
-        if (_ID.fullmatch(thing) and doc_id.startswith(thing)) or digests.intersection(item.places)
+        if (ID_PREFIX.fullmatch(thing) and doc_id.startswith(thing)) or digests.intersection(item.places)
     ]
 
 

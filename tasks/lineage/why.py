@@ -5,7 +5,6 @@ Everything is read from manifests and tables of the store; nothing is computed o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,11 +19,10 @@ from storage.store import Store, StoreError
 from storage.tables import read_rows
 from storage.tombstones import FORGOTTEN, Tombstone, read_tombstones
 from tasks.generation.completions import given_id
-from tasks.lineage.documents import file_condition, find_forgotten, find_targets
+from tasks.lineage.documents import ID_PREFIX, file_condition, find_forgotten, find_targets
 from tasks.lineage.training_data import continued, datasets_of, exposures, shown_version, versions_by_training
 
 COLUMNS = ["id", "sample", "prompt", "text", "model", "fields"]
-_DIGITS = re.compile("[0-9a-f]{8,64}")  # an id or a key, or a prefix of one
 
 
 def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
@@ -89,7 +87,7 @@ def _led_to(store: Store, ref: ArtifactRef) -> list[str]:
 def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
     """Explain the artefact with a key, digest or prefix of one; of several with one digest, the newest."""
     stage, _, beginning = thing.rpartition("/")
-    if not _DIGITS.fullmatch(beginning):
+    if not ID_PREFIX.fullmatch(beginning):
         return None
     stages = [stage] if stage else store.stages()
     keys = [(name, key) for name in stages for key in store.keys(name) if key.startswith(beginning)]

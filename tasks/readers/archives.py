@@ -169,7 +169,7 @@ def read_archive(
         data: The archive.
         media_type: Its type by `tasks.readers.detect`.
         options: Limits.
-        budget: Bytes left for the outermost file. The entry that exceeds it is the last one.
+        budget: Bytes left for the outermost file. The caller stops after the entry that exceeds it.
         passwords: Tried on encrypted entries.
 
     Yields:
@@ -275,8 +275,6 @@ def _read_zip(data: bytes, options: ExtractOptions, budget: Budget, passwords: S
                 yield Entry(locator, content, suffix=_suffix_of(info.filename))
             except ExtractionProblem as problem:
                 yield Entry(locator, problem=problem)
-            if budget.spent:
-                return
 
 
 def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, passwords: Sequence[str]) -> bytes:
@@ -416,8 +414,6 @@ def _read_tar(stream: IO[bytes], options: ExtractOptions, budget: Budget, metere
             except _DAMAGE as error:
                 # the next header cannot be found without the end of this member
                 yield Entry(locator, problem=_corrupt("the member is damaged", error))
-                return
-            if budget.spent:
                 return
     except _DAMAGE as error:
         raise _corrupt("the TAR archive is damaged", error) from None

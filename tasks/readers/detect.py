@@ -30,7 +30,6 @@ PDF_MARK_WITHIN = 1024  # Readers accept junk of this length before "%PDF-".
 JSON_LINES = "application/jsonl"
 PARQUET_MEDIA = "application/vnd.apache.parquet"
 SQLITE_MEDIA = "application/vnd.sqlite3"
-DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 MBOX = "application/mbox"
 WARC = "application/warc"
 EML = "message/rfc822"

@@ -15,7 +15,6 @@ from dataclasses import asdict, replace
 from tasks.readers.archives import Budget, Entry, numbered, read_archive, unique_locator
 from tasks.readers.decode import Decoded, clean, decode
 from tasks.readers.detect import (
-    DOCX,
     EML,
     ENCRYPTED_OFFICE,
     JSON_LINES,
@@ -26,7 +25,7 @@ from tasks.readers.detect import (
     identify,
 )
 from tasks.readers.mail import read_mail
-from tasks.readers.markup import read_docx, read_notebook, read_xml
+from tasks.readers.markup import read_notebook, read_xml
 from tasks.readers.packages import PACKAGES
 from tasks.readers.pdf import extract_pdf
 from tasks.readers.records import (
@@ -56,7 +55,6 @@ from tasks.readers.warc import read_warc
 
 _FORMS = {PARQUET_MEDIA: PARQUET, SQLITE_MEDIA: SQLITE, JSON_LINES: LINES}
 _LINE = re.compile("^.*$", re.MULTILINE)  # for finditer, as a large text may have a hundred million lines
-_PACKAGES = {DOCX: read_docx, **PACKAGES}
 _READERS: dict[str, Callable[[bytes], Decoded]] = {
     "text/html": read_html_or_hocr,
     "application/xhtml+xml": read_html_or_hocr,
@@ -137,7 +135,7 @@ def _parse(
 
         yield from extract_image(data, options, pages, ocr_pages)
     elif outcome.kind in ("text", "code"):
-        package = _PACKAGES.get(outcome.media_type)
+        package = PACKAGES.get(outcome.media_type)
         found = package(data, options) if package else _READERS.get(outcome.media_type, decode)(data)
         outcome.title, outcome.encoding, outcome.reason = found.title, found.encoding, found.note
         outcome.encoding_confidence = found.confidence if found.encoding else None
@@ -295,8 +293,6 @@ class _Members:
             except ExtractionProblem as problem:
                 entry = Entry(str(row.number), problem=problem)
             yield entry
-            if self._budget.spent:
-                return
 
     def _divided(self, text: str) -> Iterator[Row]:
         return _lines(text) if self._options.lines else _sections(text, self._options.section_length)

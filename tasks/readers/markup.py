@@ -1,4 +1,4 @@
-"""Extract the text of HTML, XML, Word documents (DOCX) and Jupyter notebooks, in reading order.
+"""Extract the text of HTML, XML and Jupyter notebooks, in reading order.
 
 HTML: the main content, without menus, footers, cookie notices and scripts. Resiliparse parses as browsers do and
 selects the content by tags, class names and positions. Code, tables, lists and captions stay.
@@ -7,18 +7,13 @@ XML: the character data in order, with line breaks around elements whose parent 
 so depth and size cost no memory. Entities are not expanded and no other file is opened: references stay as they are
 written. A document whose entities refer to one another is refused, since its only use is to expand ("billion laughs").
 
-DOCX: python-docx opens the package; the text is taken from its XML, because python-docx's paragraphs lack content
-controls, text boxes and tracked insertions, and its tables repeat a cell as often as it spans, up to a billion times.
-
 Notebooks: prose as it is, code in fences; outputs are left out, as they are mostly derived from the code, or images.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +21,7 @@ from xml.parsers import expat
 
 from tasks.readers.decode import LONGEST_TITLE, Decoded, clean, decode, decode_declared
 from tasks.readers.detect import KERNELS
-from tasks.readers.records import ExtractionProblem, ExtractOptions
+from tasks.readers.records import ExtractionProblem
 
 if TYPE_CHECKING:
     from resiliparse.parse.html import DOMContext, HTMLTree
@@ -213,94 +208,6 @@ def parse_xml(data: bytes, what: str) -> Any:
         return etree.fromstring(data, parser)
     except etree.XMLSyntaxError as error:
         raise ExtractionProblem("failed", "corrupt", f"not well-formed {what}: {error}") from None
-
-
-# Word documents
-
-
-_WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
-_MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
-_TEXTS = frozenset((f"{_WORD}t", f"{_MATHS}t"))
-_LINES = frozenset((f"{_WORD}br", f"{_WORD}cr"))
-# Not shown by Word: moved or deleted text, and fallbacks for older programs.
-_LEFT_OUT = frozenset((f"{_COMPATIBILITY}Fallback", f"{_WORD}moveFrom", f"{_WORD}del"))
-_CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen": "-"}
-
-
-def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
-    """Return the text and title of a Word document.
-
-    Raises:
-        ExtractionProblem: It unpacks to too many bytes ("too_large"), or cannot be opened ("corrupt").
-    """
-    _check_package(data, options)
-    import docx
-
-    try:
-        document = docx.Document(io.BytesIO(data))
-        text = _word_text(document.element.body)
-        title = document.core_properties.title
-    except MemoryError:
-        raise
-    # python-docx raises many types for a damaged package (KeyError, AttributeError, ...)
-    except Exception as error:  # noqa: BLE001
-        detail = str(error).strip() or type(error).__name__
-        raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {detail[:500]}") from None
-    return Decoded(clean(text), None, 1.0, title=clean(title or "").strip() or None)
-
-
-def _check_package(data: bytes, options: ExtractOptions) -> None:
-    """Refuse a package that declares too many bytes; zipfile never reads more than the declared size."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as package:
-            infos = package.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
-        raise ExtractionProblem("failed", "corrupt", f"Word document cannot be opened: {error}") from None
-    total = sum(info.file_size for info in infos)
-    markup = sum(info.file_size for info in infos if info.filename.endswith((".xml", ".rels")))
-    found = ""
-    if total > options.max_file_bytes:
-        found = f"{total} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
-    elif markup > MAX_XML_BYTES:
-        found = f"{markup} bytes of XML; the limit is {MAX_XML_BYTES}"
-    if found:
-        raise ExtractionProblem("rejected", "too_large", f"the Word document unpacks to {found}")
-
-
-def _word_text(body: Any) -> str:
-    """Return the text of the document's body, without recursion."""
-    from lxml import etree
-
-    flow = TextFlow()
-    depth_left_out = 0
-    tables = 0
-    for event, element in etree.iterwalk(body, events=("start", "end")):
-        tag = element.tag
-        if tag in _LEFT_OUT:
-            depth_left_out += 1 if event == "start" else -1
-        elif depth_left_out:
-            continue
-        elif tag == f"{_WORD}tbl":
-            tables += 1 if event == "start" else -1
-            flow.paragraph()
-        elif event == "start":
-            if tag in _TEXTS:
-                # all text is in these elements, including significant spaces
-                flow.preformatted(element.text or "")
-            elif tag in _LINES:
-                flow.line()
-            elif tag in _CHARACTERS and element.getparent().tag == f"{_WORD}r":
-                flow.preformatted(_CHARACTERS[tag])
-        elif tag == f"{_WORD}p" and tables:
-            flow.text(" ")  # the paragraphs of a cell stay on the line of its row
-        elif tag == f"{_WORD}p":
-            flow.paragraph()
-        elif tag == f"{_WORD}tc":
-            flow.cell()
-        elif tag == f"{_WORD}tr":
-            flow.line()
-    return flow.result()
 
 
 # Notebooks

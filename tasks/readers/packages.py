@@ -1,4 +1,4 @@
-"""Extract Markdown from packages of XML: EPUB books, presentations, spreadsheets and OpenDocument files.
+"""Extract the text of packages of XML: Word documents, EPUB books, presentations, spreadsheets and OpenDocument files.
 
 Each is a ZIP archive whose parts name each other. lxml parses them without entities and without other files; a part is
 read once, however often it is named. Formulas are not text, but the values that they last had are.
@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from tasks.readers.decode import LONGEST_TITLE, Decoded, clean, decode_declared
-from tasks.readers.markup import FIGURE, MAX_XML_BYTES, parse_xml
+from tasks.readers.markup import FIGURE, MAX_XML_BYTES, TextFlow, parse_xml
 from tasks.readers.records import ExtractionProblem, ExtractOptions, markdown_table
 
 EPUB = "application/epub+zip"
@@ -35,6 +35,13 @@ _DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _SLIDE = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _SHEET = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_MATHS = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_WORD_TEXTS = frozenset((f"{_WORD}t", f"{_MATHS}t"))
+_WORD_LINES = frozenset((f"{_WORD}br", f"{_WORD}cr"))
+_WORD_CHARACTERS = {f"{_WORD}tab": "\t", f"{_WORD}ptab": "\t", f"{_WORD}noBreakHyphen": "-"}
+# not shown by Word: moved or deleted text, and fallbacks for older programs
+_WORD_LEFT_OUT = frozenset((f"{_COMPATIBILITY}Fallback", f"{_WORD}moveFrom", f"{_WORD}del"))
 _ODF = "{urn:oasis:names:tc:opendocument:xmlns:"
 _TEXT, _TABLE, _DRAW, _OFFICE_NS = (f"{_ODF}{name}:1.0}}" for name in ("text", "table", "drawing", "office"))
 _SPACES = {f"{_TEXT}{name}" for name in ("s", "tab", "line-break", "p", "h")}
@@ -59,10 +66,10 @@ class _Package:
         self.what = what
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
-            self._infos = {info.filename: info for info in self._zip.infolist()}
+            self.infos = {info.filename: info for info in self._zip.infolist()}
         except _DAMAGE as error:
             raise self.corrupt(str(error)) from None
-        total = sum(info.file_size for info in self._infos.values())
+        total = sum(info.file_size for info in self.infos.values())
         if total > options.max_file_bytes:
             found = f"{total} bytes; the limit is {options.max_file_bytes} (max_file_bytes)"
             raise ExtractionProblem("rejected", "too_large", f"the {what} unpacks to {found}")
@@ -74,11 +81,11 @@ class _Package:
 
     def has(self, name: str) -> bool:
         """Return True if there is a part of this name."""
-        return name in self._infos
+        return name in self.infos
 
     def read(self, name: str) -> bytes:
         """Return the content of a part, within the budget of bytes for all parts together."""
-        info = self._infos.get(name)
+        info = self.infos.get(name)
         if info is None:
             raise self.corrupt(f"it has no {name[:200]}")
         self._left -= info.file_size
@@ -127,6 +134,70 @@ def _decoded(parts: Iterator[str], title: str | None, missing: int = 0) -> Decod
         found += [part] if part else []
     note = f"{missing} parts that are named are not in the file" if missing else ""
     return Decoded(clean("\n\n".join(found)), None, 1.0, title=title, note=note)
+
+
+# Word documents
+
+
+def read_docx(data: bytes, options: ExtractOptions) -> Decoded:
+    """Return the text and title of a Word document.
+
+    python-docx opens the package; the text is taken from its XML, because python-docx's paragraphs lack content
+    controls, text boxes and tracked insertions, and its tables repeat a cell as often as it spans, up to a billion
+    times.
+    """
+    package = _Package(data, options, "Word document")
+    markup = sum(info.file_size for name, info in package.infos.items() if name.endswith((".xml", ".rels")))
+    if markup > MAX_XML_BYTES:
+        reason = f"the Word document unpacks to {markup} bytes of XML; the limit is {MAX_XML_BYTES}"
+        raise ExtractionProblem("rejected", "too_large", reason)
+    import docx
+
+    try:
+        document = docx.Document(io.BytesIO(data))
+        text = _word_text(document.element.body)
+        title = document.core_properties.title
+    except MemoryError:
+        raise
+    # python-docx raises many types for a damaged package (KeyError, AttributeError, ...)
+    except Exception as error:  # noqa: BLE001
+        raise package.corrupt(str(error).strip() or type(error).__name__) from None
+    return Decoded(clean(text), None, 1.0, title=clean(title or "").strip() or None)
+
+
+def _word_text(body: Any) -> str:
+    """Return the text of the document's body, without recursion."""
+    from lxml import etree
+
+    flow = TextFlow()
+    depth_left_out = 0
+    tables = 0
+    for event, element in etree.iterwalk(body, events=("start", "end")):
+        tag = element.tag
+        if tag in _WORD_LEFT_OUT:
+            depth_left_out += 1 if event == "start" else -1
+        elif depth_left_out:
+            continue
+        elif tag == f"{_WORD}tbl":
+            tables += 1 if event == "start" else -1
+            flow.paragraph()
+        elif event == "start":
+            if tag in _WORD_TEXTS:
+                # all text is in these elements, including significant spaces
+                flow.preformatted(element.text or "")
+            elif tag in _WORD_LINES:
+                flow.line()
+            elif tag in _WORD_CHARACTERS and element.getparent().tag == f"{_WORD}r":
+                flow.preformatted(_WORD_CHARACTERS[tag])
+        elif tag == f"{_WORD}p" and tables:
+            flow.text(" ")  # the paragraphs of a cell stay on the line of its row
+        elif tag == f"{_WORD}p":
+            flow.paragraph()
+        elif tag == f"{_WORD}tc":
+            flow.cell()
+        elif tag == f"{_WORD}tr":
+            flow.line()
+    return flow.result()
 
 
 # EPUB
@@ -428,6 +499,7 @@ def _table(rows: Iterable[list[str]]) -> str:
 
 PACKAGES: dict[str, Callable[[bytes, ExtractOptions], Decoded]] = {
     EPUB: read_epub,
+    f"{_OFFICE}wordprocessingml.document": read_docx,
     f"{_OFFICE}presentationml.presentation": read_presentation,
     f"{_OFFICE}presentationml.slideshow": read_presentation,
     f"{_OFFICE}spreadsheetml.sheet": read_spreadsheet,

@@ -112,15 +112,6 @@ def _common_edges(pieces: Sequence[Piece]) -> Iterator[float]:
             last = edge
 
 
-def _divide(pieces: Sequence[Piece], starts: Sequence[float]) -> list[list[Piece]]:
-    """Return the pieces of each column, without those that cross a gutter."""
-    columns: list[list[Piece]] = [[] for _ in range(len(starts) + 1)]
-    for piece in pieces:
-        if (number := _column(piece, starts)) is not None:
-            columns[number].append(piece)
-    return columns
-
-
 def _column(piece: Piece, starts: Sequence[float]) -> int | None:
     """Return the number of the column that holds a piece, from 0; None if it crosses a gutter."""
     first = sum(piece.left >= start - SAME_EDGE for start in starts)
@@ -161,8 +152,8 @@ def _by_column(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row
 
 
 def _columns_in_order(pieces: Sequence[Piece], starts: Sequence[float]) -> Iterator[Row]:
-    for column in _divide(pieces, starts):
-        yield from rows_by_place(column)
+    for number in range(len(starts) + 1):
+        yield from rows_by_place([piece for piece in pieces if _column(piece, starts) == number])
 
 
 def rows_by_place(pieces: Sequence[Piece]) -> list[Row]:

@@ -7,7 +7,7 @@ is read as others are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,18 +75,13 @@ def _name(element: Any) -> str:
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
-def _named(element: Any, name: str) -> Iterator[Any]:
-    found: Iterator[Any] = element.iter("{*}" + name)
-    return found
-
-
 # ALTO
 
 
 def _alto(tree: Any) -> tuple[str, None]:
     """Return the lines of the blocks; a word that is divided at the end of a line is whole."""
     blocks = (
-        "\n".join(filter(None, map(_alto_line, _named(block, "TextLine")))) for block in _named(tree, "TextBlock")
+        "\n".join(filter(None, map(_alto_line, block.iter("{*}TextLine")))) for block in tree.iter("{*}TextBlock")
     )
     return "\n\n".join(filter(None, blocks)), None
 
@@ -111,18 +106,18 @@ def _alto_line(line: Any) -> str:
 def _page_xml(tree: Any) -> tuple[str, None]:
     """Return the lines of the regions in the order of reading that the file states, else in that of the file."""
     pages = []
-    for page in _named(tree, "Page"):
+    for page in tree.iter("{*}Page"):
         stated = {
             item.get("regionRef"): place for place, item in enumerate(page.iter("{*}RegionRefIndexed", "{*}RegionRef"))
         }
-        outer = (region for region in _named(page, "TextRegion") if _name(region.getparent()) != "TextRegion")
+        outer = (region for region in page.iter("{*}TextRegion") if _name(region.getparent()) != "TextRegion")
         regions = sorted(outer, key=lambda region: stated.get(region.get("id"), len(stated)))
         pages += [_region(region) for region in regions]
     return "\n\n".join(filter(None, pages)), None
 
 
 def _region(region: Any) -> str:
-    lines = (_reading(line) or " ".join(map(_reading, _named(line, "Word"))) for line in _named(region, "TextLine"))
+    lines = (_reading(line) or " ".join(map(_reading, line.iter("{*}Word"))) for line in region.iter("{*}TextLine"))
     return "\n".join(filter(None, lines)) or _reading(region)
 
 

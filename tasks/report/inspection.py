@@ -379,11 +379,6 @@ def described(step: Step, config: ModelConfig) -> tuple[str, str]:
     return said[step.kind]
 
 
-def named(model: nn.Module, wanted: nn.Module) -> str:
-    """Return the name of a module within a network."""
-    return next(name for name, module in model.named_modules() if module is wanted)
-
-
 def control_elements(subject: Subject) -> list[Row]:
     """Return the ten control elements of a network.
 
@@ -396,7 +391,8 @@ def control_elements(subject: Subject) -> list[Row]:
     all_blocks = f"blocks.0–{config.n_layer - 1}." if config.n_layer > 1 else "blocks.0."
 
     def each(part: nn.Module) -> str:
-        return named(model, part).replace("blocks.0.", all_blocks)
+        name = next(name for name, module in model.named_modules() if module is part)
+        return name.replace("blocks.0.", all_blocks)
 
     heads = [f"{config.n_head} heads of {config.head_dim}"]
     heads += [f"{config.n_kv_head} for keys and values"] if config.n_kv_head != config.n_head else []
@@ -408,6 +404,7 @@ def control_elements(subject: Subject) -> list[Row]:
     rule = f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}"
     order = "temperature, then top-k, then top-p; this page shows temperature 1 and no filter"
     tokenizer, embedding = subject.tokenizer, model.token_embedding.weight
+    optimizer = type(build_optimizer(nn.Linear(1, 1), train)).__name__
     elements = [
         ("Tokeniser", "encodes the input", type(tokenizer).__name__, f"{tokenizer.vocab_size} ids"),
         ("Seed", "fixes the initial state", "model.randomness", f"seed {subject.seed}"),
@@ -416,16 +413,11 @@ def control_elements(subject: Subject) -> list[Row]:
         ("Attention", "routes information", each(block.attention), ", ".join(heads)),
         ("Feed-forward", "transforms nonlinearly", each(block.mlp), feed),
         ("Normalisation", "regulates the state", norms, norm),
-        ("Optimiser", "controls the parameters", f"model.optim: {optimizer_name(subject)}", rule),
+        ("Optimiser", "controls the parameters", f"model.optim: {optimizer}", rule),
         ("Scheduler", "controls the learning rate", "model.schedule.learning_rate", _schedule(train) + trained),
         ("Sampling", "controls the output", "model.sampling.token_probabilities", order),
     ]
     return [Row(name=name, role=role, module=module, detail=detail) for name, role, module, detail in elements]
-
-
-def optimizer_name(subject: Subject) -> str:
-    """Return the class name of the optimiser of these training settings."""
-    return type(build_optimizer(nn.Linear(1, 1), subject.training)).__name__
 
 
 def _schedule(train: TrainConfig) -> str:

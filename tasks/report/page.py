@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -69,20 +69,15 @@ class Notice(NamedTuple):
     path: str = ""
 
 
-def by_severity(notices: Iterable[Notice]) -> list[Notice]:
-    """Return notices sorted by level, weight and title."""
-    return sorted(notices, key=lambda item: (("lost", "check", "note").index(item.level), -item.weight, item.title))
-
-
 def notices_of(template: str, **values: object) -> list[Notice]:
-    """Return the notices of a page, most severe first.
+    """Return the notices of a page, most severe first: by level, weight and title.
 
     Args:
         template: file name of a template of conditions, which calls `notice` with the fields of a `Notice`.
     """
     found: list[Notice] = []
     render(template, notice=lambda *fields: found.append(Notice(*fields)), **values)
-    return by_severity(found)
+    return sorted(found, key=lambda item: (("lost", "check", "note").index(item.level), -item.weight, item.title))
 
 
 def render(template: str, **values: object) -> str:

@@ -291,25 +291,15 @@ def clusters(n: int, pairs: Pairs) -> I64:
     return smallest[labels]
 
 
-def keep_best(n: int, pairs: Pairs, rank: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.bool_], I64]:
-    """Choose the documents to keep: best first, each unless it is a direct near-duplicate of one already kept.
-
-    Args:
-        rank: (n,) lower is better; of equals the lower index is better.
+def keep_best(n: int, pairs: Pairs) -> tuple[npt.NDArray[np.bool_], I64]:
+    """Choose from documents, best first, which to keep: each, unless it is a direct near-duplicate of one already kept.
 
     Returns:
         (n,) a mask of the kept documents, and (n,) the representative of each document: itself if it is kept, else
         the best kept document that it is a near-duplicate of.
     """
-    place = np.empty(n, np.int64)
-    place[np.lexsort((np.arange(n), rank))] = np.arange(n)
-    better = np.where(place[pairs.first] < place[pairs.second], pairs.first, pairs.second)
-    worse = pairs.first + pairs.second - better
-    order = np.argsort(place[better])
-    kept = np.ones(n, bool)
-    representative = np.arange(n)
-    for one, other in zip(better[order], worse[order], strict=True):
+    kept, representative = np.ones(n, bool), np.arange(n)
+    for one, other in zip(pairs.first, pairs.second, strict=True):
         if kept[one] and kept[other]:
-            kept[other] = False
-            representative[other] = one
+            kept[other], representative[other] = False, one
     return kept, representative

@@ -90,14 +90,6 @@ class TokeniseSettings:
         return before, behind
 
 
-def encode_document(
-    tokenizer: Tokenizer, text: str, ids: np.ndarray, settings: TokeniseSettings | None = None
-) -> tuple[np.ndarray, int]:
-    """Return a document's ids between bos and eos, if the tokeniser has these, and its lost bytes."""
-    before, behind = (settings or TokeniseSettings()).frame(tokenizer)
-    return np.concatenate([before, ids, behind]).astype(np.int64), tokenizer.lost_bytes(text, ids)
-
-
 @stage("tokenise", version=4, unit="document", tables={TOKENS_FILE: TOKENS}, unkeyed=("engine",))
 def tokenise(
     work: Work, settings: TokeniseSettings, *, documents: ArtifactRef, tokenizer: ArtifactRef, engine: str = "auto"

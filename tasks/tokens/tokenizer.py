@@ -190,18 +190,10 @@ def learn_merges(texts: Iterable[str], vocab_size: int, reserved: int = 0) -> Bp
     """Learn byte-level BPE by `tokenizers`.
 
     Args:
-        vocab_size: number of ids, including reserved ones; short texts give fewer.
-
-    Raises:
-        ValueError: `vocab_size` is too small for all bytes.
+        vocab_size: number of ids: reserved ones and at least `MIN_BPE_VOCAB` others; short texts give fewer.
     """
     from tokenizers import pre_tokenizers, trainers
 
-    if vocab_size - reserved < MIN_BPE_VOCAB:
-        raise ValueError(
-            f"vocab_size is {vocab_size}; byte-level BPE needs at least {MIN_BPE_VOCAB}"
-            + (f" and the {reserved} reserved ones" if reserved else "")
-        )
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - reserved,
         special_tokens=list(SPECIAL_TOKENS),

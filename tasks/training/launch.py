@@ -138,16 +138,14 @@ def launch(
     place: Path,
     callbacks: Callbacks | None = None,
     stop: threading.Event | None = None,
-    nodes: Nodes | None = None,
 ) -> Launched:
-    """Train in several processes on each machine.
+    """Train in several processes on each machine of `Nodes.from_environment`.
 
     Args:
         processes: number of processes per machine, each with a GPU of its own if the device is `cuda`.
         place: folder of job, log and result, shared by all machines; emptied first.
         callbacks: receive the reports of rank 0, which waits until `checkpoint` returns.
         stop: when set, the training saves a checkpoint and stops.
-        nodes: the machines; None for those of the environment.
 
     Raises:
         UserError: the batch cannot be divided among the processes, or a rank raised it.
@@ -156,7 +154,7 @@ def launch(
     """
     callbacks = callbacks or Callbacks()
     done: dict[str, Any] = {}
-    ranks = _start([job], processes, place, nodes or Nodes.from_environment())
+    ranks = _start([job], processes, place, Nodes.from_environment())
     try:
         for message in _reports(ranks, stop or threading.Event()):
             ((name, arguments),) = message.items()

@@ -26,13 +26,13 @@ from storage.tombstones import FORGETTING_LOCK
 from tasks.ingest.extract import extract
 from tasks.ingest.segments import SEGMENT_BYTES, SEGMENT_FILES, present_segments
 from tasks.upkeep.forget import finish_forgetting
+from tasks.upkeep.garbage import SECONDS_PER_DAY
 from tasks.upkeep.rewriting import write_segment
 
 COMPACTION_LOCK = "compaction"
 SEGMENTS = "segments"  # input of a merged segment with those that it replaces
 SMALL = 2  # a segment is small if this many of its size fit in one
 AT_LEAST = 8  # small segments merged into one that is still small: fewer would be rewritten over and over
-SECONDS_PER_DAY = 24 * 3600.0
 
 
 def compact_home(

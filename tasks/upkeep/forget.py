@@ -44,6 +44,7 @@ from tasks.text.minhash import gram_hashes
 from tasks.text.words import U64
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tasks.training.telemetry import SAMPLES_FILE, log_samples, read_notes
+from tasks.upkeep.garbage import TRAIN
 from tasks.upkeep.rewriting import (
     TRIMMED,
     among,
@@ -58,7 +59,6 @@ from tasks.upkeep.rewriting import (
 if TYPE_CHECKING:
     from storage.tracking import Tracking
 
-TRAIN = "train"
 PAGES = (".html", ".md")  # of an MLflow run; they quote documents
 # a prompt of this length that a document contains counts as a quote; a letter of the scripts from `_DENSE` on, which
 # have no spaces between words, counts as three

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from classifier_samples import manual, manuals, rubbishes, write_files, write_lines
 
+from storage.errors import UserError
 from tasks.curate import classifier as module
-from tasks.curate.classifier import READ_CHARS, ExamplesError, file_identities, read_examples, refuse_shared
+from tasks.curate.classifier import READ_CHARS, ClassifierStageSettings, read_examples, refuse_shared
 from tasks.curate.settings import ClassifierSettings
 
 TEXTS = manuals(12)
@@ -98,9 +99,9 @@ def test_of_a_giant_example_the_beginning_is_read(tmp_path: Path) -> None:
 def test_what_needs_an_extractor_is_refused(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    for read in (read_examples, file_identities):
-        with pytest.raises(ExamplesError) as caught:
-            read("bad", [path])
+    for read in (lambda: read_examples("bad", [path]), lambda: ClassifierStageSettings.of([], [path])):
+        with pytest.raises(UserError) as caught:
+            read()
         assert f"classifier.bad: {path} {expected}" in str(caught.value)
         assert "JSON lines" in str(caught.value)
 
@@ -130,42 +131,40 @@ def test_a_line_without_a_text_is_refused_by_its_number_and_the_others_are_read(
 def test_where_too_few_are_left_the_refused_lines_are_told(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "lines.jsonl", TEXTS[:9])
     path.write_bytes(path.read_bytes().rstrip(b"\n") + b"\n{oops\n")
-    with pytest.raises(ExamplesError, match=r"gives 9 different texts .*; 1 row was refused: .*line 10 is not JSON"):
+    with pytest.raises(UserError, match=r"gives 9 different texts .*; 1 row was refused: .*line 10 is not JSON"):
         read_examples("good", [path])
 
 
 def test_a_table_without_a_text_column_is_refused_with_the_columns_it_has(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["a"], "text": [1]}), tmp_path / "rows.parquet")
-    with pytest.raises(ExamplesError, match=r"no column of text is called text; there are: body, text \(int64\)"):
+    with pytest.raises(UserError, match=r"no column of text is called text; there are: body, text \(int64\)"):
         read_examples("good", [tmp_path / "rows.parquet"])
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "rows.parquet", list(TEXTS))
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ExamplesError, match=r"rows\.parquet: the Parquet file is damaged"):
+    with pytest.raises(UserError, match=r"rows\.parquet: the Parquet file is damaged"):
         read_examples("good", [path])
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExamplesError, match="gone, which does not exist"):
+    with pytest.raises(UserError, match="gone, which does not exist"):
         read_examples("good", [tmp_path / "gone"])
-    with pytest.raises(ExamplesError, match="a folder without files"):
+    with pytest.raises(UserError, match="a folder without files"):
         read_examples("good", [tmp_path])
 
 
 def test_too_few_different_examples_are_refused_with_their_number(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "lines.jsonl", [*TEXTS[:9], TEXTS[0], ""])
-    with pytest.raises(
-        ExamplesError, match=r"gives 9 different texts \(and 1 dup.* 1 empty ones\), expected at least 10"
-    ):
+    with pytest.raises(UserError, match=r"gives 9 different texts \(and 1 dup.* 1 empty ones\), expected at least 10"):
         read_examples("good", [path])
 
 
 def test_a_text_on_both_sides_is_refused_with_both_places(tmp_path: Path) -> None:
     good = read_examples("good", [write_lines(tmp_path / "good.jsonl", TEXTS)])
     bad = read_examples("bad", [write_lines(tmp_path / "bad.jsonl", [*rubbishes(11), manual(2)])])
-    with pytest.raises(ExamplesError, match=r"good\.jsonl, line 3 in classifier\.good and .*bad\.jsonl, line 12"):
+    with pytest.raises(UserError, match=r"good\.jsonl, line 3 in classifier\.good and .*bad\.jsonl, line 12"):
         refuse_shared(good, bad)
 
 
@@ -173,13 +172,10 @@ def test_files_are_identified_by_content_and_form_not_by_place(tmp_path: Path) -
     here = write_lines(tmp_path / "a.jsonl", TEXTS)
     there = write_files(tmp_path / "folder", []) / "b.ndjson"
     there.write_bytes(here.read_bytes())
-    assert (
-        file_identities("good", [here])
-        == file_identities("good", [there.parent])
-        == file_identities("good", [here, there])
-    )
+    before = ClassifierStageSettings.of([here], [])
+    assert before == ClassifierStageSettings.of([there.parent], []) == ClassifierStageSettings.of([here, there], [])
     here.write_text(here.read_text() + "\n")
-    assert file_identities("good", [here]) != file_identities("good", [there])
+    assert ClassifierStageSettings.of([here], []) != ClassifierStageSettings.of([there], [])
 
 
 @pytest.mark.parametrize(("good", "bad", "named"), [("a", "", "bad"), (" \n", "b", "good")])

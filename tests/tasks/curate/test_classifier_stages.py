@@ -13,6 +13,7 @@ import pytest
 from classifier_samples import held, manuals, rubbishes, write_files, write_lines
 from tiny_run import direct_run, home_at
 
+from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.schemas import DOCUMENTS_FILE, SCORES, SCORES_FILE
@@ -25,7 +26,6 @@ from tasks.curate.classifier import (
     METRICS_FILE,
     WEIGHTS_FILE,
     ClassifierStageSettings,
-    ExamplesError,
     classifier,
     example_files,
     score,
@@ -100,7 +100,7 @@ def test_a_weak_classifier_is_made_but_told_of(run: Run, tmp_path: Path, caplog:
 
 
 def test_examples_on_both_sides_are_refused_by_the_stage(run: Run, sides: tuple[Path, Path]) -> None:
-    with pytest.raises(ExamplesError, match="20 texts are examples of both sides"):
+    with pytest.raises(UserError, match="20 texts are examples of both sides"):
         learn(run, [sides[0]], [sides[0]])
 
 

@@ -11,7 +11,8 @@ import pytest
 from classifier_samples import manuals, rubbishes
 from dedup_samples import prose
 
-from tasks.curate.classifier import READ_CHARS, ExamplesError, score_texts, train
+from storage.errors import UserError
+from tasks.curate.classifier import READ_CHARS, score_texts, train
 
 TEXTS = ["", " \n ", "one", "one two", "ONE two one Two", "羊 羊", *(prose(400, seed) for seed in range(30))]
 
@@ -37,7 +38,7 @@ def test_it_tells_manuals_from_rubbish_that_it_has_not_seen(learnt: Trained) -> 
 
 
 def test_examples_without_words_are_refused() -> None:
-    with pytest.raises(ExamplesError, match="the examples of the classifier have no words"):
+    with pytest.raises(UserError, match="the examples of the classifier have no words"):
         trained([i * "!" for i in range(1, 12)], [i * "?" for i in range(1, 12)])
 
 

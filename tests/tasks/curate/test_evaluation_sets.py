@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from dedup_samples import prose
 
-from tasks.curate.evaluation_sets import EvaluationSetError, evaluation_grams
+from storage.errors import UserError
+from tasks.curate.evaluation_sets import evaluation_grams
 from tasks.readers.rows import Refused
 from tasks.text.minhash import gram_hashes
 from tasks.text.overlap import overlapping_spans
@@ -120,12 +121,12 @@ def test_a_bad_line_is_refused_and_the_others_are_read(tmp_path: Path, bad: byte
 )
 def test_a_damaged_evaluation_set_is_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(EvaluationSetError, match=message):
+    with pytest.raises(UserError, match=message):
         evaluation_grams([tmp_path / name], Refused())
 
 
 def test_a_missing_evaluation_set_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationSetError, match="does not exist"):
+    with pytest.raises(UserError, match="does not exist"):
         evaluation_grams([tmp_path / "nowhere"], Refused())
-    with pytest.raises(EvaluationSetError, match="folder without any file"):
+    with pytest.raises(UserError, match="a folder without files of"):
         evaluation_grams([tmp_path], Refused())

@@ -64,5 +64,5 @@ def test_another_name_for_the_same_way_of_reading_keeps_the_key(folder: Path) ->
 
 
 def test_a_folder_of_which_nothing_would_be_read_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"deep is a folder without any file of \.parquet, "):
+    with pytest.raises(UserError, match=r"deep, a folder without files of \.parquet, "):
         EvaluationSetSettings.of([folder / "deep"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from tiny_run import Ran, direct_run, home_at, run_prepare
 
 from storage.errors import UserError
 from storage.manifest import Input, Manifest, RefSet, describe_inputs
-from storage.schemas import DROPPED, NORMALISED, SELECTION
+from storage.schemas import DROPPED, NORMALISED, SELECTION, VERDICTS
 from storage.store import Store
 from storage.tables import write_table
 from tasks.core.settings import load_settings, parse_assignments
 from tasks.evaluation.compare import Comparison, Difference, SlicePair
 from tasks.evaluation.gates import (
     GATES,
+    VERDICTS_FILE,
     CorpusFacts,
     Facts,
     GateSettings,
@@ -32,7 +33,6 @@ from tasks.evaluation.gates import (
     failed,
     judge,
     read_verdicts,
-    write_verdicts,
 )
 
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
@@ -206,7 +206,7 @@ def test_a_sentence_says_the_numbers() -> None:
 
 def test_verdicts_come_back_from_their_table(tmp_path: Path) -> None:
     made = judge(facts(compared(1.9, 2.0, -math.inf, math.inf, documents=1)), GateSettings(rule="clearly_better"))
-    assert write_verdicts(tmp_path, made) == len(GATES)
+    assert write_table(tmp_path / VERDICTS_FILE, VERDICTS, map(asdict, made)) == len(GATES)
     assert [item.document() for item in read_verdicts(tmp_path)] == [item.document() for item in made]
 
 

@@ -10,7 +10,7 @@ import pytest
 from extraction import extract_document
 
 from tasks.readers import detect
-from tasks.readers.document import _PACKAGES
+from tasks.readers.packages import PACKAGES
 from tasks.readers.records import Extraction, ExtractOptions
 
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -313,7 +313,7 @@ def test_entities_are_neither_expanded_nor_fetched(kind, tmp_path):
 
 
 def test_each_package_that_is_detected_has_a_reader():
-    assert set(_PACKAGES) == detect._PACKAGES
+    assert set(PACKAGES) == detect._PACKAGES
 
 
 def test_a_comment_in_a_paragraph_and_a_note_cost_no_words():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from markupsafe import Markup
 
-from tasks.report.page import Notice, by_severity
+from tasks.report import page
+from tasks.report.page import notices_of
 from tasks.report.wording import lines, plain, share, shown
 
 
@@ -22,12 +25,14 @@ def test_long_words_are_cut_before_they_are_escaped() -> None:
     assert plain("*" * 500, 10) == r"\*" * 9 + "…"
 
 
-def test_warnings_come_by_severity() -> None:
-    listed = by_severity([
-        Notice("note", "a", "good <i>", "", 9), Notice("lost", "b", "gone", "look", 1, "\u202epath"),
-        Notice("lost", "b", "more gone", "", 2),
-    ])  # fmt: skip
-    assert [notice.title for notice in listed] == ["more gone", "gone", "good <i>"]
+def test_warnings_come_by_severity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(template: str, notice: Callable[..., None]) -> None:
+        notice("note", "a", "good <i>", "", 9)
+        notice("lost", "b", "gone", "look", 1, "\u202epath")
+        notice("lost", "b", "more gone", "", 2)
+
+    monkeypatch.setattr(page, "render", render)
+    assert [notice.title for notice in notices_of("notices.html")] == ["more gone", "gone", "good <i>"]
 
 
 def test_what_a_template_prints_is_escaped_and_what_hides_or_reorders_words_is_a_sign() -> None:

@@ -24,9 +24,10 @@ from storage.lineage import manifest_of
 from storage.manifest import Manifest
 from tasks.core.run import Run
 from tasks.core.stage import Work, stage
+from tasks.evaluation.evaluate import encode_documents
 from tasks.tokens import tokenise as module
 from tasks.tokens.hf_spec import PIECE_BYTES
-from tasks.tokens.tokenise import TokeniseSettings, encode_document, smallest_dtype, tokenise, tokenise_segment
+from tasks.tokens.tokenise import TokeniseSettings, smallest_dtype, tokenise, tokenise_segment
 from tasks.tokens.tokenizer import learn_merges
 from tasks.tokens.tokenizer_kinds import (
     BOS,
@@ -83,12 +84,12 @@ def test_every_document_lies_where_the_table_says(kind: str, tmp_path: Path) -> 
     shard = np.load(tmp_path / "out" / "tokens.npy", mmap_mode="r", allow_pickle=False)
     rows = pq.read_table(tmp_path / "out" / "tokens.parquet").to_pylist()
     place = 0
-    for row, text, ids in zip(rows, DOCUMENTS, tokenizer.encode(DOCUMENTS), strict=True):
-        sequence, lost = encode_document(tokenizer, text, ids)
-        assert (row["offset"], row["length"]) == (place, len(sequence))
-        assert (row["n_bytes"], row["lost_bytes"]) == (len(text.encode()), lost)
-        assert np.array_equal(shard[place : place + row["length"]], sequence)
-        assert row["digest"] == hashlib.sha256(sequence.astype(shard.dtype).tobytes()).hexdigest()
+    for row, text in zip(rows, DOCUMENTS, strict=True):
+        expected = encode_documents(tokenizer, TokeniseSettings(), [text])
+        assert (row["offset"], row["length"]) == (place, len(expected.ids))
+        assert (row["n_bytes"], row["lost_bytes"]) == (len(text.encode()), expected.lost_bytes[0])
+        assert np.array_equal(shard[place : place + row["length"]], expected.ids)
+        assert row["digest"] == hashlib.sha256(expected.ids.astype(shard.dtype).tobytes()).hexdigest()
         place += row["length"]
     assert (len(shard), made["rows"], made["tokens"]) == (place, len(DOCUMENTS), place)
     assert shard.dtype == smallest_dtype(tokenizer.vocab_size)
@@ -137,14 +138,14 @@ def test_batches_of_any_size_give_the_same_files(
 def test_a_long_document_in_pieces_lies_there_as_one(kind: str, tmp_path: Path) -> None:
     text = prose(3, PIECE_BYTES // 2) + " Ω"
     made = encode(tmp_path, KINDS[kind], ["a", text, "b"])
-    ids = KINDS[kind].encode([text])[0]
-    sequence, lost = encode_document(KINDS[kind], text, ids)
+    expected = encode_documents(KINDS[kind], TokeniseSettings(), [text])
+    lost = expected.lost_bytes[0]
     row = pq.read_table(tmp_path / "out" / "tokens.parquet").to_pylist()[1]
     shard = np.load(tmp_path / "out" / "tokens.npy")
     assert len(list(KINDS[kind].pieces(text.encode()))) > 1
-    assert np.array_equal(shard[row["offset"] : row["offset"] + row["length"]], sequence)
+    assert np.array_equal(shard[row["offset"] : row["offset"] + row["length"]], expected.ids)
     assert (row["n_bytes"], row["lost_bytes"], made["lost_bytes"]) == (len(text.encode()), lost, lost)
-    assert row["digest"] == hashlib.sha256(sequence.astype(shard.dtype).tobytes()).hexdigest()
+    assert row["digest"] == hashlib.sha256(expected.ids.astype(shard.dtype).tobytes()).hexdigest()
 
 
 class Broken(module.GigatokenEngine):
@@ -203,9 +204,7 @@ def test_a_document_begins_and_ends_as_asked(bos: bool, eos: bool, expected: lis
     encode(tmp_path, CharTokenizer("a"), ["a", ""], bos=bos, eos=eos)
     shard = np.load(tmp_path / "out" / "tokens.npy")
     assert shard.tolist() == expected + [index for index in expected if index != 4]
-    settings = TokeniseSettings(bos, eos)
-    ids = CharTokenizer("a").encode(["a"])[0]
-    assert encode_document(CharTokenizer("a"), "a", ids, settings)[0].tolist() == expected
+    assert encode_documents(CharTokenizer("a"), TokeniseSettings(bos, eos), ["a"]).ids.tolist() == expected
 
 
 def test_no_documents_give_an_empty_shard(tmp_path: Path) -> None:

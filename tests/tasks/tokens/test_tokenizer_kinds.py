@@ -232,11 +232,6 @@ def test_fits_repeat_to_the_byte_in_processes_with_other_hash_seeds(tmp_path: Pa
     assert len(written[0]) == 3
 
 
-def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs at least 260"):
-        learn_merges(["a"], 100)
-
-
 @pytest.mark.parametrize(
     ("n_bytes", "kind", "word"), [(CHAR_BELOW_BYTES - 1, "char", "are less"), (CHAR_BELOW_BYTES, "bpe", "not less")]
 )
