@@ -11,7 +11,7 @@ from storage.registry import ModelVersion, Registry, find_version, model_name, r
 from storage.schemas import COUNTS_FILE
 from tasks.core.run import Run
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE
-from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.training.bundle import CHAT_FILE, CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.train import sync_run, train
 
 
@@ -67,7 +67,8 @@ def _add(run: Run, folder: Path) -> ArtifactRef:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UnknownModel(f"{folder} is not a model folder: it lacks {', '.join(missing)}")
-    ref, _ = run.add("bundle", {name: folder / name for name in names})
+    found = [name for name in (*names, CHAT_FILE) if (folder / name).is_file()]
+    ref, _ = run.add("bundle", {name: folder / name for name in found})
     return ref
 
 

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from tasks.generation.completions import noise_key
 from tasks.serving.batcher import Batcher, Busy, Continuation, Progress
+from tasks.serving.chat import AskedChat, ChatForm
 from tasks.serving.completions import Asked, Refusal, Spelling, finish_reason, score_prompt
 from tasks.serving.served import Served, page
 
@@ -122,6 +123,24 @@ class Metrics:
         )
 
 
+class TextForm:
+    """Answers of `/v1/completions`."""
+
+    prefix, name, event_name = "cmpl-", "text_completion", "text_completion"
+
+    @staticmethod
+    def opening(index: int) -> dict[str, Any] | None:
+        """Return the choice of the event that opens a stream; there is none."""
+        return None
+
+    @staticmethod
+    def choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        """Return a choice of an answer or an event."""
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    event = choice
+
+
 class Answer:
     """The continuations of one request; may be made in any thread.
 
@@ -132,16 +151,22 @@ class Answer:
         Refusal: the request cannot be answered, or too many wait.
     """
 
-    def __init__(self, server: Server, asked: Asked, loop: asyncio.AbstractEventLoop) -> None:
-        self.server, self.asked = server, asked
-        self.served = server.model(asked.model)
+    def __init__(self, server: Server, request: Asked | AskedChat, loop: asyncio.AbstractEventLoop) -> None:
+        self.server, self.served = server, server.model(request.model)
+        self.form: type[TextForm] | type[ChatForm] = TextForm
+        if isinstance(request, AskedChat):
+            if self.served.template is None:
+                message = "this model has no chat template: it continues texts; use /v1/completions"
+                raise Refusal(400, message, "model", "unsupported_model")
+            request, self.form = request.completion(self.served.template), ChatForm
+        self.asked = asked = request
         bundle = self.served.bundle
         self.prompts = asked.prompts(bundle)
         config = asked.settings(bundle, self.served.defaults, server.deterministic)
         if len(self.prompts) * asked.n > server.most:
             message = f"{len(self.prompts)} prompts with n={asked.n} are more than {server.most} completions"
             raise Refusal(400, message, "n", "invalid_value")
-        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = f"{self.form.prefix}{uuid.uuid4().hex}", int(time.time())
         self.started = time.perf_counter()
         self.queue: asyncio.Queue[Progress] = asyncio.Queue()
         self.is_told = False
@@ -199,10 +224,10 @@ class Answer:
         """Return the text of a prompt."""
         return self.served.bundle.tokenizer.decode(self.prompt_of(choice)[self.begin :])
 
-    def document(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def document(self, choices: Sequence[dict[str, Any]], name: str = "", **more: Any) -> dict[str, Any]:
         return {
             "id": self.id,
-            "object": "text_completion",
+            "object": name or self.form.event_name,
             "created": self.created,
             "model": self.served.name,
             "choices": list(choices),
@@ -222,16 +247,12 @@ class Answer:
         for item in self.continuations:
             end = ended.get(item.choice)
             text, reason = (end.text, finish_reason(end.finish_reason)) if end else ("", "length")
-            choice = {
-                "index": item.choice,
-                "text": self.echoed(item.choice) + text if self.asked.echo else text,
-                "logprobs": await self._logprobs(item.choice, end),
-                "finish_reason": reason,
-            }
+            text = self.echoed(item.choice) + text if self.asked.echo else text
+            choice = self.form.choice(item.choice, text, await self._logprobs(item.choice, end), reason)
             if self.asked.sources:
-                choice["sources"] = await self._sources(str(choice["text"]))
+                choice["sources"] = await self._sources(text)
             choices.append(choice)
-        return self.document(choices, usage=self.usage())
+        return self.document(choices, self.form.name, usage=self.usage())
 
     async def _logprobs(self, choice: int, end: Progress | None) -> dict[str, Any] | None:
         n_top = self.asked.logprobs
@@ -263,20 +284,23 @@ class Answer:
         spelled = {item.choice: Spelling(self.served.bundle, item.row.prompt) for item in self.continuations}
         texts = {item.choice: "" for item in self.continuations}
         try:
-            if self.asked.echo:
-                for item in self.continuations:
+            for item in self.continuations:
+                if opening := self.form.opening(item.choice):
+                    yield _event(self.document([opening]))
+                if self.asked.echo:
                     texts[item.choice] = self.echoed(item.choice)
                     yield self._event(item.choice, texts[item.choice])
             async for found in self.progress():
                 texts[found.choice] += found.text
-                more: dict[str, Any] = {}
+                logprobs = None
                 if self.asked.logprobs is not None:
                     parts = found.ids, found.logprobs, found.top_logprobs
-                    more["logprobs"] = await run_in_threadpool(spelled[found.choice].logprobs, *parts)
+                    logprobs = await run_in_threadpool(spelled[found.choice].logprobs, *parts)
+                more: dict[str, Any] = {}
                 if found.ended and self.asked.sources:
                     more["sources"] = await self._sources(texts[found.choice])
                 reason = finish_reason(found.finish_reason) if found.ended else None
-                yield self._event(found.choice, found.text, reason, **more)
+                yield self._event(found.choice, found.text, reason, logprobs, **more)
             if not self.asked.max_tokens:
                 for item in self.continuations:
                     yield self._event(item.choice, "", "length")
@@ -290,9 +314,15 @@ class Answer:
             yield _event(Refusal(500, FAILED).document())
         yield "data: [DONE]\n\n"
 
-    def _event(self, choice: int, text: str, reason: str | None = None, **more: Any) -> str:
-        parts = {"index": choice, "text": text, "logprobs": None, "finish_reason": reason, **more}
-        return _event(self.document([parts]))
+    def _event(
+        self,
+        choice: int,
+        text: str,
+        reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> str:
+        return _event(self.document([{**self.form.event(choice, text, logprobs, reason), **more}]))
 
 
 class _Streamed(StreamingResponse):
@@ -328,19 +358,18 @@ def application(server: Server) -> Starlette:
         name = request.path_params["name"]
         return JSONResponse(described(name, server.model(name)))
 
-    async def completions(request: Request) -> Response:
-        asked = await run_in_threadpool(Asked.read, await _body(request))
-        answer = await run_in_threadpool(Answer, server, asked, asyncio.get_running_loop())
-        if answer.asked.stream:
-            return _Streamed(answer)
-        try:
-            return JSONResponse(await _until_gone(request, answer.whole()))
-        finally:
-            answer.finish()
+    def completions(kind: type[Asked] | type[AskedChat]) -> Handler:
+        async def respond(request: Request) -> Response:
+            asked: Asked | AskedChat = await run_in_threadpool(kind.read, await _body(request))
+            answer = await run_in_threadpool(Answer, server, asked, asyncio.get_running_loop())
+            if answer.asked.stream:
+                return _Streamed(answer)
+            try:
+                return JSONResponse(await _until_gone(request, answer.whole()))
+            finally:
+                answer.finish()
 
-    async def chat(request: Request) -> Response:
-        message = "this model has no chat template: it continues texts; use /v1/completions"
-        raise Refusal(400, message, "model", "unsupported_model")
+        return respond
 
     async def playground(_: Request) -> Response:
         return HTMLResponse(page(server.current, bool(server.api_key)))
@@ -384,7 +413,7 @@ def application(server: Server) -> Starlette:
         return Route(path, respond, methods=[method])
 
     async def unknown(_: Request, error: Exception) -> Response:
-        known = "known are /, /v1/models, /v1/completions, /health and /metrics"
+        known = "known are /, /v1/models, /v1/completions, /v1/chat/completions, /health and /metrics"
         status = error.status_code if isinstance(error, HTTPException) else 500
         message = f"{error.detail}: {known}" if isinstance(error, HTTPException) else FAILED
         return JSONResponse(Refusal(status, message).document(), status)
@@ -395,8 +424,8 @@ def application(server: Server) -> Starlette:
         route("/metrics", metrics),
         route("/v1/models", models),
         route("/v1/models/{name:path}", model),
-        route("/v1/completions", completions, "POST"),
-        route("/v1/chat/completions", chat, "POST"),
+        route("/v1/completions", completions(Asked), "POST"),
+        route("/v1/chat/completions", completions(AskedChat), "POST"),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown, 500: unknown})
 

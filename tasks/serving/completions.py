@@ -1,4 +1,4 @@
-"""Requests and answers in the form of OpenAI's completions.
+"""Requests in the form of OpenAI's completions.
 
 Sampling settings that a request leaves out are those recorded with the model. `top_k`, `min_p`, `typical_p`,
 `repetition_penalty` and `sources` are additions to that form.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -52,28 +52,22 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Asked(BaseModel):
-    """The body of a request."""
+class Sampling(BaseModel):
+    """What every request may have."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    prompt: str | list[str] | Ids | list[Ids]
-    max_tokens: int = Field(16, ge=0)
     temperature: float | None = Field(None, ge=0, le=10)
     top_p: float | None = Field(None, ge=0, le=1)
     n: int = Field(1, ge=1, le=MOST_CHOICES)
-    best_of: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool = False
     stop: list[Stop] = Field([], max_length=MOST_STOPS)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    suffix: str | None = None
     user: str | None = None
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -91,23 +85,39 @@ class Asked(BaseModel):
         return {**kept, "stop": [kept["stop"]]} if isinstance(kept.get("stop"), str) else kept
 
     @classmethod
-    def read(cls, body: bytes) -> Asked:
+    def read(cls, body: bytes) -> Self:
         """Return the request in a body.
 
         Raises:
             Refusal: it is none; the first fault is told.
         """
         try:
-            asked = cls.model_validate_json(body)
+            return cls.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = str(first["loc"][0]) if first["loc"] else None
             if name is None:
                 raise Refusal(400, f"the body is no JSON object: {first['msg']}", code="invalid_json") from None
-            if first["type"] == "extra_forbidden":
+            if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
                 known = ", ".join(cls.model_fields)
                 raise Refusal(400, f"{name} is unknown; known are {known}", name, "unknown_parameter") from None
-            raise Refusal(400, f"{name}: {first['msg']}", name, "invalid_value") from None
+            place = ".".join(map(str, first["loc"]))
+            raise Refusal(400, f"{place}: {first['msg']}", name, "invalid_value") from None
+
+
+class Asked(Sampling):
+    """The body of a request for completions."""
+
+    prompt: str | list[str] | Ids | list[Ids]
+    max_tokens: int = Field(16, ge=0)
+    best_of: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+    suffix: str | None = None
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        asked = super().read(body)
         for name, is_wrong in (("suffix", asked.suffix), ("best_of", asked.best_of not in (None, asked.n))):
             if is_wrong:
                 hint = "these models only continue a text" if name == "suffix" else "it must be n; leave it out"

@@ -18,7 +18,8 @@ from tasks.lineage.memorised import memorised_spans
 from tasks.lineage.training_data import datasets_of
 from tasks.registry.models import checkpoint_of, resolve_version, version_checkpoint
 from tasks.report.page import render
-from tasks.training.bundle import Bundle, read_sampling
+from tasks.serving.chat import Template
+from tasks.training.bundle import CHAT_FILE, Bundle, read_sampling
 
 LEAST_WORDS = 8  # of a passage that is shown
 
@@ -32,6 +33,7 @@ class Served:
         names: other names that requests may give.
         digest: of its checkpoint.
         defaults: sampling settings that a request may leave out.
+        template: of chats; None if the model has none.
         sources: returns the passages of a text that stand in the training text; None if that is unknown.
         created: Unix time at which it was loaded.
     """
@@ -42,6 +44,7 @@ class Served:
     bundle: Bundle
     defaults: Mapping[str, Any] = field(default_factory=dict)
     sources: Callable[[str], dict[str, Any]] | None = None
+    template: Template | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -70,7 +73,9 @@ def load_served(home: Home, model: str, corpus: str, current: Served | None = No
     folder = run.store.folder(checkpoint)
     defaults = load_settings(None, {}).generate_with(read_sampling(folder)).sampling()
     sources = _sources(home, corpus, checkpoint) if datasets_of(run.store, checkpoint) else None
-    return Served(name, names, checkpoint.digest, Bundle(folder, detect_device()), defaults, sources)
+    bundle, chat = Bundle(folder, detect_device()), folder / CHAT_FILE
+    template = Template(chat.read_text(encoding="utf-8"), bundle) if chat.is_file() else None
+    return Served(name, names, checkpoint.digest, bundle, defaults, sources, template)
 
 
 def page(served: Served, asks_key: bool) -> str:

@@ -140,7 +140,7 @@ def _character_table(text: str) -> dict[str, int]:
 
 
 def _special_ids(vocabulary: dict[str, int], spec: dict[str, Any], folder: Path) -> dict[str, int | None]:
-    config, *others = (_optional_json(folder / name) for name in BESIDE)
+    config, *others = (optional_json(folder / name) for name in BESIDE)
     # published files name Llama's ids 1 and 2 beside any vocabulary: single characters are never special
     added = {token["id"] for token in spec.get("added_tokens") or []}
     known = {index for token, index in vocabulary.items() if len(token) > 1 or index in added}
@@ -188,7 +188,8 @@ def _faults_of(path: Path) -> Iterator[None]:
         raise ForeignTokenizerError(f"{path}: {error}") from error
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
+def optional_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is no file, or something else in it."""
     if not path.is_file():
         return {}
     with _faults_of(path):

@@ -4,6 +4,7 @@
     config.json           configuration of network and training; bos and eos around documents
     tokenizer.json        tokeniser
     token_counts.parquet  occurrences of each id in training, for baselines
+    chat_template.jinja   form of chats, if an imported model has one
 
 This module is copied into served models under another package name, so it uses relative imports, and takes the
 network's package as an argument.
@@ -22,6 +23,7 @@ from ..tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+CHAT_FILE = "chat_template.jinja"
 
 _CONTEXT = 8  # preceding tokens for decoding: some tokenisers spell a token differently at the start of a text
 

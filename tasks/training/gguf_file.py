@@ -6,6 +6,7 @@ Tensors are those of `model.hf` under GGUF's names. llama.cpp cuts words by name
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from model.hf_config import FIELDS, GPT2, LAYOUTS, LayoutError, config_from_hf, 
 from tasks.tokens.foreign import TOKENIZER_CONFIG_FILE
 from tasks.tokens.hf_spec import byte_level_spec
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer
-from tasks.training.bundle import CONFIG_FILE, Bundle
+from tasks.training.bundle import CHAT_FILE, CONFIG_FILE, Bundle
 from tasks.training.gguf_types import FLOATS, TYPES, quantised
 from tasks.training.hugging_face import FRAMING, Exchanged, ExchangeError, hf_spec, import_folder, model_of
 
@@ -82,6 +83,8 @@ def export_gguf(
     config, tokenizer = bundle.model_config, bundle.tokenizer
     layout = _layout(config)
     words = _words(tokenizer)
+    chat = bundle_folder / CHAT_FILE
+    template = chat.read_text(encoding="utf-8") if chat.is_file() else ""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         work = Path(folder, target.name)
@@ -90,7 +93,7 @@ def export_gguf(
             writer.add_name(name or bundle_folder.name)
             writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
             _add_shape(writer, config, layout)
-            _add_words(writer, bundle, *words)
+            _add_words(writer, bundle, *words, template)
             for key, text in (about or {}).items():
                 writer.add_string(f"sheepfold.{key}", text)
             _add_tensors(writer, bundle, layout, kind)
@@ -145,17 +148,21 @@ def _words(tokenizer: Tokenizer) -> tuple[dict[int, str], list[str]]:
         model.get(name)
         for name in ("byte_fallback", "ignore_merges", "end_of_word_suffix", "continuing_subword_prefix")
     )
-    if not is_known or not plain or spec.get("normalizer") or not model["merges"] or spec.get("added_tokens"):
+    added = spec.get("added_tokens") or []
+    matched = [token["content"] for token in added if not token.get("special")]  # in texts, which llama.cpp does not
+    if not is_known or not plain or spec.get("normalizer") or not model["merges"] or matched:
         raise ExchangeError(
             f"llama.cpp has no tokeniser like this one of kind {tokenizer.kind!r}: it has byte-level BPE with GPT-2's "
             "pattern, which is the default; train with tokenizer.kind=bpe to export"
         )
-    words = {index: word for word, index in model["vocab"].items()}
+    words = {index: word for word, index in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return words, merges
 
 
-def _add_words(writer: gguf.GGUFWriter, bundle: Bundle, words: dict[int, str], merges: list[str]) -> None:
+def _add_words(
+    writer: gguf.GGUFWriter, bundle: Bundle, words: dict[int, str], merges: list[str], template: str
+) -> None:
     tokenizer = bundle.tokenizer
     kinds = {**dict.fromkeys(words, _NORMAL), **dict.fromkeys(tokenizer.special_ids, _CONTROL)}
     size = range(bundle.model_config.vocab_size)
@@ -164,6 +171,8 @@ def _add_words(writer: gguf.GGUFWriter, bundle: Bundle, words: dict[int, str], m
     writer.add_token_list([words.get(index, f"[UNUSED{index}]") for index in size])
     writer.add_token_types([kinds.get(index, _UNUSED) for index in size])
     writer.add_token_merges(merges)
+    if template:
+        writer.add_chat_template(template)
     begin, end = bundle.start_id, bundle.end_id
     writer.add_add_bos_token(begin is not None)
     writer.add_add_eos_token(False)
@@ -283,10 +292,14 @@ def _write_words(about: Mapping[str, Any], folder: Path) -> None:
         if kind not in (_NORMAL, _CONTROL, _UNUSED):
             raise ExchangeError(f"its token {word!r} is of kind {kind}; expected {_NORMAL} (normal) or {_CONTROL}")
     vocabulary = {word: index for index, word in enumerate(words) if kinds[index] != _UNUSED}
-    spec = byte_level_spec(vocabulary, [merge.split(" ") for merge in about["tokenizer.ggml.merges"]])
-    (folder / TOKENIZER_FILE).write_text(spec, encoding="utf-8")
+    spec = json.loads(byte_level_spec(vocabulary, [merge.split(" ") for merge in about["tokenizer.ggml.merges"]]))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    control = [index for index, kind in enumerate(kinds) if kind == _CONTROL]
+    added = [{"id": index, "content": words[index], **flags} for index in control]
+    write_json(folder / TOKENIZER_FILE, {**spec, "added_tokens": added})
     framing = {"bos": about.get("tokenizer.ggml.add_bos_token", False), "eos": about.get(_ENDS, True)}
-    write_json(folder / TOKENIZER_CONFIG_FILE, {FRAMING: framing})
+    more = {"chat_template": about.get("tokenizer.chat_template", "")}
+    write_json(folder / TOKENIZER_CONFIG_FILE, {FRAMING: framing, **more})
 
 
 def _write_config(about: Mapping[str, Any], layout: str, tensors: Mapping[str, Any], folder: Path) -> ModelConfig:

@@ -7,6 +7,7 @@ converts the tokeniser, which gives the same ids on both sides. Folders are writ
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from tasks.tokens.foreign import (
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
     ForeignTokenizerError,
+    optional_json,
     read_tokenizer_file,
 )
 from tasks.tokens.hf_spec import byte_spellings
@@ -33,7 +35,7 @@ from tasks.tokens.tokenizer_kinds import (
     HfTokenizer,
     Tokenizer,
 )
-from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle
+from tasks.training.bundle import CHAT_FILE, CONFIG_FILE, WEIGHTS_FILE, Bundle
 
 _BUNDLE_FILES = (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)
 FRAMING = "sheepfold_framing"  # entry of tokenizer_config.json, which `transformers` ignores
@@ -91,6 +93,8 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
         with fresh_folder(target) as work:
             write_hf(bundle.model, work, layout, **ids, generation=generation)
             write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing)
+            if (bundle_folder / CHAT_FILE).is_file():
+                shutil.copyfile(bundle_folder / CHAT_FILE, work / CHAT_FILE)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
     shape = bundle.model_config
@@ -147,6 +151,8 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
             digest = sha256_file(work / TOKENIZER_FILE)
             framing = _read_framing(hf_folder)
             config = {"model": model.config.to_dict(), "tokenizer": digest, **framing}
+            if template := _read_template(hf_folder):
+                (work / CHAT_FILE).write_text(template, encoding="utf-8")
             (work / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
             rows = ({"token": token, "count": 0} for token in range(model.config.vocab_size))
             write_table(work / COUNTS_FILE, TOKEN_COUNTS, rows)
@@ -156,11 +162,19 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     return Exchanged(str(target), layout, size, model.config.vocab_size, tokenizer.kind, begin)
 
 
+def _read_template(hf_folder: Path) -> str:
+    """Return the template of chats; of several in tokenizer_config.json the one named "default"."""
+    if (hf_folder / CHAT_FILE).is_file():
+        return (hf_folder / CHAT_FILE).read_text(encoding="utf-8")
+    written = optional_json(hf_folder / TOKENIZER_CONFIG_FILE).get("chat_template", "")
+    if isinstance(written, list):
+        written = {item.get("name"): item.get("template") for item in written}.get("default", "")
+    return str(written)
+
+
 def _read_framing(hf_folder: Path) -> dict[str, bool]:
     """Return `bos` and `eos` as recorded by an export; empty for other folders."""
-    path = hf_folder / TOKENIZER_CONFIG_FILE
-    written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    framing = written.get(FRAMING) if isinstance(written, dict) else None
+    framing = optional_json(hf_folder / TOKENIZER_CONFIG_FILE).get(FRAMING)
     framing = framing if isinstance(framing, dict) else {}
     return {name: bool(framing[name]) for name in ("bos", "eos") if name in framing}
 

@@ -20,6 +20,7 @@ import uvicorn
 from model import ModelConfig, Transformer, save_weights
 from tasks.generation.completions import noise_key
 from tasks.serving.app import MOST_BYTES, Server, application
+from tasks.serving.chat import Template
 from tasks.serving.run import Announced
 from tasks.serving.served import Served
 from tasks.tokens.tokenizer_kinds import ByteTokenizer
@@ -56,11 +57,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @contextmanager
-def running(bundle: Bundle, **options: Any) -> Iterator[tuple[Server, str]]:
+def running(bundle: Bundle, template: Template | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
     """A server on a free port of the loopback; yields it and its address."""
-    server = Server(
-        Served("sheepfold/1", ("sheepfold",), "one", bundle), **{"deterministic": True, "every": 0.0, **options}
-    )
+    served = Served("sheepfold/1", ("sheepfold",), "one", bundle, template=template)
+    server = Server(served, **{"deterministic": True, "every": 0.0, **options})
     config = uvicorn.Config(application(server), host="127.0.0.1", port=0, log_level="error")
     ready = threading.Event()
 
