@@ -6,7 +6,7 @@ BIN := .venv/bin
 SOURCE ?=
 MINUTES ?= 5
 
-.PHONY: demo test test-full test-faults audit setup ocr check fingerprints docs reference pictures clean
+.PHONY: demo test units test-full test-faults audit setup ocr check fingerprints docs reference pictures clean
 
 demo: setup ocr
 	@if [ -z "$(SOURCE)" ]; then $(BIN)/sheepfold sample sample-corpus; fi
@@ -25,8 +25,11 @@ PARALLEL := -n 2 --dist loadfile
 # in the order of the folders, so that the long tests of tests/flows start first
 LONGEST_FIRST := $(PARALLEL) --no-loadscope-reorder
 
+# mypy takes one core for two minutes, so it runs beside the tests
 test: setup ocr
-	$(MAKE) --jobs 2 check docs
+	$(MAKE) --jobs 3 check docs units
+
+units: setup ocr
 	$(PYTEST) $(PARALLEL) -m "not full and not faults"
 
 test-full: test
