@@ -1,4 +1,4 @@
-"""What a model loses with its weights in the types of a GGUF file.
+"""Bits per byte of a model with its weights in the types of a GGUF file.
 
     python -m benchmarks.quantisation MODEL CORPUS
 

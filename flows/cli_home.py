@@ -380,7 +380,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Convert a Hugging Face folder, LLaMA's own release or a GGUF file to a folder for `generate --model FOLDER`."""
-    if source.endswith(".gguf"):
+    if source.lower().endswith(".gguf"):
         from tasks.training.gguf_file import import_gguf
 
         found = import_gguf(absolute(source), absolute(folder))

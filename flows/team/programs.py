@@ -460,7 +460,8 @@ def _wait_healthy(name: str, home: Home, settings: TeamSettings) -> None:
 
 
 def _healthy(name: str, state: dict[str, Any], settings: TeamSettings) -> bool:
-    address = {PREFECT: f"{settings.prefect_url}/api/health", MLFLOW: f"{settings.mlflow_url}/health"}.get(name)
+    servers = {PREFECT: f"{settings.prefect_url}/api", MLFLOW: settings.mlflow_url, SERVE: settings.serve_url}
+    address = f"{servers[name]}/health" if name in servers else None
     try:
         return state["statename"] == "RUNNING" and (address is None or CLIENT.get(address, timeout=5).is_success)
     except httpx.TransportError:

@@ -27,12 +27,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 MLFLOW_USER, MLFLOW_PASSWORD_LENGTH = "admin", 12  # MLflow refuses shorter passwords
 # variables of the servers; set in the environment of `sheepfold up`, they replace the recorded secrets
-SECRETS = PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY, _ = (
-    "PREFECT_SERVER_API_AUTH_STRING",
-    "MLFLOW_AUTH_ADMIN_PASSWORD",
-    "MLFLOW_FLASK_SERVER_SECRET_KEY",
-    API_KEY,
-)
+PREFECT_LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
+MLFLOW_PASSWORD = "MLFLOW_AUTH_ADMIN_PASSWORD"
+MLFLOW_KEY = "MLFLOW_FLASK_SERVER_SECRET_KEY"
+SECRETS = PREFECT_LOGIN, MLFLOW_PASSWORD, MLFLOW_KEY, API_KEY
 _HOSTS = re.compile(r"[\w.:\[\], -]*")  # without `*`, which would admit any web page
 _POSTGRES = re.compile(
     r"postgres(ql)?://((?P<PGUSER>[^:@/?#\[\]]+)(:(?P<PGPASSWORD>[^@/?#\[\]]*))?@)?"
@@ -94,6 +92,8 @@ class TeamSettings(TeamOptions, frozen=True):
                 f"--allowed-hosts is {self.allowed_hosts!r}: give names separated by commas, with or without a port, "
                 "such as mlflow.example.org,flock:5000"
             )
+        if self.serve_port and not self.auth and os.environ.get(API_KEY):
+            raise UserError(f"{API_KEY} is set, but without --auth no key is asked for: give --auth, or unset it")
         if self.auth and len(self.secrets.get(MLFLOW_PASSWORD, "")) < MLFLOW_PASSWORD_LENGTH:
             raise UserError(
                 f"{MLFLOW_PASSWORD} has fewer than {MLFLOW_PASSWORD_LENGTH} characters, which MLflow refuses: set a "
@@ -113,7 +113,7 @@ class TeamSettings(TeamOptions, frozen=True):
 
     @property
     def reached_at(self) -> str:
-        """Local host name or address of both servers, for URLs."""
+        """Local host name or address of the servers, for URLs."""
         host = "127.0.0.1" if self.host in EVERYWHERE else self.host
         return f"[{host}]" if ":" in host else host
 
@@ -143,7 +143,7 @@ class TeamSettings(TeamOptions, frozen=True):
             found["PREFECT_API_AUTH_STRING"] = self.secrets[PREFECT_LOGIN]
             found["MLFLOW_TRACKING_USERNAME"] = MLFLOW_USER
             found["MLFLOW_TRACKING_PASSWORD"] = self.secrets[MLFLOW_PASSWORD]
-            found[API_KEY] = self.secrets[API_KEY]
+            found[API_KEY] = self.secrets.get(API_KEY, "")  # settings of a team that served nothing have none
         return found
 
 

@@ -41,7 +41,7 @@ class Server:
     """The served model, and the limits of serving it.
 
     Attributes:
-        current: the model; another takes its place for later requests.
+        current: the model; another takes its place for later requests. None while there is none.
         newest: returns the model that is to be served if it is not the one given, else None; called every `poll`
             seconds.
         batch_size: completions of a batch.
@@ -52,8 +52,8 @@ class Server:
         hosts: names by which requests may call the server, so that no page of another site asks it; () for any.
     """
 
-    current: Served
-    newest: Callable[[Served], Served | None] | None = None
+    current: Served | None
+    newest: Callable[[Served | None], Served | None] | None = None
     batch_size: int = 32
     most: int = 256
     api_key: str = ""
@@ -64,16 +64,27 @@ class Server:
 
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.batch_size, self.most)
-        self.batcher.serve(self.current.bundle)
+        if self.current is not None:
+            self.batcher.serve(self.current.bundle)
         self.metrics = Metrics()
+
+    def served(self) -> Served:
+        """Return the served model.
+
+        Raises:
+            Refusal: there is none yet.
+        """
+        if self.current is None:
+            raise Refusal(503, "there is no model yet; it is served as soon as there is one", code="no_model")
+        return self.current
 
     def model(self, name: str) -> Served:
         """Return the served model, if it has this name.
 
         Raises:
-            Refusal: it has not.
+            Refusal: it has not, or there is none yet.
         """
-        served = self.current
+        served = self.served()
         if name not in (served.name, *served.names):
             known = ", ".join((served.name, *served.names))
             raise Refusal(404, f"model {name!r} is not served; served is {known}", "model", "model_not_found")
@@ -88,13 +99,14 @@ class Server:
                 found = await run_in_threadpool(self.newest, self.current)
             except Exception as error:  # noqa: BLE001 — the old model is served on, and this is tried again
                 if str(error) != told:
-                    _log.error("%s is served on, as the newer model cannot be loaded: %s", self.current.name, error)
+                    kept = self.current.name if self.current else "nothing"
+                    _log.error("%s is served on, as the newer model cannot be loaded: %s", kept, error)
                 told = str(error)
                 self.metrics.failed_swaps.inc()
                 continue
             told = ""
             if found is not None:
-                _log.info("%s takes the place of %s", found.name, self.current.name)
+                _log.info("%s is served from now on", found.name)
                 self.current = found
                 self.batcher.serve(found.bundle)
 
@@ -128,13 +140,11 @@ class TextForm:
 
     prefix, name, event_name = "cmpl-", "text_completion", "text_completion"
 
-    @staticmethod
-    def opening(index: int) -> dict[str, Any] | None:
+    def opening(self, index: int) -> dict[str, Any] | None:
         """Return the choice of the event that opens a stream; there is none."""
         return None
 
-    @staticmethod
-    def choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
         """Return a choice of an answer or an event."""
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
@@ -153,12 +163,13 @@ class Answer:
 
     def __init__(self, server: Server, request: Asked | AskedChat, loop: asyncio.AbstractEventLoop) -> None:
         self.server, self.served = server, server.model(request.model)
-        self.form: type[TextForm] | type[ChatForm] = TextForm
+        self.form: TextForm | ChatForm = TextForm()
         if isinstance(request, AskedChat):
             if self.served.template is None:
                 message = "this model has no chat template: it continues texts; use /v1/completions"
                 raise Refusal(400, message, "model", "unsupported_model")
-            request, self.form = request.completion(self.served.template), ChatForm
+            self.form = ChatForm(request.top_logprobs)
+            request = request.completion(self.served.template)
         self.asked = asked = request
         bundle = self.served.bundle
         self.prompts = asked.prompts(bundle)
@@ -351,7 +362,7 @@ def application(server: Server) -> Starlette:
 
     async def models(_: Request) -> Response:
         served = server.current
-        data = [described(name, served) for name in (served.name, *served.names)]
+        data = [described(name, served) for name in (served.name, *served.names)] if served else []
         return JSONResponse({"object": "list", "data": data})
 
     async def model(request: Request) -> Response:
@@ -372,12 +383,15 @@ def application(server: Server) -> Starlette:
         return respond
 
     async def playground(_: Request) -> Response:
-        return HTMLResponse(page(server.current, bool(server.api_key)))
+        return HTMLResponse(page(server.served(), bool(server.api_key)))
 
     async def health(_: Request) -> Response:
         if not server.batcher.is_alive:
             raise Refusal(503, "the server generates nothing any more: start it again")
-        return JSONResponse({"status": "ok", "model": server.current.name, "checkpoint": server.current.digest})
+        served = server.current
+        if served is None:
+            return JSONResponse({"status": "waiting for a model"})
+        return JSONResponse({"status": "ok", "model": served.name, "checkpoint": served.digest})
 
     async def metrics(_: Request) -> Response:
         server.metrics.load.set(server.batcher.load)

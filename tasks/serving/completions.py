@@ -18,6 +18,7 @@ from model.config import GenerationConfig
 from tasks.training.bundle import Bundle
 
 MOST_PROMPTS, MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 128, 128, 16, 500
+PART = "token_id:"  # begins the spelling of a token that is no whole text
 _BEFORE = 8  # tokens that may change the spelling of the next
 _FINISH = {"stop": "stop", "exhausted": "stop"}  # all others are "length"
 
@@ -53,7 +54,7 @@ class StreamOptions(BaseModel):
 
 
 class Sampling(BaseModel):
-    """What every request may have."""
+    """Fields of every request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -239,7 +240,7 @@ class Spelling:
     def token(self, index: int) -> str:
         """Return the text of a token after those before it."""
         text = self.bundle.tokenizer.decode_continuation(self.before, [index])
-        return f"token_id:{index}" if not text or "\ufffd" in text else text
+        return f"{PART}{index}" if not text or "\ufffd" in text else text
 
     def logprobs(
         self, ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]] | None]

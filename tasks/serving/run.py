@@ -6,7 +6,6 @@ import ipaddress
 import os
 from collections.abc import Callable
 from socket import socket as Socket
-from time import sleep
 
 import torch
 import uvicorn
@@ -19,8 +18,6 @@ from tasks.registry.models import UnknownModel
 from tasks.serving import API_KEY
 from tasks.serving.app import Server, application
 from tasks.serving.served import Served, load_served
-
-WAIT_SECONDS = 2.0
 
 
 def serve_model(
@@ -40,7 +37,7 @@ def serve_model(
     Args:
         port: 0 for a free one.
         most: completions that may run or wait.
-        waits: wait for a model that does not exist yet.
+        waits: serve nothing until the model exists.
         say: called with the address once requests are answered.
 
     Raises:
@@ -54,11 +51,16 @@ def serve_model(
         )
     torch.set_num_threads(usable_cores())
     seed_everything(0, deterministic=deterministic)
-    served = _first(home, model, corpus, waits, say)
 
-    def newest(current: Served) -> Served | None:
-        return load_served(home, model, corpus, current)
+    def newest(current: Served | None) -> Served | None:
+        try:
+            return load_served(home, model, corpus, current)
+        except UnknownModel:
+            if not waits or current is not None:
+                raise
+            return None
 
+    served = newest(None)
     server = Server(served, newest, batch_size, most, key, deterministic, () if key else ("localhost", host))
     config = uvicorn.Config(application(server), host=host, port=port, log_level="warning", access_log=False)
     try:
@@ -66,25 +68,9 @@ def serve_model(
     except SystemExit:  # uvicorn has told the reason
         raise UserError(f"port {port} of {host} cannot be used; give another with --port") from None
     address = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
-    ready = f"{served.name} answers at {address}/v1, and can be tried at {address}; stop it with Ctrl-C"
+    answers = f"{served.name} answers" if served else f"as soon as there is a model {model!r}, it answers"
+    ready = f"{answers} at {address}/v1, and can be tried at {address}; stop it with Ctrl-C"
     Announced(config, lambda: say(ready)).run(sockets=[socket])
-
-
-def _first(home: Home, model: str, corpus: str, waits: bool, say: Callable[[str], None]) -> Served:
-    is_told = False
-    while True:
-        try:
-            served = load_served(home, model, corpus)
-        except UnknownModel as error:
-            if not waits:
-                raise
-            if not is_told:
-                say(f"{error}; waiting for it")
-            is_told = True
-            sleep(WAIT_SECONDS)
-        else:
-            assert served is not None
-            return served
 
 
 class Announced(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tasks.serving.chat import Template
 from tasks.training.bundle import CHAT_FILE, Bundle, read_sampling
 
 LEAST_WORDS = 8  # of a passage that is shown
+_log = logging.getLogger("sheepfold.serve")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,12 @@ def load_served(home: Home, model: str, corpus: str, current: Served | None = No
     defaults = load_settings(None, {}).generate_with(read_sampling(folder)).sampling()
     sources = _sources(home, corpus, checkpoint) if datasets_of(run.store, checkpoint) else None
     bundle, chat = Bundle(folder, detect_device()), folder / CHAT_FILE
-    template = Template(chat.read_text(encoding="utf-8"), bundle) if chat.is_file() else None
+    template = None
+    if chat.is_file():
+        try:
+            template = Template(chat.read_text(encoding="utf-8"), bundle)
+        except ValueError as error:
+            _log.warning("%s does not chat: %s", name, error)
     return Served(name, names, checkpoint.digest, bundle, defaults, sources, template)
 
 

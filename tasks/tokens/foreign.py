@@ -79,7 +79,8 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
 
     The unk id of a foreign tokeniser is that of its model. If the model has none, and for pad, bos and eos, ids are
     looked up in config.json (ignoring ids without a token or of single characters), tokenizer_config.json and
-    special_tokens_map.json, in this order; of several eos ids the first is used. GPT-2's pair defaults to its own eos.
+    special_tokens_map.json, in this order; of several eos ids the one of tokenizer_config.json, or
+    the first. GPT-2's pair defaults to its own eos.
 
     A character table is a JSON object of characters and ids, such as `{" ": 4, "!": 5}`; ids 0 to 3 are special, and
     may be named `<pad>`, `<unk>`, `<bos>` and `<eos>` in it.
@@ -146,25 +147,25 @@ def _special_ids(vocabulary: dict[str, int], spec: dict[str, Any], folder: Path)
     known = {index for token, index in vocabulary.items() if len(token) > 1 or index in added}
     named: dict[str, int | None] = {}
     for meaning in MEANINGS:
-        index = _first_id(config, f"{meaning}_token_id", folder / CONFIG_FILE)
-        if index not in known:
-            index = None  # published files name -1, or GPT-2's 50256 beside a smaller vocabulary
+        ids = _ids(config, f"{meaning}_token_id", folder / CONFIG_FILE)
+        # published files name -1, or GPT-2's 50256 beside a smaller vocabulary
+        index = ids[0] if ids and ids[0] in known else None
         for source in others:
             token = source.get(f"{meaning}_token")
             token = token.get("content") if isinstance(token, dict) else token
-            if index is None and isinstance(token, str):
-                index = vocabulary.get(token)
+            if isinstance(token, str) and (index is None or vocabulary.get(token) in ids[1:]):
+                index = vocabulary.get(token)  # of several, that of turns of a chat
         named[f"{meaning}_id"] = index
     unknown = unk_of_model(spec["model"])
     return named if unknown is None else {**named, "unk_id": unknown}
 
 
-def _first_id(config: dict[str, Any], name: str, path: Path) -> int | None:
+def _ids(config: dict[str, Any], name: str, path: Path) -> list[int]:
     found = config.get(name)
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if any(type(index) is not int for index in ids):  # JSON's `true` would pass for 1
         raise ForeignTokenizerError(f"{path}: {name} is {found!r}, expected an id or a list of ids")
-    return ids[0] if ids else None
+    return ids
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import torch
@@ -23,6 +22,7 @@ from model.architecture import DEFAULT_POS_BASE, ModelConfig
 from model.checkpoint import fsync_path
 from model.hf import WEIGHTS_FILE, hf_parts, write_json
 from model.hf_config import FIELDS, GPT2, LAYOUTS, LayoutError, config_from_hf, layout_of
+from storage.errors import UserError
 from tasks.tokens.foreign import TOKENIZER_CONFIG_FILE
 from tasks.tokens.hf_spec import byte_level_spec
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer
@@ -30,11 +30,17 @@ from tasks.training.bundle import CHAT_FILE, CONFIG_FILE, Bundle
 from tasks.training.gguf_types import FLOATS, TYPES, quantised
 from tasks.training.hugging_face import FRAMING, Exchanged, ExchangeError, hf_spec, import_folder, model_of
 
+T = TypeVar("T")
+
 _LAYOUTS = ("gpt2", "llama", "qwen2", "qwen3")  # of `model.hf_config`; llama.cpp has architectures of these names
 _MODELFILES = ("gpt2", "llama")  # Ollama cuts the words of Qwen's networks by a pattern of its own
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
-_IDS = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
-_SPECIAL = {name: f"tokenizer.ggml.{key}_token_id" for name, key in _IDS}
+_SPECIAL = {
+    "bos": "tokenizer.ggml.bos_token_id",
+    "eos": "tokenizer.ggml.eos_token_id",
+    "pad": "tokenizer.ggml.padding_token_id",
+    "unk": "tokenizer.ggml.unknown_token_id",
+}
 _ENDS = "sheepfold.eos"  # True if texts end with the eos id; without an entry they do
 # keys of an architecture, and fields of ModelConfig
 _SHAPE = {
@@ -46,6 +52,8 @@ _SHAPE = {
     "attention.head_count": "n_head",
     "attention.head_count_kv": "n_kv_head",
 }
+_REAL = ("norm_eps", "pos_base")  # the others are whole numbers
+LARGEST = 2**20  # of those, in an import
 _LEARNED = {"attention.layer_norm_epsilon": "norm_eps"}
 _ROTARY = {
     "attention.layer_norm_rms_epsilon": "norm_eps",
@@ -195,7 +203,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: ModelConfig, layout: str) -> Non
         values = {**values, "pos_base": base}
     for key, field in {**_SHAPE, **(_LEARNED if config.pos == "learned" else _ROTARY)}.items():
         value = values[field]
-        (writer.add_float32 if field in ("norm_eps", "pos_base") else writer.add_uint32)(f"{layout}.{key}", value)
+        (writer.add_float32 if field in _REAL else writer.add_uint32)(f"{layout}.{key}", value)
 
 
 def _add_tensors(writer: gguf.GGUFWriter, bundle: Bundle, layout: str, kind: str) -> None:
@@ -244,6 +252,16 @@ def _modelfile(bundle: Bundle, target: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+class _Reader(gguf.GGUFReader):
+    """A reader that notices the end of the file; the library's gives what is there, and counts on."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        found = super()._get(offset, dtype, count, override_order)
+        if len(found) < count:
+            raise ValueError("it ends too early")
+        return found
+
+
 def import_gguf(path: Path, target: Path) -> Exchanged:
     """Write a bundle from a GGUF file, as `import_folder` does from a Hugging Face folder.
 
@@ -254,65 +272,89 @@ def import_gguf(path: Path, target: Path) -> Exchanged:
     Raises:
         ExchangeError: the file cannot be read, has what no bundle has, or `target` is not empty.
     """
+    try:
+        reader = _Reader(path)
+        entries = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+    except OSError as error:
+        raise ExchangeError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:  # of the library
+        raise ExchangeError(f"{path} is no whole GGUF file: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         work = Path(folder)
-        with _faults_of(path):
-            reader = gguf.GGUFReader(path)
-            about = {name: field.contents() for name, field in reader.fields.items()}
-            tensors = {tensor.name: tensor for tensor in reader.tensors}
-            layout = about.get("general.architecture")
-            if layout not in _LAYOUTS:
-                raise ExchangeError(f"it has a network of {layout!r}; expected {', '.join(_LAYOUTS)}")
-            _write_words(about, work)
-            _write_tensors(_write_config(about, layout, tensors, work), layout, tensors, work)
-        return import_folder(work, target)
+        try:
+            _write_words(entries, work)
+            _write_tensors(_write_config(entries, tensors, work), tensors, work)
+            return import_folder(work, target)
+        except (LayoutError, UserError) as error:
+            told = str(error).replace(f"{work}/", "")
+            raise ExchangeError(f"{path} cannot be imported: {told}") from error
 
 
-@contextmanager
-def _faults_of(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ExchangeError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (LayoutError, ExchangeError) as error:
-        raise ExchangeError(f"{path} cannot be imported: {error}") from error
-    except (ValueError, LookupError, TypeError, ArithmeticError) as error:  # of GGUFReader
-        raise ExchangeError(f"{path} is no whole GGUF file: {error}") from error
+def _entry(entries: Mapping[str, Any], name: str, kind: type[T], usual: T | None = None) -> T:
+    """Return an entry of the metadata.
+
+    Raises:
+        ExchangeError: it is missing, or of another kind.
+    """
+    found = entries.get(name, usual)
+    if type(found) is not kind:
+        raise ExchangeError(f"{name} is {found!r:.80}, expected {kind.__name__}")
+    return found
 
 
-def _write_words(about: Mapping[str, Any], folder: Path) -> None:
+def _list(entries: Mapping[str, Any], name: str, kind: type[T], usual: list[T] | None = None) -> list[T]:
+    found = _entry(entries, name, list, usual)
+    if other := [item for item in found if type(item) is not kind]:
+        raise ExchangeError(f"{name} has {other[0]!r:.80}, expected {kind.__name__} alone")
+    return found
+
+
+def _write_words(entries: Mapping[str, Any], folder: Path) -> None:
     """Write the tokeniser of a file for `import_folder`."""
-    kind, cut = about.get("tokenizer.ggml.model"), about.get("tokenizer.ggml.pre")
-    if (kind, cut) != ("gpt2", "gpt-2"):
-        raise ExchangeError(f"its tokeniser is {kind!r} with the word pattern {cut!r}; expected 'gpt2' with 'gpt-2'")
-    words = about["tokenizer.ggml.tokens"]
-    kinds = about.get("tokenizer.ggml.token_type") or [_NORMAL] * len(words)
+    pair = entries.get("tokenizer.ggml.model"), entries.get("tokenizer.ggml.pre")
+    if pair != ("gpt2", "gpt-2"):
+        raise ExchangeError(f"its tokeniser is {pair[0]!r} with the word pattern {pair[1]!r}; expected 'gpt2', 'gpt-2'")
+    words = _list(entries, "tokenizer.ggml.tokens", str)
+    kinds = _list(entries, "tokenizer.ggml.token_type", int, [_NORMAL] * len(words))
+    if len(kinds) != len(words) or len(set(words)) != len(words):
+        raise ExchangeError(f"of its {len(words)} tokens, {len(set(words))} differ, and {len(kinds)} have a kind")
     for word, kind in zip(words, kinds, strict=True):
         if kind not in (_NORMAL, _CONTROL, _UNUSED):
             raise ExchangeError(f"its token {word!r} is of kind {kind}; expected {_NORMAL} (normal) or {_CONTROL}")
+    merges = [merge.split(" ") for merge in _list(entries, "tokenizer.ggml.merges", str)]
     vocabulary = {word: index for index, word in enumerate(words) if kinds[index] != _UNUSED}
-    spec = json.loads(byte_level_spec(vocabulary, [merge.split(" ") for merge in about["tokenizer.ggml.merges"]]))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     control = [index for index, kind in enumerate(kinds) if kind == _CONTROL]
     added = [{"id": index, "content": words[index], **flags} for index in control]
-    write_json(folder / TOKENIZER_FILE, {**spec, "added_tokens": added})
-    framing = {"bos": about.get("tokenizer.ggml.add_bos_token", False), "eos": about.get(_ENDS, True)}
-    more = {"chat_template": about.get("tokenizer.chat_template", "")}
-    write_json(folder / TOKENIZER_CONFIG_FILE, {FRAMING: framing, **more})
+    spec = {**json.loads(byte_level_spec(vocabulary, merges)), "added_tokens": added}
+    write_json(folder / TOKENIZER_FILE, spec)
+    framing = {
+        "bos": _entry(entries, "tokenizer.ggml.add_bos_token", bool, False),
+        "eos": _entry(entries, _ENDS, bool, True),
+    }
+    template = entries.get("tokenizer.chat_template")
+    write_json(folder / TOKENIZER_CONFIG_FILE, {FRAMING: framing, "chat_template": template})
 
 
-def _write_config(about: Mapping[str, Any], layout: str, tensors: Mapping[str, Any], folder: Path) -> ModelConfig:
-    """Write config.json for `import_folder`, and return its network."""
+def _write_config(entries: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> tuple[str, ModelConfig]:
+    """Write config.json for `import_folder`, and return the layout and its network."""
+    layout = _entry(entries, "general.architecture", str)
+    if layout not in _LAYOUTS:
+        raise ExchangeError(f"it has a network of {layout!r}; expected {', '.join(_LAYOUTS)}")
     known = {**_SHAPE, **(_LEARNED if layout == "gpt2" else _ROTARY)}
-    found: dict[str, Any] = {"vocab_size": len(about["tokenizer.ggml.tokens"])}
-    for name, value in about.items():
+    found: dict[str, Any] = {"vocab_size": len(entries["tokenizer.ggml.tokens"])}
+    for name, value in entries.items():
         if not name.startswith(f"{layout}."):
             continue
         field = known.get(name.removeprefix(f"{layout}."))
         if field is None:
-            raise ExchangeError(f"{name}={value!r} is not supported; known are {', '.join(known)}")
-        exact = float(f"{value:.7g}") if isinstance(value, float) else value  # of float32
+            raise ExchangeError(f"{name}={value!r:.80} is not supported; known are {', '.join(known)}")
+        kind = float if field in _REAL else int
+        exact = float(f"{_entry(entries, name, kind):.7g}") if kind is float else value  # of float32
+        if kind is int and not 0 < _entry(entries, name, int) <= LARGEST:
+            raise ExchangeError(f"{name} is {value}, expected 1 to {LARGEST:,}")
         if found.setdefault(field, exact) != exact:
             raise ExchangeError(f"{name} is {value}, expected {found[field]} as elsewhere in the file")
     optional = ("n_kv_head", "head_dim", "pos_base")
@@ -321,13 +363,10 @@ def _write_config(about: Mapping[str, Any], layout: str, tensors: Mapping[str, A
     n_layer = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if found["n_layer"] != n_layer:
         raise ExchangeError(f"{layout}.block_count is {found['n_layer']}, but there are tensors of {n_layer} blocks")
-    usual = {
+    shape = {
         "n_kv_head": found["n_head"],
         "head_dim": found["d_model"] // found["n_head"],
         "pos_base": DEFAULT_POS_BASE,
-    }
-    shape = {
-        **usual,
         **found,
         **dict.fromkeys(("drop_attn", "drop_resid", "drop_embed"), 0.0),
         "tie_weights": "output.weight" not in tensors,
@@ -336,15 +375,16 @@ def _write_config(about: Mapping[str, Any], layout: str, tensors: Mapping[str, A
     }
     column = LAYOUTS[layout].column
     fields = {row[column]: shape[row[0]] for row in FIELDS if row[column] and row[0] in shape}
-    ids = {f"{name}_token_id": about.get(key) for name, key in _SPECIAL.items()}
+    ids = {f"{name}_token_id": entries.get(key) for name, key in _SPECIAL.items()}
     fields |= {"model_type": layout, "rope_theta": shape["pos_base"], **ids}
     write_json(folder / CONFIG_FILE, fields)
-    return config_from_hf(fields)
+    return layout, config_from_hf(fields)
 
 
-def _write_tensors(config: ModelConfig, layout: str, tensors: Mapping[str, Any], folder: Path) -> None:
+def _write_tensors(network: tuple[str, ModelConfig], tensors: Mapping[str, Any], folder: Path) -> None:
     """Write model.safetensors for `import_folder`."""
-    names = _tensor_names(config, layout)
+    layout, config = network
+    names, half = _tensor_names(config, layout), config.head_dim // 2
     with torch.device("meta"):
         parts = hf_parts(Transformer(config).state_dict(), config, layout)
     wanted = {_gguf_name(names, name): name for name in parts}
@@ -353,13 +393,12 @@ def _write_tensors(config: ModelConfig, layout: str, tensors: Mapping[str, Any],
             raise ExchangeError(f"the tensor {min(keys)} is {fault}")
     found = {}
     for own, tensor in tensors.items():
-        if tensor.tensor_type.name.lower() not in FLOATS:
-            raise ExchangeError(f"the tensor {own} is of type {tensor.tensor_type.name}; expected {', '.join(FLOATS)}")
-        name = wanted[own]
+        name, kind = wanted[own], tensor.tensor_type.name
+        if kind.lower() not in FLOATS:
+            raise ExchangeError(f"the tensor {own} is of type {kind}; expected {', '.join(FLOATS)}")
         values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
-        shape = torch.cat(parts[name], dim=-1).shape
-        values = _turned(values, name, layout, (config.head_dim // 2, 2)).contiguous()
+        shape = _turned(torch.cat(parts[name], dim=-1), name, layout, (2, half)).shape
         if values.shape != shape:
             raise ExchangeError(f"the tensor {own} has the shape {tuple(values.shape)}, expected {tuple(shape)}")
-        found[name] = values
+        found[name] = _turned(values, name, layout, (half, 2)).contiguous()
     save_file(found, folder / WEIGHTS_FILE)

@@ -92,8 +92,9 @@ def export_bundle(bundle_folder: Path, target: Path, layout: str = "") -> Exchan
         layout = layout_of(bundle.model_config, layout)  # refuse before anything is written
         with fresh_folder(target) as work:
             write_hf(bundle.model, work, layout, **ids, generation=generation)
-            write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing)
-            if (bundle_folder / CHAT_FILE).is_file():
+            chats = (bundle_folder / CHAT_FILE).is_file()
+            write_hf_tokenizer(tokenizer, work, bundle.model_config.max_seq_len, framing, chats)
+            if chats:
                 shutil.copyfile(bundle_folder / CHAT_FILE, work / CHAT_FILE)
     except LayoutError as error:
         raise ExchangeError(str(error)) from error
@@ -168,8 +169,9 @@ def _read_template(hf_folder: Path) -> str:
         return (hf_folder / CHAT_FILE).read_text(encoding="utf-8")
     written = optional_json(hf_folder / TOKENIZER_CONFIG_FILE).get("chat_template", "")
     if isinstance(written, list):
-        written = {item.get("name"): item.get("template") for item in written}.get("default", "")
-    return str(written)
+        named = (item for item in written if isinstance(item, dict) and item.get("name") == "default")
+        written = next(named, {}).get("template")
+    return written if isinstance(written, str) else ""
 
 
 def _read_framing(hf_folder: Path) -> dict[str, bool]:
@@ -180,7 +182,11 @@ def _read_framing(hf_folder: Path) -> dict[str, bool]:
 
 
 def write_hf_tokenizer(
-    tokenizer: Tokenizer, folder: Path, context: int, framing: Mapping[str, bool] | None = None
+    tokenizer: Tokenizer,
+    folder: Path,
+    context: int,
+    framing: Mapping[str, bool] | None = None,
+    chats: bool = False,
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
@@ -189,6 +195,7 @@ def write_hf_tokenizer(
 
     Args:
         context: longest sequence of the network, in tokens.
+        chats: there is a template of chats, whose special tokens `transformers` has to find in the text.
         framing: `bos` and `eos`, True if training documents had them; read by `import_folder`.
     """
     from model.hf import write_json
@@ -205,7 +212,7 @@ def write_hf_tokenizer(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": context,
             "clean_up_tokenization_spaces": False,
-            "split_special_tokens": True,  # text that spells a special token is text
+            "split_special_tokens": not chats,  # text that spells a special token is text
             **special,
             **({FRAMING: dict(framing)} if framing else {}),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ CHATS = [
         {"role": "user", "content": "it's   late \U0001f411"},
     ],
 ]
-CONTEXT = 128
+CONTEXT = 256
 
 
 def hf_folder(folder: Path, place: str = "file") -> Path:
@@ -138,9 +139,9 @@ def test_parts_of_text_are_one_message(client: openai.OpenAI) -> None:
         ([], "messages: List should have at least 1 item"),
         ([{"role": "user", "content": "a<|im_end|>b"}], "message 0 spells the special token '<|im_end|>'"),
         ([{"role": "shepherd", "content": "a"}], "does not fit the model's template: no role shepherd"),
-        ([{"role": "user", "content": "sheep " * 200}], f"the context holds {CONTEXT}"),
+        ([{"role": "user", "content": "sheep " * 400}], f"the context holds {CONTEXT}"),
         ([{"role": "user", "content": [{"type": "image_url", "text": "a"}]}], "messages.0.content"),
-        ([{"role": "user", "content": "a", "tool_calls": []}], "messages.0.tool_calls: Extra inputs"),
+        ([{"role": "user", "content": "a", "tool_calls": [1]}], "messages.0.tool_calls: Extra inputs"),
     ],
     ids=["none", "special", "role", "long", "image", "unknown"],
 )
@@ -173,6 +174,48 @@ def test_a_served_folder_has_its_template(imported: Path, tmp_path: Path) -> Non
     assert served.template.ids(CHATS[0]) == Template(CHATML, Bundle(imported)).ids(CHATS[0])
 
 
-def test_a_template_that_is_none_is_told(imported: Path) -> None:
-    with pytest.raises(ValueError, match="chat template cannot be read: "):
-        Template("{% for %}", Bundle(imported))
+def test_an_answer_that_is_sent_back_is_taken(client: openai.OpenAI) -> None:
+    answer = chat(client, CHATS[0], max_tokens=4, temperature=0).choices[0].message
+    history = [*CHATS[0], answer.model_dump(), {"role": "user", "content": "Go on", "name": "Ann"}]
+    usual: dict[str, Any] = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "store": False}
+    assert chat(client, history, max_tokens=4, **usual).choices[0].message.role == "assistant"
+    with pytest.raises(openai.BadRequestError, match="tools: "):
+        chat(client, CHATS[0], tools=[{"type": "function", "function": {"name": "f"}}])
+
+
+def test_an_exported_chat_model_gets_the_same_ids_in_transformers(imported: Path, folder: Path, tmp_path: Path) -> None:
+    export_bundle(imported, tmp_path / "hf")
+    first, second = (AutoTokenizer.from_pretrained(place) for place in (folder, tmp_path / "hf"))
+    options = {"add_generation_prompt": True, "return_dict": False}
+    for messages in CHATS:
+        assert first.apply_chat_template(messages, **options) == second.apply_chat_template(messages, **options)
+
+
+def test_the_mark_of_answers_in_a_template_is_passed_over(imported: Path) -> None:
+    bundle = Bundle(imported)
+    marked = "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}"
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    assert Template(marked, bundle).ids(CHATS[1]) == Template(plain, bundle).ids(CHATS[1])
+
+
+@pytest.mark.parametrize("template", ["{% for %}", None, ["x"]])
+def test_a_model_without_a_readable_template_is_served_without_one(
+    folder: Path, tmp_path: Path, template: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    (tmp_path / "hf" / CHAT_FILE).unlink()
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps({**told, "chat_template": template}))
+    import_folder(tmp_path / "hf", tmp_path / "model")
+    served = load_served(Home.from_environment(tmp_path / "home").create(), str(tmp_path / "model"), "default")
+    assert served is not None and served.template is None
+    assert ("model does not chat: the model's chat template cannot be read" in caplog.text) == isinstance(template, str)
+
+
+def test_of_several_ids_that_end_a_text_that_of_a_turn_is_taken(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    end = config["eos_token_id"]
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "eos_token_id": [end - 1, end]}))
+    import_folder(tmp_path / "hf", tmp_path / "model")
+    assert Bundle(tmp_path / "model").tokenizer.eos_id == end

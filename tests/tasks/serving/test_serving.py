@@ -57,9 +57,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @contextmanager
-def running(bundle: Bundle, template: Template | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
+def running(bundle: Bundle | None, template: Template | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
     """A server on a free port of the loopback; yields it and its address."""
-    served = Served("sheepfold/1", ("sheepfold",), "one", bundle, template=template)
+    served = Served("sheepfold/1", ("sheepfold",), "one", bundle, template=template) if bundle else None
     server = Server(served, **{"deterministic": True, "every": 0.0, **options})
     config = uvicorn.Config(application(server), host="127.0.0.1", port=0, log_level="error")
     ready = threading.Event()
@@ -268,7 +268,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_old_one(bundle: Bundle, caplog
         ({"logit_bias": {"wool": 1}}, "logit_bias", "invalid_value", "numbers from -100 to 100"),
         ({"suffix": "wool"}, "suffix", "unsupported_parameter", "only continue a text"),
         ({"best_of": 5}, "best_of", "unsupported_parameter", "it must be n"),
-        ({"tempreature": 1}, "tempreature", "unknown_parameter", "known are model, prompt, max_tokens"),
+        ({"tempreature": 1}, "tempreature", "unknown_parameter", "known are model, temperature, top_p"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -437,3 +437,24 @@ def test_figures_are_told_in_the_form_of_prometheus(bundle: Bundle) -> None:
         )
     assert float(told["sheepfold_completion_tokens_total"]) == 3
     assert float(told['sheepfold_requests_total{path="/v1/completions",status="200"}']) == 1
+
+
+def test_a_server_may_wait_for_its_first_model(bundle: Bundle) -> None:
+    is_there = threading.Event()
+
+    def newest(current: Served | None) -> Served | None:
+        if is_there.is_set() and current is None:
+            return Served("sheepfold/1", ("sheepfold",), "one", bundle)
+        return None
+
+    with running(None, newest=newest, poll=0.01) as (_, address):
+        client = client_of(address)
+        assert httpx.get(f"{address}/health").json() == {"status": "waiting for a model"}
+        assert client.models.list().data == []
+        assert httpx.get(address).status_code == 503
+        with pytest.raises(openai.InternalServerError, match="there is no model yet"):
+            ask(client, "x")
+        is_there.set()
+        while httpx.get(f"{address}/health").json()["status"] != "ok":
+            pass
+        assert ask(client, "x", max_tokens=1).model == "sheepfold/1"

@@ -275,12 +275,16 @@ def test_texts_begin_and_end_after_an_import_as_before(
     ("old", "new", "told"),
     [
         (b"qwen3", b"qwen9", "has a network of 'qwen9'; expected gpt2"),
-        (b"gpt-2", b"qwen2", "the word pattern 'qwen2'; expected 'gpt2' with 'gpt-2'"),
+        (b"gpt-2", b"qwen2", "the word pattern 'qwen2'; expected 'gpt2', 'gpt-2'"),
         (b"rope.freq_base", b"rope.freq_bass", r"qwen3.rope.freq_bass=10000.0 is not supported; known are "),
         (b"feed_forward_length", b"FEED_FORWARD_LENGTH", "FEED_FORWARD_LENGTH=96 is not supported"),
-        (BLOCKS.pack(b"block_count", 4, 2), BLOCKS.pack(b"block_count", 4, 1 << 30), "of 2 blocks"),
+        (BLOCKS.pack(b"block_count", 4, 2), BLOCKS.pack(b"block_count", 4, 1 << 16), "of 2 blocks"),
         (b"blk.1.attn_norm", b"blk.1.attn_nose", "the tensor blk.1.attn_nose.weight is unknown"),
         (b"output_norm", b"token_types", "the tensor token_types.weight is unknown"),
+        (BLOCKS.pack(b".head_count", 4, 2), BLOCKS.pack(b".head_count", 4, 0), "head_count is 0, expected 1 to"),
+        (BLOCKS.pack(b".head_count", 4, 2), BLOCKS.pack(b".head_count", 6, 2), "head_count is .*, expected int"),
+        (b"blk.1.attn_q.weight\x02\0\0\0\x40", b"blk.1.attn_q.weight\x02\0\0\0\x20", "the shape"),
+        (b"ggml.merges", b"ggml.mergez", "tokenizer.ggml.merges is None, expected list"),
         (b"GGUF", b"GGML", "is no whole GGUF file: GGUF magic invalid"),
     ],
 )
