@@ -1,7 +1,7 @@
 """The training of `sheepfold train` and plain loops at equal wall clock, on corpora of a few megabytes.
 
     python -m benchmarks.recipe [--megabytes 2,10] [--minutes 3,10] [--threads 2] [--arms ours,nanogpt,llama]
-        [--seeds 1] [--recipe JSON] [--out FILE] [--beside FILE] [--corpora FOLDER] [--source FOLDER]
+        [--seeds 1] [--recipe JSON] [--out FILE] [--corpora FOLDER] [--source FOLDER]
 
 `ours` is that command on the folder of the corpus, with the settings of `--recipe`, as in
 '{"tokenizer.vocab_size": 1024, "train.lr": 0.002}'. `nanogpt` is its loop on characters with its CPU configuration, and
@@ -9,12 +9,13 @@ on our tokens; `llama` is the LLaMA of `transformers` on our tokens. The minutes
 the plain loops, whose schedule follows the clock. `--threads` is for the latter; `taskset` limits both. Every arm
 predicts the same documents: windows of its context that overlap by half, bos before and eos behind, 8 bits for a byte
 that is not in its vocabulary. Intervals are of the paired bootstrap over documents. `--out` appends a JSON line per
-arm, and arms of an earlier `--beside` file join the table.
+arm; called again with the same file, it measures only the arms that are missing, so hours of it need no single sitting.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -110,6 +111,11 @@ class Found:
     recipe: dict[str, Any]
     threads: int
     counts: dict[str, float]
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """What determines the result."""
+        return self.corpus, self.minutes, self.arm, self.seed, self.recipe, self.threads
 
 
 @dataclass(frozen=True)
@@ -250,20 +256,18 @@ def ngrams(texts: Texts, recipe: dict[str, Any]) -> Trained:
     return Trained(nats, seconds, f"{tokenizer.vocab_size} ids, Kneser-Ney", {"reference": reference})
 
 
-def measure(texts: Texts, minutes: float, arms: Sequence[str], seed: int, asked: argparse.Namespace) -> Iterator[Found]:
-    """Yield the result of each arm."""
+def measure(texts: Texts, minutes: float, arm: str, seed: int, recipe: dict[str, Any], threads: int) -> Found:
+    """Return the result of an arm."""
     n_bytes = [len(text.encode()) for text in texts.held]
-    for arm in arms:
-        recipe = asked.recipe if arm in ("ours", "5-gram") else {"lr": asked.peer_lr} if asked.peer_lr else {}
-        if arm == "ours":
-            made = ours(texts, minutes, seed, recipe)
-        elif arm == "5-gram":
-            made = ngrams(texts, recipe)
-        else:
-            made = plain(arm, texts, minutes, seed, asked.peer_lr)
-        bits = float(made.nats.sum() / math.log(2) / sum(n_bytes))
-        row = (texts.name, minutes, arm, seed, round(made.seconds, 1), made.about, round(bits, 4))
-        yield Found(*row, made.nats.round(3).tolist(), n_bytes, recipe, asked.threads, made.counts)
+    if arm == "ours":
+        made = ours(texts, minutes, seed, recipe)
+    elif arm == "5-gram":
+        made = ngrams(texts, recipe)
+    else:
+        made = plain(arm, texts, minutes, seed, recipe.get("lr", 0.0))
+    bits = float(made.nats.sum() / math.log(2) / sum(n_bytes))
+    row = (texts.name, minutes, arm, seed, round(made.seconds, 1), made.about, round(bits, 4))
+    return Found(*row, made.nats.round(3).tolist(), n_bytes, recipe, threads, made.counts)
 
 
 def lines(found: Sequence[Found]) -> Iterator[str]:
@@ -287,20 +291,23 @@ def lines(found: Sequence[Found]) -> Iterator[str]:
 
 def rows(asked: argparse.Namespace, arms: Sequence[str], homes: Path) -> Iterator[str]:
     """Measure, and yield the rows of the table."""
-    before = [Found(**json.loads(line)) for line in asked.beside.open()] if asked.beside else []
+    known = [Found(**json.loads(line)) for line in asked.out.open()] if asked.out and asked.out.is_file() else []
     for size in [""] if asked.source else asked.megabytes.split(","):
         folder = asked.source or asked.corpora / size
         parts = read(folder) if asked.source else corpus(float(size), folder)
         texts = Texts(f"{size} MB" if size else folder.name, *parts, folder, homes / (size or "source"))
         for minutes in map(float, asked.minutes.split(",")):
-            known = [item for item in before if (item.corpus, item.minutes) == (texts.name, minutes)]
-            found = [item for item in known if item.arm not in arms and item.threads == asked.threads]
-            for seed in range(1, asked.seeds + 1):
-                for item in measure(texts, minutes, arms, seed, asked):
-                    found.append(item)
+            found = []
+            for seed, arm in itertools.product(range(1, asked.seeds + 1), arms):
+                recipe = asked.recipe if arm in ("ours", "5-gram") else {"lr": asked.peer_lr} if asked.peer_lr else {}
+                wanted = (texts.name, minutes, arm, seed, recipe, asked.threads)
+                item = next((item for item in known if item.asked == wanted), None)
+                if item is None:
+                    item = measure(texts, minutes, arm, seed, recipe, asked.threads)
                     if asked.out:
                         with asked.out.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(asdict(item)) + "\n")
+                found.append(item)
             yield from lines(found)
 
 
@@ -314,8 +321,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--recipe", type=json.loads, default={}, help="settings of ours, as JSON")
     parser.add_argument("--peer-lr", type=float, default=0.0, help="learning rate of the plain loops")
-    parser.add_argument("--out", type=Path, help="file to which JSON lines are appended")
-    parser.add_argument("--beside", type=Path, help="JSON lines of earlier arms to compare with")
+    parser.add_argument("--out", type=Path, help="file of JSON lines; arms that it has are not measured again")
     parser.add_argument("--corpora", type=Path, default=Path(tempfile.gettempdir()) / "sheepfold-corpora")
     parser.add_argument("--source", type=Path, help="folder with `train` and `validation`, instead of --megabytes")
     asked = parser.parse_args()

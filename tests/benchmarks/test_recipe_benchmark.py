@@ -85,6 +85,9 @@ def test_every_arm_reports_the_same_documents(
     table = capsys.readouterr().out
     assert table.count("(best plain loop)") == 1
     assert len(table.splitlines()) == 6
+    recipe.main()  # from the file
+    assert capsys.readouterr().out == table
+    assert len(out.read_text().splitlines()) == 4
 
 
 @pytest.mark.full
