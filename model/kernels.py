@@ -2,9 +2,9 @@
 
 torch multiplies float32 matrices with MKL, which uses the widest vector instructions on Intel processors only; on
 others it has less than half of the throughput of oneDNN. There the products of linear layers, forward and backward, use
-oneDNN. The weights of decoding steps are packed into the library's layout in advance. Results differ by the order of
-summation only. The library is chosen by the processor's vendor and not by measurement, so that a resumed run has the
-same bits.
+oneDNN, but for small ones without gradients. The weights of decoding steps are packed into the library's layout in
+advance. Results differ by the order of summation only. The library is chosen by the processor's vendor and the sizes,
+and not by measurement, so that a resumed run has the same bits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+# oneDNN takes 50 us for a product, however small; below these sizes MKL is faster on every processor
+LEAST_PRODUCT = 2**21  # multiplications
+LEAST_PACKED, LEAST_PACKED_PRODUCT = 2**18, 2**23  # weights, and multiplications
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -57,6 +61,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, training: b
     if ready is not None and len(ready.sizes) == 1:
         return ready(x)
     inference = torch.is_inference_mode_enabled()
+    if inference and x.numel() * len(weight) < LEAST_PRODUCT:
+        return F.linear(x, weight, bias)
     if not has_fast_products() or not (inference or (training and torch.is_grad_enabled())):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled("cpu") or not (is_plain(x) and is_plain(weight)):
@@ -136,7 +142,10 @@ class Packed:
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             bias = torch.cat(biases).detach() if biases else None
             sizes = [len(weight) for weight in weights]
-            self.weights[id(group[0][0])] = _PackedLayers(joined, pack and pack(joined, n_rows), bias, sizes, n_rows)
+            size = joined.numel()
+            is_small = has_fast_products() and size < LEAST_PACKED and size * n_rows <= LEAST_PACKED_PRODUCT
+            packed = None if is_small else pack and pack(joined, n_rows)
+            self.weights[id(group[0][0])] = _PackedLayers(joined, packed, bias, sizes, n_rows)
 
     def __enter__(self) -> None:
         _packed.weights = self.weights
