@@ -114,7 +114,7 @@ class Found:
 
     @property
     def asked(self) -> tuple[Any, ...]:
-        """What determines the result."""
+        """Settings that determine the result."""
         return self.corpus, self.minutes, self.arm, self.seed, self.recipe, self.threads
 
 

@@ -43,13 +43,14 @@ def test_inference_mode_takes_the_faster_products(monkeypatch: pytest.MonkeyPatc
         return F.linear(x, weight, bias)
 
     monkeypatch.setattr(kernels, "product", note)
-    layer, (x,) = Linear(17, 9).eval(), tensors((2, 3, 17), dtype=torch.float32)
+    layer, (x,) = Linear(256, 256).eval(), tensors((2, 16, 256), dtype=torch.float32)
     with torch.no_grad():
         plain = layer(x)
     assert not taken
     with torch.inference_mode():
         torch.testing.assert_close(layer(x), plain)
-    assert taken == [(6, 17)]
+        torch.testing.assert_close(layer(x[:1]), plain[:1])  # a small product, in which the call would cost more
+    assert taken == [(32, 256)]
 
 
 @pytest.mark.parametrize(
