@@ -82,8 +82,12 @@ def test_gradients_of_a_network_in_training_are_those_of_the_plain_graph(library
         )
 
 
+@pytest.mark.parametrize("least", [0, kernels.LEAST_PACKED])
 @pytest.mark.parametrize("n_rows", [1, 2, 7])
-def test_packed_weights_give_the_products_of_all_layers_of_one_input(library: str, n_rows: int) -> None:
+def test_packed_weights_give_the_products_of_all_layers_of_one_input(
+    library: str, n_rows: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "LEAST_PACKED", least)
     first, second = Linear(8, 5).eval(), Linear(8, 3).eval()
     (x,) = (x.detach() for x in tensors((n_rows, 1, 8), dtype=torch.float32))
     other = torch.cat([x, x])
