@@ -152,7 +152,7 @@ class Template:
                 raise Refusal(400, told, "messages", "invalid_value")
         try:
             text = self._template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None)
-        except Exception as error:
+        except Exception as error:  # a template raises anything, and the client is told
             told = f"the chat does not fit the model's template: {error}"
             raise Refusal(400, told, "messages", "invalid_value") from error
         ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids

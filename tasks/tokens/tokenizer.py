@@ -239,7 +239,7 @@ def _silence() -> Iterator[None]:
             os.close(copy)
 
 
-@stage("tokenizer", version=3, pinned=True, unkeyed=("file",))
+@stage("tokenizer", version=4, pinned=True, unkeyed=("file",))
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
 ) -> str:

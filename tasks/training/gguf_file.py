@@ -53,7 +53,7 @@ _SHAPE = {
     "attention.head_count_kv": "n_kv_head",
 }
 _REAL = ("norm_eps", "pos_base")  # the others are whole numbers
-LARGEST = 2**20  # of those, in an import
+_LARGEST = 2**20  # of those, in an import
 _LEARNED = {"attention.layer_norm_epsilon": "norm_eps"}
 _ROTARY = {
     "attention.layer_norm_rms_epsilon": "norm_eps",
@@ -353,8 +353,8 @@ def _write_config(entries: Mapping[str, Any], tensors: Mapping[str, Any], folder
             raise ExchangeError(f"{name}={value!r:.80} is not supported; known are {', '.join(known)}")
         kind = float if field in _REAL else int
         exact = float(f"{_entry(entries, name, kind):.7g}") if kind is float else value  # of float32
-        if kind is int and not 0 < _entry(entries, name, int) <= LARGEST:
-            raise ExchangeError(f"{name} is {value}, expected 1 to {LARGEST:,}")
+        if kind is int and not 0 < _entry(entries, name, int) <= _LARGEST:
+            raise ExchangeError(f"{name} is {value}, expected 1 to {_LARGEST:,}")
         if found.setdefault(field, exact) != exact:
             raise ExchangeError(f"{name} is {value}, expected {found[field]} as elsewhere in the file")
     optional = ("n_kv_head", "head_dim", "pos_base")

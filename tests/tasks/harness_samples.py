@@ -12,6 +12,18 @@ import torch
 from model import save_weights
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE, Bundle, TextCompletion
 
+CHOICES = """
+task: flock
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{prompt}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: answer
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
 
 def outspoken(folder: Path) -> Bundle:
     """The model of a folder with random weights that are large, written over its own; its texts do not end."""

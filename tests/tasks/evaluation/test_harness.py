@@ -10,25 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness_samples import noted, outspoken
+from harness_samples import CHOICES, noted, outspoken
 from tiny_run import Ran
 
 pytest.importorskip("lm_eval")
 
 from tasks.evaluation.harness import SheepfoldLM
 from tasks.training.bundle import Bundle
-
-CHOICES = """
-task: flock
-dataset_path: json
-dataset_kwargs: {data_files: {test: DATA}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{prompt}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: answer
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
 
 
 @pytest.fixture(scope="module")

@@ -7,34 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness_samples import CHOICES
 from test_serving import CONTEXT, bundle_at, running
 
 from tasks.training.hugging_face import export_bundle
 
 pytest.importorskip("lm_eval")
 
-SCORED = """
-task: choices
-dataset_path: json
-dataset_kwargs: {data_files: {test: DATA}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{prompt}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: answer
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-"""
-CONTINUED = """
-task: texts
-dataset_path: json
-dataset_kwargs: {data_files: {test: DATA}}
-test_split: test
+CONTINUED = (
+    CHOICES[: CHOICES.index("output_type")].replace("flock", "texts")
+    + """
 output_type: generate_until
 doc_to_text: "{{prompt}}"
 doc_to_target: "{{choices[0]}}"
 generation_kwargs: {until: ["ZZ"], max_gen_toks: 12, temperature: 0}
 metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """
+)
 ROWS = [
     {"prompt": "the shepherd counts", "choices": ["sheep", "stones"], "answer": 0},
     {"prompt": "a dog", "choices": ["barks", "flies"], "answer": 1},
@@ -53,7 +42,7 @@ def test_a_harness_scores_and_continues_as_the_model_does(tmp_path: Path, monkey
     bundle = bundle_at(tmp_path / "model", 1)
     export_bundle(tmp_path / "model", tmp_path / "exported")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    for name, task in (("choices", SCORED), ("texts", CONTINUED)):
+    for name, task in (("flock", CHOICES), ("texts", CONTINUED)):
         (tmp_path / f"{name}.yaml").write_text(task.replace("DATA", str(tmp_path / "rows.jsonl")))
     with running(bundle) as (_, address):
         client = LocalCompletionsAPI(
@@ -65,7 +54,7 @@ def test_a_harness_scores_and_continues_as_the_model_does(tmp_path: Path, monkey
         )
         found = simple_evaluate(
             model=client,
-            tasks=["choices", "texts"],
+            tasks=["flock", "texts"],
             task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
             bootstrap_iters=0,
         )
@@ -79,7 +68,7 @@ def test_a_harness_scores_and_continues_as_the_model_does(tmp_path: Path, monkey
             scores = bundle.model(torch.tensor([whole[:-1]])).double().log_softmax(-1)[0]
         return sum(float(scores[place - 1, whole[place]]) for place in range(len(before), len(whole)))
 
-    for sample in found["samples"]["choices"]:
+    for sample in found["samples"]["flock"]:
         row = sample["doc"]
         scores = [float(score) for score, _ in sample["filtered_resps"]]
         assert scores == pytest.approx([own_score(row["prompt"], choice) for choice in row["choices"]], rel=1e-4)
