@@ -3,7 +3,7 @@
     python -m benchmarks.serving [--presets modern-1m,modern-15m] [--clients 1,8,32] [--tokens 128] [--rounds 3]
 
 Both serve the same random weights, ours from its folder and llama.cpp (`xllamacpp`) from the GGUF file that we export,
-in float32 and with all cores. Clients stream completions of other prompts each, in turns of both servers; figures are
+in float32, with all cores and the same sampling settings. Clients stream completions of other prompts each, in turns of both servers; figures are
 medians over the rounds.
 """
 
@@ -39,6 +39,7 @@ from tasks.tokens.tokenizer import learn_merges
 from tasks.training.gguf_file import export_gguf
 
 VOCABULARY, PROMPT_CHARS = 4096, 200
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # what llama.cpp's server takes by itself
 LLAMA = """
 import sys, time, xllamacpp
 params = xllamacpp.CommonParams()
@@ -101,7 +102,7 @@ async def ask(address: str, model: str, prompts: Sequence[str], n_tokens: int) -
 
     async def stream(client: httpx.AsyncClient, prompt: str) -> None:
         nonlocal n_made
-        body = {"model": model, "prompt": prompt, "max_tokens": n_tokens, "temperature": 0.8, "seed": 1, "stream": True}
+        body = {"model": model, "prompt": prompt, "max_tokens": n_tokens, "seed": 1, **SAMPLING, "stream": True}
         body["stream_options"] = {"include_usage": True}
         begun, is_first = time.perf_counter(), True
         async with client.stream("POST", f"{address}/v1/completions", json=body) as response:

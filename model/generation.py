@@ -316,6 +316,7 @@ class Engine:
         self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
         self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
         self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
+        self.tokens = torch.zeros(n_slots, dtype=torch.int64, device=weight.device)  # the newest, not yet read
         self.n_slots = n_slots
         self.active: dict[int, Row] = {}  # rows by their slots
         self.ending = frozenset(config.ending_ids)
@@ -333,9 +334,7 @@ class Engine:
     def step(self) -> list[Row]:
         """Append a token to each active row, and begin waiting ones. Returns the rows that ended."""
         with torch.inference_mode(), self.packed:
-            if not self.active:
-                self._refill()
-            return self._step()
+            return self._overlapped_step() if self.overlap else self._step()
 
     def add(self, row: Row) -> None:
         """Generate one more continuation, in this batch; slots are added up to the batch size."""
@@ -355,18 +354,30 @@ class Engine:
                 self._release(slot)
 
     def _step(self) -> list[Row]:
-        """Sample a token per row; on an accelerator the next forward pass starts before the tokens are read back."""
+        """Read the newest tokens and new prompts, and sample a token per row, which is known before it is read."""
+        finished = self._roll_context()
+        self._forward(self.tokens)
+        self._refill()
+        if self.active:
+            choice = self.sampler.choose(self.logits, self._uniform())
+            finished += self._record(choice)
+            self.tokens = choice.tokens
+        self._shrink()
+        return finished
+
+    def _overlapped_step(self) -> list[Row]:
+        """Sample a token per row; the next forward pass starts before an accelerator's tokens are read back."""
+        if not self.active:
+            self._refill()
         choice = self.sampler.choose(self.logits, self._uniform())
-        overlapped = self.overlap and not self._must_sync()
-        if overlapped:
+        is_ahead = not self._must_sync()
+        if is_ahead:
             self._forward(choice.tokens)
         finished = self._record(choice)
-        if not overlapped:
+        if not is_ahead:
             finished += self._roll_context()
             self._forward(choice.tokens)
         self._refill()
-        if not self.overlap:
-            self._shrink()
         return finished
 
     def _uniform(self) -> Tensor | None:
@@ -512,7 +523,7 @@ class Engine:
         self.cache.select(kept)
         self.cache.lengths[len(active) :] = 0
         self.sampler.select(index)
-        self.logits = self.logits[index]
+        self.logits, self.tokens = self.logits[index], self.tokens[index]
         self.n_slots, self.active = n_slots, {place: self.active[slot] for place, slot in enumerate(active)}
         if not self.block:
             self.packed = Packed(self.model.products(), n_slots)

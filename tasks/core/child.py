@@ -237,8 +237,7 @@ def serve(
     Returns:
         An iterator of requests, which waits for the next, and a function that sends an answer.
     """
-    answers = os.dup(1)
-    os.dup2(2, 1)  # output of libraries must not mix with the messages
+    send = take_output(errors)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
@@ -256,7 +255,18 @@ def serve(
         while True:
             yield requests.get()
 
-    return requested(), lambda message: write_message(answers, message, errors)
+    return requested(), send
+
+
+def take_output(errors: str = "surrogatepass") -> Callable[[Mapping[str, Any]], None]:
+    """Take over standard output in the child, and return a function that sends an answer.
+
+    Args:
+        errors: see `write_message`.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)  # output of libraries must not mix with the messages
+    return lambda message: write_message(answers, message, errors)
 
 
 def limit_added_memory(n_bytes: int | None) -> None:

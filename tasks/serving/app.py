@@ -22,16 +22,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tasks.generation.completions import noise_key
-from tasks.serving.batcher import Batcher, Busy, Continuation, Progress
+from tasks.serving.batcher import Progress
 from tasks.serving.chat import AskedChat, ChatForm
-from tasks.serving.completions import Asked, Refusal, Spelling, finish_reason, score_prompt
+from tasks.serving.completions import Asked, Refusal, Spelling, finish_reason
 from tasks.serving.served import Served, page
+from tasks.serving.worker import Busy, Scores, Worker
 
 MOST_BYTES = 2**20  # of the body of a request
 FAILED = "an error of the server; its log has the trace"
 Handler = Callable[[Request], Awaitable[Response]]
-Scores = tuple[list[float], list[list[tuple[int, float]]]]
 _HEADERS = {413: {"connection": "close"}, 429: {"retry-after": "1"}}  # the rest of a body is not waited for
 _log = logging.getLogger("sheepfold.serve")
 
@@ -63,9 +62,9 @@ class Server:
     every: float = 0.03
 
     def __post_init__(self) -> None:
-        self.batcher = Batcher(self.batch_size, self.most)
+        self.worker = Worker(self.batch_size, self.most, self.deterministic)
         if self.current is not None:
-            self.batcher.serve(self.current.bundle)
+            self.worker.serve(self.current.bundle.folder)
         self.metrics = Metrics()
 
     def served(self) -> Served:
@@ -97,6 +96,8 @@ class Server:
             await asyncio.sleep(self.poll)
             try:
                 found = await run_in_threadpool(self.newest, self.current)
+                if found is not None:
+                    await run_in_threadpool(self.worker.serve, found.bundle.folder)
             except Exception as error:  # noqa: BLE001 — the old model is served on, and this is tried again
                 if str(error) != told:
                     kept = self.current.name if self.current else "nothing"
@@ -108,7 +109,6 @@ class Server:
             if found is not None:
                 _log.info("%s is served from now on", found.name)
                 self.current = found
-                self.batcher.serve(found.bundle)
 
 
 class Metrics:
@@ -186,18 +186,14 @@ class Answer:
             loop.call_soon_threadsafe(self.queue.put_nowait, progress)
 
         every = server.every if asked.stream else None
-        self.continuations = [
-            Continuation(bundle, place * asked.n + sample, ids, config, noise_key(str(place)), sample, tell, every)
-            for place, ids in enumerate(self.prompts)
-            for sample in range(asked.n)
-        ]
+        self.choices = range(len(self.prompts) * asked.n)
         # the id that begins texts was not asked for
         self.begin = int(bundle.start_id is not None and not asked.has_ids)
         self.scored: dict[int, Scores] = {}  # of prompts
         self.n_made = 0
         if asked.max_tokens:
             try:
-                server.batcher.submit(self.continuations)
+                self.number = server.worker.begin(bundle.folder, self.prompts, asked.n, config, every, tell)
             except Busy as error:
                 raise Refusal(429, str(error), code="rate_limit_exceeded") from error
 
@@ -207,7 +203,7 @@ class Answer:
         Raises:
             Refusal: a continuation failed.
         """
-        n_left = len(self.continuations) if self.asked.max_tokens else 0
+        n_left = len(self.choices) if self.asked.max_tokens else 0
         while n_left:
             found = await self.queue.get()
             if found.error is not None:
@@ -222,7 +218,7 @@ class Answer:
     def finish(self) -> None:
         """Generate no more, and count what was generated."""
         if self.asked.max_tokens:
-            self.server.batcher.cancel(self.continuations)
+            self.server.worker.cancel(self.number)
         metrics = self.server.metrics
         metrics.prompt_tokens.inc(sum(map(len, self.prompts)))
         metrics.tokens.inc(self.n_made)
@@ -255,11 +251,11 @@ class Answer:
         async for found in self.progress():
             ended[found.choice] = found
         choices: list[dict[str, Any]] = []
-        for item in self.continuations:
-            end = ended.get(item.choice)
+        for number in self.choices:
+            end = ended.get(number)
             text, reason = (end.text, finish_reason(end.finish_reason)) if end else ("", "length")
-            text = self.echoed(item.choice) + text if self.asked.echo else text
-            choice = self.form.choice(item.choice, text, await self._logprobs(item.choice, end), reason)
+            text = self.echoed(number) + text if self.asked.echo else text
+            choice = self.form.choice(number, text, await self._logprobs(number, end), reason)
             if self.asked.sources:
                 choice["sources"] = await self._sources(text)
             choices.append(choice)
@@ -275,7 +271,7 @@ class Answer:
         if self.asked.echo:
             place = choice // self.asked.n
             if place not in self.scored:
-                scores = self.server.batcher.call(lambda: score_prompt(bundle, ids, n_top))
+                scores = self.server.worker.score(bundle.folder, ids, n_top)
                 self.scored[place] = await asyncio.wrap_future(scores)
             scored, best = self.scored[place]
             own, tops = [None, *scored][self.begin :], [None, *best][self.begin :]
@@ -292,15 +288,15 @@ class Answer:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the answer as server-sent events."""
-        spelled = {item.choice: Spelling(self.served.bundle, item.row.prompt) for item in self.continuations}
-        texts = {item.choice: "" for item in self.continuations}
+        spelled = {choice: Spelling(self.served.bundle, self.prompt_of(choice)) for choice in self.choices}
+        texts = dict.fromkeys(self.choices, "")
         try:
-            for item in self.continuations:
-                if opening := self.form.opening(item.choice):
+            for choice in self.choices:
+                if opening := self.form.opening(choice):
                     yield _event(self.document([opening]))
                 if self.asked.echo:
-                    texts[item.choice] = self.echoed(item.choice)
-                    yield self._event(item.choice, texts[item.choice])
+                    texts[choice] = self.echoed(choice)
+                    yield self._event(choice, texts[choice])
             async for found in self.progress():
                 texts[found.choice] += found.text
                 logprobs = None
@@ -313,8 +309,8 @@ class Answer:
                 reason = finish_reason(found.finish_reason) if found.ended else None
                 yield self._event(found.choice, found.text, reason, logprobs, **more)
             if not self.asked.max_tokens:
-                for item in self.continuations:
-                    yield self._event(item.choice, "", "length")
+                for choice in self.choices:
+                    yield self._event(choice, "", "length")
             options = self.asked.stream_options
             if options and options.include_usage:
                 yield _event(self.document([], usage=self.usage()))
@@ -386,7 +382,7 @@ def application(server: Server) -> Starlette:
         return HTMLResponse(page(server.served(), bool(server.api_key)))
 
     async def health(_: Request) -> Response:
-        if not server.batcher.is_alive:
+        if not server.worker.is_alive:
             raise Refusal(503, "the server generates nothing any more: start it again")
         served = server.current
         if served is None:
@@ -394,7 +390,7 @@ def application(server: Server) -> Starlette:
         return JSONResponse({"status": "ok", "model": served.name, "checkpoint": served.digest})
 
     async def metrics(_: Request) -> Response:
-        server.metrics.load.set(server.batcher.load)
+        server.metrics.load.set(server.worker.load)
         return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @asynccontextmanager
@@ -402,7 +398,7 @@ def application(server: Server) -> Starlette:
         watching = asyncio.create_task(server.watch())
         yield
         watching.cancel()
-        await run_in_threadpool(server.batcher.close)
+        await run_in_threadpool(server.worker.close)
 
     def route(path: str, handle: Handler, method: str = "GET", needs_key: bool = True) -> Route:
         async def respond(request: Request) -> Response:

@@ -1,33 +1,40 @@
-"""Continue the prompts of many requests together, in one thread.
+"""Continue the prompts of many requests together, in a process of their own.
 
+The interpreter of the server is busy with its connections, and one that shares it with them computes half as much.
 Continuations of the same model and sampling settings share a batch (`model.generation.Engine`), which they enter and
 leave while it runs. Batches of other settings take turns, a token each.
+
+    python -m tasks.serving.batcher BATCH_SIZE DETERMINISTIC
+
+Requests and answers are messages of `tasks.core.child`; `tasks.serving.worker` sends and receives them.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
+import select
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from model.config import GenerationConfig
 from model.generation import Completion, Engine, Row
+from model.randomness import seed_everything
+from tasks.core.child import MessageReader, take_output
+from tasks.core.machine import detect_device, usable_cores
+from tasks.generation.completions import noise_key
 from tasks.training.bundle import Bundle, Pieces
 
-T = TypeVar("T")
-
 IDLE_ENGINES, MOST_ENGINES = 4, 16  # batches that are kept without continuations, and all of them, with their memory
+SMALL_NETWORK = 2**22  # parameters of networks for which a second thread costs more than it computes
+CANCELLED = "cancelled"
 _log = logging.getLogger("sheepfold.serve")
-
-
-class Busy(Exception):
-    """Raised if too many continuations wait."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,15 @@ class Progress:
     """The part of a continuation that a step added.
 
     Attributes:
-        choice: number of the continuation in its request.
+        request: number of the request.
+        choice: number of the continuation in it.
         text: new text; empty while it may begin a stop string, or ends in an incomplete character.
         ids: new tokens.
         ended: True with the last piece.
         error: why it failed; else None.
     """
 
+    request: int
     choice: int
     text: str
     ids: list[int]
@@ -53,141 +62,145 @@ class Progress:
 
 
 class Continuation:
-    """One continuation of a request.
+    """One continuation of a prompt, with what it has so far.
 
     Args:
+        request, choice: see `Progress`.
+        model: folder of the model.
         bundle: the model.
-        choice: number of the continuation in its request.
-        prompt: its ids.
-        config: sampling settings.
-        key, sample: numbers that, with the seed, determine its noise.
-        tell: called in the batcher's thread with each new piece of text, or at the end only.
         every: least seconds between two pieces; None for one piece at the end.
+        row: the prompt.
+        config: sampling settings.
     """
 
     def __init__(
         self,
-        bundle: Bundle,
+        request: int,
         choice: int,
-        prompt: list[int],
-        config: GenerationConfig,
-        key: int,
-        sample: int,
-        tell: Callable[[Progress], None],
+        model: str,
+        bundle: Bundle,
         every: float | None,
+        row: Row,
+        config: GenerationConfig,
     ) -> None:
-        self.bundle, self.config, self.choice, self.tell, self.every = bundle, config, choice, tell, every
-        self.row = Row(prompt, key, Completion(0, sample), config.max_new_tokens, config.seed, config.stop)
-        self.pieces = Pieces(bundle, prompt, config.stop)
+        self.request, self.choice, self.model, self.bundle = request, choice, model, bundle
+        self.every, self.row, self.config = every, row, config
+        self.pieces = Pieces(bundle, list(row.prompt), config.stop)
         self.n_told, self.due = 0, 0.0  # tokens, and the earliest time of the next piece
 
-    def advance(self) -> None:
-        """Tell what is new."""
+    def progress(self) -> Progress | None:
+        """Return what is new and due, or None."""
         item = self.row.completion
         ended = bool(item.finish_reason)
         if not ended and (self.every is None or time.monotonic() < self.due):
-            return
+            return None
         text = self.pieces.last(item) if ended else self.pieces.next(item)
-        if text or ended:
-            new = slice(self.n_told, len(item.ids))
-            self.n_told, self.due = len(item.ids), time.monotonic() + (self.every or 0.0)
-            parts = item.ids[new], item.logprobs[new], item.top_logprobs[new]
-            self.tell(Progress(self.choice, text, *parts, ended, item.finish_reason))
-
-    def fail(self, reason: str) -> None:
-        """Tell that it ended for an error."""
-        self.tell(Progress(self.choice, "", [], [], [], True, error=reason))
+        if not text and not ended:
+            return None
+        new = slice(self.n_told, len(item.ids))
+        self.n_told, self.due = len(item.ids), time.monotonic() + (self.every or 0.0)
+        parts = item.ids[new], item.logprobs[new], item.top_logprobs[new]
+        return Progress(self.request, self.choice, text, *parts, ended, item.finish_reason)
 
 
 class Batcher:
-    """The thread.
+    """The batches.
 
     Args:
         batch_size: continuations of one batch.
-        most: continuations that run or wait, of all requests.
+        send: sends a message to the server.
     """
 
-    def __init__(self, batch_size: int, most: int) -> None:
-        self.batch_size, self.most = batch_size, most
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._engines: dict[tuple[int, GenerationConfig], Engine] = {}
-        self._running: dict[int, Continuation] = {}  # by the id of its row
+    def __init__(self, batch_size: int, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self.batch_size, self.send = batch_size, send
+        self.device = detect_device()
+        self._models: dict[str, Bundle] = {}  # by folder
+        self._engines: dict[tuple[str, GenerationConfig], Engine] = {}
+        self._running: dict[int, Continuation] = {}  # by the id of the row
         self._waiting: deque[Continuation] = deque()  # for a batch of their settings
-        self._lock = threading.Lock()
-        self._n_taken, self._served = 0, 0
-        self._thread = threading.Thread(target=self._loop, name="batcher", daemon=True)
-        self._thread.start()
+        self._served = ""
+        self._told: list[Progress] = []
 
-    @property
-    def is_alive(self) -> bool:
-        """False once the thread has ended."""
-        return self._thread.is_alive()
-
-    @property
-    def load(self) -> int:
-        """Number of continuations that run or wait."""
-        return self._n_taken
-
-    def submit(self, continuations: Sequence[Continuation]) -> None:
-        """Begin continuations.
-
-        Raises:
-            Busy: there are too many.
-        """
-        with self._lock:
-            if self._n_taken + len(continuations) > self.most:
-                raise Busy(f"{self._n_taken} completions run or wait, and {self.most} may; try again later")
-            self._n_taken += len(continuations)
-        self._tasks.put(lambda: self._begin(continuations))
-
-    def cancel(self, continuations: Sequence[Continuation]) -> None:
-        """Generate no more of continuations; ended ones are ignored."""
-        self._tasks.put(lambda: self._drop(continuations))
-
-    def serve(self, bundle: Bundle) -> None:
-        """Keep the batches of this model only, once those of others have ended."""
-
-        def change() -> None:
-            self._served = id(bundle.model)
-            self._clear()
-
-        self._tasks.put(change)
-
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function between two steps."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except Exception as error:  # noqa: BLE001 — raised where the result is asked for
-                    future.set_exception(error)
-
-        self._tasks.put(run)
-        return future
-
-    def close(self) -> None:
-        """End the thread; continuations fail."""
-        self._tasks.put(None)
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while self._take():
+    def run(self, descriptor: int) -> None:
+        """Do what messages ask for, until the server closes its end of the pipe."""
+        reader = MessageReader(descriptor)
+        while True:
+            if not self._running or select.select([descriptor], [], [], 0)[0]:
+                messages = reader.read_available()
+                if messages is None:
+                    return
+                for message in messages:
+                    self._take(**message)
             self._turn()
-        for continuation in list(self._running.values()):
-            self._end(continuation).fail("the server stops")
+            if self._told:
+                self.send({"progress": self._told})
+                self._told = []
 
-    def _take(self) -> bool:
-        """Do what was asked for since the last step, or wait for it without continuations; False at the end."""
+    def _take(self, do: str, call: int | None = None, **given: Any) -> None:
+        """Do what a message asks for; a call is answered."""
+        actions: dict[str, Callable[..., Any]] = {
+            "begin": self._begin,
+            "cancel": self._cancel,
+            "load": self._load,
+            "score": self._score,
+        }
+        if call is None:
+            actions[do](**given)
+            return
         try:
-            while True:
-                task = self._tasks.get(block=not self._running)
-                if task is None:
-                    return False
-                task()
-        except queue.Empty:
-            return True
+            self.send({"call": call, "value": actions[do](**given)})
+        except Exception as error:  # noqa: BLE001 — raised where the call was made
+            _log.exception("%s failed", do)
+            self.send({"call": call, "error": str(error)})
+
+    def _load(self, model: str) -> None:
+        """Load a model, and keep the batches of this one only, once those of others have ended."""
+        self._bundle(model)
+        self._served = model
+        self._clear()
+
+    def _bundle(self, model: str) -> Bundle:
+        if model not in self._models:
+            bundle = Bundle(Path(model), self.device)
+            n_parameters = sum(weight.numel() for weight in bundle.model.parameters())
+            torch.set_num_threads(1 if n_parameters < SMALL_NETWORK else usable_cores())
+            self._models[model] = bundle
+        return self._models[model]
+
+    def _score(self, model: str, ids: list[int], n_top: int) -> list[Any]:
+        """Return the log-probability of each id but the first, and the likeliest ids in its place."""
+        bundle = self._bundle(model)
+        with torch.inference_mode():
+            logits = bundle.model(torch.tensor([ids], device=self.device))[0, :-1, : bundle.model_config.vocab_size]
+            logprobs = logits.float().log_softmax(dim=-1).cpu()
+        own = logprobs.gather(1, torch.tensor(ids[1:], dtype=torch.int64)[:, None])[:, 0].tolist()
+        top = logprobs.topk(min(n_top, logprobs.shape[1]), dim=-1)
+        tops = [list(zip(*row, strict=True)) for row in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+        return [own, tops]
+
+    def _begin(
+        self,
+        request: int,
+        model: str,
+        prompts: Sequence[list[int]],
+        n: int,
+        every: float | None,
+        config: Mapping[str, Any],
+    ) -> None:
+        """Begin n continuations of each prompt; its place in the request determines their noise."""
+        choices = range(len(prompts) * n)
+        try:
+            bundle, settings = self._bundle(model), GenerationConfig.from_dict(config)
+        except Exception as error:  # noqa: BLE001 — the client is told
+            _log.exception("a completion cannot begin")
+            self._told += [_failed(request, choice, str(error)) for choice in choices]
+            return
+        for choice in choices:
+            place, sample = divmod(choice, n)
+            key, limit = noise_key(str(place)), settings.max_new_tokens
+            row = Row(prompts[place], key, Completion(0, sample), limit, settings.seed, settings.stop)
+            self._running[id(row)] = Continuation(request, choice, model, bundle, every, row, settings)
+            self._place([self._running[id(row)]])
 
     def _turn(self) -> None:
         """Do a step of each batch."""
@@ -195,78 +208,91 @@ class Batcher:
             if engine.active or engine.waiting:
                 self._step(key, engine)
         if self._waiting:
-            continuations, self._waiting = list(self._waiting), deque()
-            self._place(continuations)
+            running, self._waiting = list(self._waiting), deque()
+            self._place(running)
 
-    def _begin(self, continuations: Sequence[Continuation]) -> None:
-        for continuation in continuations:
-            self._running[id(continuation.row)] = continuation
-        self._place(continuations)
-
-    def _place(self, continuations: Sequence[Continuation]) -> None:
+    def _place(self, many: Sequence[Continuation]) -> None:
         """Add continuations to the batches of their settings; those for which there are too many batches wait."""
         self._clear()
-        for continuation in continuations:
-            bundle, config = continuation.bundle, continuation.config
+        for running in many:
+            config = running.config
             # what each row has of its own is no part of a batch, nor is what does nothing at temperature 0
             alike: dict[str, Any] = {"seed": 0, "stop": (), "n_samples": 1, "max_new_tokens": 1}
             if config.temperature == 0:
                 alike |= {"top_k": None, "top_p": None, "min_p": None, "typical_p": None}
             shared = replace(config, **alike)
-            key = (id(bundle.model), shared)
+            key = (running.model, shared)
             engine = self._engines.pop(key, None)
             if engine is None and len(self._engines) >= MOST_ENGINES:
-                self._waiting.append(continuation)
+                self._waiting.append(running)
                 continue
+            bundle = running.bundle
             try:
                 if engine is None:
                     engine = Engine(bundle.model, shared, self.batch_size, bundle.tokenizer.decode_continuation)
-                engine.add(continuation.row)
+                engine.add(running.row)
             except Exception as error:  # noqa: BLE001 — the client is told
                 _log.exception("a completion cannot begin")
                 if engine is not None:
-                    engine.drop(continuation.row)
-                self._end(continuation).fail(str(error))
+                    engine.drop(running.row)
+                self._fail(running, str(error))
             if engine is not None:
                 self._engines[key] = engine  # the latest comes last
 
     def _clear(self) -> None:
-        """Free the batches without continuations of models that are no longer served, and of others the oldest."""
+        """Free idle batches of models that are no longer served, of others the oldest, and the models themselves."""
         idle = [key for key, engine in self._engines.items() if not engine.active and not engine.waiting]
         own = [key for key in idle if key[0] == self._served]
         for key in [*(set(idle) - set(own)), *own[: max(0, len(own) - IDLE_ENGINES)]]:
             del self._engines[key]
+        used = {self._served, *(running.model for running in self._running.values())}
+        self._models = {model: bundle for model, bundle in self._models.items() if model in used}
 
-    def _step(self, key: tuple[int, GenerationConfig], engine: Engine) -> None:
+    def _step(self, key: tuple[str, GenerationConfig], engine: Engine) -> None:
         rows = [*engine.active.values(), *engine.waiting]
         try:
             engine.step()
             for row in rows:
-                continuation = self._running[id(row)]
+                running = self._running[id(row)]
                 if row.completion.finish_reason:
-                    self._end(continuation)
-                continuation.advance()
+                    del self._running[id(row)]
+                if (progress := running.progress()) is not None:
+                    self._told.append(progress)
         except Exception as error:  # noqa: BLE001 — logits that are no numbers, memory: the clients are told
             _log.exception("a batch failed")
             del self._engines[key]
             for row in rows:
                 if id(row) in self._running:
-                    self._end(self._running[id(row)]).fail(str(error))
+                    self._fail(self._running[id(row)], str(error))
         if not self._running:
             self._clear()
 
-    def _drop(self, continuations: Sequence[Continuation]) -> None:
-        for continuation in continuations:
-            if id(continuation.row) in self._running:
-                for engine in self._engines.values():
-                    engine.drop(continuation.row)
-                if continuation in self._waiting:
-                    self._waiting.remove(continuation)
-                self._end(continuation)
+    def _cancel(self, request: int) -> None:
+        """Generate no more for a request."""
+        for running in [one for one in self._running.values() if one.request == request]:
+            for engine in self._engines.values():
+                engine.drop(running.row)
+            if running in self._waiting:
+                self._waiting.remove(running)
+            self._fail(running, CANCELLED)
         self._clear()
 
-    def _end(self, continuation: Continuation) -> Continuation:
-        del self._running[id(continuation.row)]
-        with self._lock:
-            self._n_taken -= 1
-        return continuation
+    def _fail(self, running: Continuation, reason: str) -> None:
+        del self._running[id(running.row)]
+        self._told.append(_failed(running.request, running.choice, reason))
+
+
+def _failed(request: int, choice: int, reason: str) -> Progress:
+    return Progress(request, choice, "", [], [], [], True, error=reason)
+
+
+def main() -> None:
+    """Generate for the process that has started this one."""
+    logging.basicConfig(level=logging.WARNING)
+    send = take_output()
+    seed_everything(0, deterministic=sys.argv[2] == "True")
+    Batcher(int(sys.argv[1]), send).run(0)
+
+
+if __name__ == "__main__":
+    main()

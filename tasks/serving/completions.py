@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from model.config import GenerationConfig
@@ -212,17 +211,6 @@ class Asked(Sampling):
 def finish_reason(reason: str) -> str:
     """Return OpenAI's name of a reason to end."""
     return _FINISH.get(reason, "length")
-
-
-def score_prompt(bundle: Bundle, ids: Sequence[int], n_top: int) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Return the log-probability of each id but the first, and the likeliest ids in its place."""
-    with torch.inference_mode():
-        logits = bundle.model(torch.tensor([list(ids)], device=bundle.device))[0, :-1, : bundle.model_config.vocab_size]
-        logprobs = logits.float().log_softmax(dim=-1).cpu()
-    own = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-    top = logprobs.topk(min(n_top, logprobs.shape[1]), dim=-1)
-    tops = [list(zip(*row, strict=True)) for row in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
-    return own, tops
 
 
 class Spelling:

@@ -7,13 +7,10 @@ import os
 from collections.abc import Callable
 from socket import socket as Socket
 
-import torch
 import uvicorn
 
-from model.randomness import seed_everything
 from storage.errors import UserError
 from storage.home import Home
-from tasks.core.machine import usable_cores
 from tasks.registry.models import UnknownModel
 from tasks.serving import API_KEY
 from tasks.serving.app import Server, application
@@ -49,8 +46,6 @@ def serve_model(
             f"--host {host} lets other machines in: set {API_KEY} to a secret that requests have to give, or listen "
             "at 127.0.0.1"
         )
-    torch.set_num_threads(usable_cores())
-    seed_everything(0, deterministic=deterministic)
 
     def newest(current: Served | None) -> Served | None:
         try:

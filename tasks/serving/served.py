@@ -12,7 +12,7 @@ from typing import Any
 from model.accounting import count_parameters
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.core.machine import Machine, detect_device
+from tasks.core.machine import Machine
 from tasks.core.run import Run
 from tasks.core.settings import load_settings
 from tasks.lineage.memorised import memorised_spans
@@ -75,7 +75,7 @@ def load_served(home: Home, model: str, corpus: str, current: Served | None = No
     folder = run.store.folder(checkpoint)
     defaults = load_settings(None, {}).generate_with(read_sampling(folder)).sampling()
     sources = _sources(home, corpus, checkpoint) if datasets_of(run.store, checkpoint) else None
-    bundle, chat = Bundle(folder, detect_device()), folder / CHAT_FILE
+    bundle, chat = Bundle(folder), folder / CHAT_FILE
     template = None
     if chat.is_file():
         try:

@@ -16,6 +16,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def read_sampling(folder: Path) -> dict[str, Any]:
 
 
 class Bundle:
-    """A trained model, loaded for generation.
+    """A trained model, for generation.
 
     Args:
         folder: folder of the bundle.
@@ -81,8 +82,12 @@ class Bundle:
         self.bos, self.eos = (bool(self.config.get(name, True)) for name in ("bos", "eos"))
         self.tokenizer: Tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         self.model_config = self.network.ModelConfig.from_dict(self.config["model"]).stretched(**stretch)
-        self.model = self.network.load_weights(folder / WEIGHTS_FILE, self.model_config).to(device).eval()
-        self.device = device
+        self.folder, self.device = folder, device
+
+    @cached_property
+    def model(self) -> Any:
+        """The network, in evaluation mode; loaded when it is first asked for."""
+        return self.network.load_weights(self.folder / WEIGHTS_FILE, self.model_config).to(self.device).eval()
 
     @property
     def start_id(self) -> int | None:

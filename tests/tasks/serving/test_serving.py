@@ -343,8 +343,8 @@ def test_nothing_is_generated_for_clients_that_are_gone(bundle: Bundle, determin
             next(response.iter_lines())
         with pytest.raises(httpx.ReadTimeout):  # its answer would come as a whole
             httpx.post(f"{address}/v1/completions", json=body, timeout=httpx.Timeout(5, read=1e-3))
-        # the batcher handles one request after the other
-        while server.batcher.load:
+        # the worker takes one message after the other
+        while server.worker.load:
             ask(client, "x", max_tokens=1)
 
 
@@ -358,7 +358,7 @@ def test_a_batch_that_shrank_goes_on_when_a_client_goes(bundle: Bundle) -> None:
             for one in events:
                 next(one)
                 one.close()
-        while server.batcher.load:
+        while server.worker.load:
             ask(client, "x", max_tokens=1)
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
 
@@ -421,10 +421,11 @@ def test_weights_that_are_not_finite_fail_the_request_and_not_the_server(tmp_pat
     broken = bundle_at(tmp_path / "broken", 3)
     with torch.no_grad():
         broken.model.token_embedding.weight.fill_(torch.nan)
+    save_weights(tmp_path / "broken" / "model.safetensors", broken.model)
     with running(broken) as (server, address):
         with pytest.raises(openai.InternalServerError, match="weights are not finite"):
             ask(client_of(address), "x", max_tokens=4)
-        assert server.batcher.load == 0
+        assert server.worker.load == 0
 
 
 def test_figures_are_told_in_the_form_of_prometheus(bundle: Bundle) -> None:
