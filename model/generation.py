@@ -313,7 +313,8 @@ class Engine:
         # without dropped tokens, because a prompt may be much longer than the context
         longest = max((len(row.prompt) - row.dropped + row.limit for row in rows), default=self.context)
         capacity = self.context if self.block else min(self.context, longest)
-        self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype)
+        most = 0 if rows else self._rounded(batch_size)
+        self.cache = KVCache(model.config, n_slots, capacity, device=weight.device, dtype=weight.dtype, most=most)
         self.sampler = Sampler(config, model.config.vocab_size, n_slots, longest, weight.device)
         self.logits = torch.zeros(n_slots, model.config.vocab_size, device=weight.device, dtype=weight.dtype)
         self.tokens = torch.zeros(n_slots, dtype=torch.int64, device=weight.device)  # the newest, not yet read
@@ -517,13 +518,14 @@ class Engine:
 
     def _resize(self, n_slots: int) -> None:
         """Use another number of slots, at least that of active rows."""
-        active = sorted(self.active)
-        kept = [*active, *[0] * n_slots][:n_slots]  # an idle slot begins as a copy
-        index = torch.tensor(kept)
-        self.cache.select(kept)
-        self.cache.lengths[len(active) :] = 0
+        idle = (slot for slot in range(n_slots) if slot not in self.active)
+        moved = {next(idle): slot for slot in self.active if slot >= n_slots}
+        self.cache.resize(n_slots, moved)
+        kept = [moved.get(slot, slot) for slot in range(n_slots)]
+        index = torch.tensor([slot if slot < self.n_slots else 0 for slot in kept])  # a new slot begins as a copy
         self.sampler.select(index)
         self.logits, self.tokens = self.logits[index], self.tokens[index]
-        self.n_slots, self.active = n_slots, {place: self.active[slot] for place, slot in enumerate(active)}
+        places = {slot: place for place, slot in moved.items()}
+        self.n_slots, self.active = n_slots, {places.get(slot, slot): row for slot, row in self.active.items()}
         if not self.block:
             self.packed = Packed(self.model.products(), n_slots)

@@ -16,10 +16,11 @@ Shapes in comments: R rows, B of them in a pass, T new tokens, K key-value heads
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,7 @@ class KVCache:
         batch_size: number of rows R.
         capacity: slots per row S, at most config.max_seq_len (the default).
         device, dtype: of keys and values.
+        most: largest number of rows that `resize` may give it.
 
     Attributes:
         keys, values: (n_layer, R, K, S, E).
@@ -90,14 +92,14 @@ class KVCache:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        most: int = 0,
     ) -> None:
         capacity = config.max_seq_len if capacity is None else capacity
         if not 1 <= capacity <= config.max_seq_len:
             raise ValueError(f"cache capacity is {capacity}, expected 1 to max_seq_len={config.max_seq_len}")
-        shape = (config.n_layer, batch_size, config.n_kv_head, capacity, config.head_dim)
-        # zeros, not empty: a NaN in a masked slot would survive the multiplication by weight 0
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        shape = (config.n_layer, max(most, batch_size), config.n_kv_head, capacity, config.head_dim)
+        self._stores = [_zeros(shape, torch.device(device), dtype) for _ in range(2)]
+        self.keys, self.values = (store[:, :batch_size] for store in self._stores)
         self.lengths = torch.zeros(batch_size, dtype=torch.int64)
 
     @property
@@ -145,9 +147,30 @@ class KVCache:
         """Keep these rows only, in this order."""
         index = torch.tensor(rows, dtype=torch.int64)
         on_device = index.to(self.keys.device)
-        self.keys = self.keys.index_select(1, on_device)
-        self.values = self.values.index_select(1, on_device)
+        self._stores = [store.index_select(1, on_device) for store in (self.keys, self.values)]
+        self.keys, self.values = self._stores
         self.lengths = self.lengths[index]
+
+    def resize(self, n_rows: int, moved: Mapping[int, int]) -> None:
+        """Use the first rows of the memory only, after rows were moved.
+
+        Args:
+            moved: new place of a row to its present one.
+        """
+        for store in self._stores:
+            for to, row in moved.items():
+                store[:, to] = store[:, row]
+        self.keys, self.values = (store[:, :n_rows] for store in self._stores)
+        kept = [moved.get(row, row) for row in range(n_rows)]
+        self.lengths = torch.tensor([int(self.lengths[row]) if row < len(self.lengths) else 0 for row in kept])
+
+
+def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return zeros; on a CPU memory is taken when it is first written."""
+    # not empty: a NaN in a masked slot would survive the multiplication by weight 0
+    if device.type == "cpu" and dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return torch.zeros(shape, device=device, dtype=dtype)
 
 
 class GraphedStep:
