@@ -4,7 +4,7 @@ The interpreter of the server is busy with its connections, and one that shares 
 Continuations of the same model and sampling settings share a batch (`model.generation.Engine`), which they enter and
 leave while it runs. Batches of other settings take turns, a token each.
 
-    python -m tasks.serving.batcher BATCH_SIZE DETERMINISTIC
+    python -m tasks.serving.batcher BATCH_SIZE THREADS
 
 Requests and answers are messages of `tasks.core.child`; `tasks.serving.worker` sends and receives them.
 """
@@ -108,11 +108,12 @@ class Batcher:
 
     Args:
         batch_size: continuations of one batch.
+        threads: to compute with; 0 for as many as are fastest, and answers may differ by rounding.
         send: sends a message to the server.
     """
 
-    def __init__(self, batch_size: int, send: Callable[[Mapping[str, Any]], None]) -> None:
-        self.batch_size, self.send = batch_size, send
+    def __init__(self, batch_size: int, threads: int, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self.batch_size, self.threads, self.send = batch_size, threads, send
         self.device = detect_device()
         self._models: dict[str, Bundle] = {}  # by folder
         self._engines: dict[tuple[str, GenerationConfig], Engine] = {}
@@ -163,7 +164,8 @@ class Batcher:
         if model not in self._models:
             bundle = Bundle(Path(model), self.device)
             n_parameters = sum(weight.numel() for weight in bundle.model.parameters())
-            torch.set_num_threads(1 if n_parameters < SMALL_NETWORK else usable_cores())
+            fastest = 1 if n_parameters < SMALL_NETWORK else usable_cores()
+            torch.set_num_threads(self.threads or fastest)
             self._models[model] = bundle
         return self._models[model]
 
@@ -290,8 +292,9 @@ def main() -> None:
     """Generate for the process that has started this one."""
     logging.basicConfig(level=logging.WARNING)
     send = take_output()
-    seed_everything(0, deterministic=sys.argv[2] == "True")
-    Batcher(int(sys.argv[1]), send).run(0)
+    batch_size, threads = map(int, sys.argv[1:])
+    seed_everything(0, deterministic=threads > 0)
+    Batcher(batch_size, threads, send).run(0)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable
 from socket import socket as Socket
 
+import torch
 import uvicorn
 
 from storage.errors import UserError
 from storage.home import Home
+from tasks.core.machine import usable_cores
 from tasks.registry.models import UnknownModel
 from tasks.serving import API_KEY
 from tasks.serving.app import Server, application
@@ -55,6 +57,7 @@ def serve_model(
                 raise
             return None
 
+    torch.set_num_threads(usable_cores())
     served = newest(None)
     server = Server(served, newest, batch_size, most, key, deterministic, () if key else ("localhost", host))
     config = uvicorn.Config(application(server), host=host, port=port, log_level="warning", access_log=False)

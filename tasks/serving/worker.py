@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from model.config import GenerationConfig
 from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, module_command
 from tasks.serving.batcher import Progress
@@ -32,18 +34,24 @@ class Worker:
     Args:
         batch_size: continuations of one batch.
         most: continuations that run or wait, of all requests.
-        deterministic: give equal requests equal answers, to the bit.
+        deterministic: give equal requests equal answers, to the bit, by the threads that torch has in this process.
     """
 
     def __init__(self, batch_size: int, most: int, deterministic: bool) -> None:
         self.most = most
-        self._child = ChildProcess([*module_command("tasks.serving.batcher"), str(batch_size), str(deterministic)])
+        threads = torch.get_num_threads() if deterministic else 0
+        self._child = ChildProcess([*module_command("tasks.serving.batcher"), str(batch_size), str(threads)])
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._open: dict[int, tuple[int, Tell]] = {}  # unfinished continuations of each request, and whom to tell
         self._calls: dict[int, Future[Any]] = {}
         self._why_ended: str | None = None
         self._thread = threading.Thread(target=self._listen, name="worker", daemon=True)
         self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
 
     @property
     def is_alive(self) -> bool:

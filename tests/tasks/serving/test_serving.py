@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -426,6 +428,25 @@ def test_weights_that_are_not_finite_fail_the_request_and_not_the_server(tmp_pat
         with pytest.raises(openai.InternalServerError, match="weights are not finite"):
             ask(client_of(address), "x", max_tokens=4)
         assert server.worker.load == 0
+
+
+def test_requests_learn_that_the_process_that_generates_was_killed(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(bundle) as (server, address):
+        client = client_of(address)
+        body = {"model": "sheepfold", "prompt": "x", "max_tokens": CONTEXT - 2, "n": 64, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(server.worker.pid, signal.SIGKILL)
+            told = [line for line in lines if line]
+        assert "the process that generates has ended" in told[-2] and told[-1] == "data: [DONE]"
+        with pytest.raises(openai.InternalServerError, match="the process that generates has ended"):
+            ask(client, "x", max_tokens=1)
+        assert httpx.get(f"{address}/health").status_code == 503
+        assert server.worker.load == 0
+    assert "start the server again" in caplog.text
 
 
 def test_figures_are_told_in_the_form_of_prometheus(bundle: Bundle) -> None:
