@@ -114,6 +114,9 @@ def check_number(
         raise ValueError(f"{name}={value!r}; expected a number in {opening}{low:g}, {high:g}{closing}")
 
 
+ADAPTER_TARGETS = ("q", "k", "v", "proj", "gate", "up", "down")  # layers of a block
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Settings):
     """Hyperparameters of a training. Context length and vocabulary come from the model's configuration.
@@ -157,6 +160,13 @@ class TrainConfig(Settings):
             best one; 0 never ends it early.
         spike_zscore: standard deviations above the mean of the last steps from which a loss or gradient norm is
             reported as a spike.
+        adapter: what is trained of a base, "none" (all weights), "lora" (small matrices beside frozen layers, Hu et al.
+            2022) or "dora" (these and the norm of each row, Liu et al. 2024); see `adapters`.
+        adapter_rank: columns of the small matrices; None means 8.
+        adapter_alpha: their outputs are multiplied by adapter_alpha / adapter_rank; None means 2 * adapter_rank.
+        adapter_targets: layers with an adapter, some of "q", "k", "v", "proj", "gate", "up" and "down"; None means all
+            that the network has.
+        adapter_dropout: dropout of their inputs; None means 0.
     """
 
     max_steps: int = setting(dataclasses.MISSING, ge=1)
@@ -183,6 +193,11 @@ class TrainConfig(Settings):
     eval_every: int = setting(100, ge=1)
     patience: int = setting(0, ge=0)
     spike_zscore: float = setting(8.0, gt=0)
+    adapter: str = setting("none", choices=("none", "lora", "dora"))
+    adapter_rank: int = setting(ge=1)
+    adapter_alpha: float = setting(gt=0)
+    adapter_targets: tuple[str, ...] = setting()
+    adapter_dropout: float = setting(ge=0, lt=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +205,7 @@ class TrainConfig(Settings):
             self.refuse(["most_steps"], "max_steps decides where there are no minutes")
         self._check_schedule()
         self._check_decay()
+        self._check_adapter()
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
             raise ValueError(f"betas={self.betas!r}; expected two numbers such as (0.9, 0.95)")
         for beta in self.betas:
@@ -241,6 +257,20 @@ class TrainConfig(Settings):
             )
         if not self.weight_decay and not self.decay_groups:
             raise ValueError("decay_groups=False has no effect: weight_decay is 0, so nothing decays; leave it out")
+
+    def _check_adapter(self) -> None:
+        if self.adapter == "none":
+            names = ["adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout"]
+            self.refuse(names, "adapter='none' trains all weights")
+            return
+        self.resolve("adapter_rank", 8)
+        self.resolve("adapter_alpha", 2.0 * self.adapter_rank)
+        self.resolve("adapter_targets", ())
+        self.resolve("adapter_dropout", 0.0)
+        targets = self.adapter_targets
+        if isinstance(targets, str) or not isinstance(targets, Iterable) or set(targets) - set(ADAPTER_TARGETS):
+            raise ValueError(f"adapter_targets={targets!r}; expected some of {', '.join(ADAPTER_TARGETS)}")
+        object.__setattr__(self, "adapter_targets", tuple(targets))
 
     @property
     def warmup(self) -> int:

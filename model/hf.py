@@ -22,12 +22,14 @@ from torch import Tensor
 
 from .architecture import ModelConfig
 from .checkpoint import fsync_path
+from .config import TrainConfig
 from .hf_config import GPT2, LAYOUTS, ORIGINAL, OWN, ROTARY, LayoutError, config_from_hf, config_to_hf, layout_of
 from .transformer import Transformer
 
 CONFIG_FILE, PARAMS_FILE = "config.json", "params.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PEFT_FILE, PEFT_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _HEAD = "lm_head.weight"
 
 # columns: this package, GPT-2, transformers' rotary models, LLaMA's original release; N is the number of the layer
@@ -70,11 +72,9 @@ def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "
     Raises:
         LayoutError: the configuration does not fit the layout, or any layout.
     """
-    known = LAYOUTS[layout_of(config, layout)]
+    layout = layout_of(config, layout)
+    known = LAYOUTS[layout]
     names = {row[0]: row[known.column] for row in _NAMES}
-    swaps = config.rope_layout != known.fixed.get("rope_layout")
-    half = config.head_dim // 2
-    groups = (half, 2) if config.rope_layout == "interleaved" else (2, half)
     found: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         layer, part, kind = _OURS.fullmatch(name).groups()  # type: ignore[union-attr]
@@ -82,10 +82,19 @@ def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "
             tensor = tensor[: config.vocab_size]
         elif known.column == GPT2 and layer:
             tensor = tensor.t()  # its Conv1D stores (in, out)
-        elif swaps and part.endswith(("q", "k")):  # permute the rows of each head to the layout's pairs
-            tensor = tensor.unflatten(0, (-1, *groups)).transpose(1, 2).flatten(0, 2)
+        elif part.endswith(("q", "k")):
+            tensor = _in_layout(tensor, config, layout)
         found.setdefault(f"{names[part].replace('N', layer or '')}.{kind or 'weight'}", []).append(tensor)
     return found
+
+
+def _in_layout(tensor: Tensor, config: ModelConfig, layout: str) -> Tensor:
+    """Return the rows of queries or keys in the order of the layout's rotated pairs."""
+    if config.rope_layout == LAYOUTS[layout].fixed.get("rope_layout"):
+        return tensor
+    half = config.head_dim // 2
+    groups = (half, 2) if config.rope_layout == "interleaved" else (2, half)
+    return tensor.unflatten(0, (-1, *groups)).transpose(1, 2).flatten(0, 2)
 
 
 def from_hf(folder: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
@@ -256,6 +265,72 @@ def write_hf(
     parts = hf_parts(model.state_dict(), model.config, layout)
     joined = {name: torch.cat(own, -1).float().cpu().contiguous() for name, own in parts.items()}
     save_file(joined, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def write_peft(
+    adapter: Mapping[str, Tensor],
+    folder: Path,
+    config: ModelConfig,
+    train_config: TrainConfig,
+    base: str,
+    layout: str = "",
+) -> None:
+    """Write adapters as a folder that `PeftModel.from_pretrained` of `peft` reads, for the base in a layout.
+
+    Args:
+        adapter: weights by the names of `adapters.AdaptedLinear`.
+        folder: created.
+        config: the network's configuration.
+        train_config: gives the settings of the adapters.
+        base: name of the base, for the reader.
+        layout: one of LAYOUTS, but LLaMA's original one; empty for the first that fits.
+
+    Raises:
+        LayoutError: the configuration does not fit the layout, or GPT-2's has an adapter for some of queries, keys and
+            values only, which are one layer there.
+    """
+    layout = layout_of(config, layout)
+    column, rank = LAYOUTS[layout].column, train_config.adapter_rank
+    names = {row[0]: row[column] for row in _NAMES}
+    found: dict[str, list[dict[str, Tensor]]] = {}
+    for name in adapter:
+        if name.endswith(".lora_a"):
+            layer, part, _ = _OURS.fullmatch(name.removesuffix(".lora_a")).groups()  # type: ignore[union-attr]
+            ours = {
+                kind: adapter.get(f"{name.removesuffix('lora_a')}{kind}") for kind in ("lora_a", "lora_b", "magnitude")
+            }
+            for kind in ("lora_b", "magnitude"):
+                if part.endswith((".q", ".k")) and ours[kind] is not None:
+                    ours[kind] = _in_layout(ours[kind], config, layout)
+            found.setdefault(names[part].replace("N", layer), []).append(ours)
+    tensors, joined = {}, set()
+    for name, parts in found.items():
+        if name.endswith("c_attn"):
+            if len(parts) < 3:
+                raise LayoutError("queries, keys and values are one layer of GPT-2; give adapters to all or none")
+            joined.add("c_attn")
+        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.cat([part["lora_a"] for part in parts])
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.block_diag(*(part["lora_b"] for part in parts))
+        if train_config.adapter == "dora":
+            tensors[f"base_model.model.{name}.lora_magnitude_vector"] = torch.cat([part["magnitude"] for part in parts])
+    folder.mkdir(parents=True)
+    save_file({name: one.detach().float().cpu().contiguous() for name, one in tensors.items()}, folder / PEFT_FILE)
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": train_config.adapter_alpha,
+        "lora_dropout": train_config.adapter_dropout,
+        "use_dora": train_config.adapter == "dora",
+        "target_modules": sorted({name.rpartition(".")[2] for name in found}),
+        "fan_in_fan_out": column == GPT2,
+        "bias": "none",
+        "rank_pattern": dict.fromkeys(joined, 3 * rank),
+        "alpha_pattern": dict.fromkeys(joined, 3 * train_config.adapter_alpha),
+    }
+    write_json(folder / PEFT_CONFIG_FILE, fields)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

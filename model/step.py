@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .adapters import adapt, merge, trained_state
 from .architecture import ModelConfig
 from .checkpoint import Checkpoint
 from .config import Execution, TrainConfig
 from .data import IGNORE, Batch
-from .distributed import SINGLE, Ranks, part_of, replicate, shard, whole
+from .distributed import SINGLE, Ranks, replicate, shard, whole
 from .guards import NonFiniteLoss, explaining_memory, non_finite_loss
 from .optim import build_optimizer, clip_gradients, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from .randomness import DROPOUT_STREAM, WEIGHTS_STREAM, RandomState, derive_seed
@@ -205,11 +206,11 @@ class Stepper:
         random = {  # the first rank's by name, those of rank r as "r/name"
             f"{rank or ''}/{name}".lstrip("/"): one for rank, state in enumerate(states) for name, one in state.items()
         }
-        return {"weights": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer), "random": random}
+        return {"weights": trained_state(self.model), "optimizer": optimizer_tensors(self.optimizer), "random": random}
 
     def load(self, saved: Checkpoint) -> None:
         """Load a checkpoint, of any number of ranks."""
-        self.model.load_state_dict(saved.weights)
+        self.load_trained(saved.weights)
         load_optimizer_tensors(self.optimizer, saved.optimizer)
         if saved.scaler:
             self.scaler.load_state_dict(saved.scaler)
@@ -220,21 +221,9 @@ class Stepper:
         else:
             self.random = self._random_stream(saved.step)  # a new rank gets a new stream
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the full state dict of a network as initial weights.
-
-        Raises:
-            ValueError: it does not fit the configuration.
-        """
-        if self.is_sharded:
-            weights = {name: part_of(one, self.model.state_dict().get(name)) for name, one in weights.items()}
-        try:
-            self.model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made "
-                f"with"
-            ) from error
+    def load_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the weights of a checkpoint."""
+        self.model.load_state_dict(weights, strict=self.config.adapter == "none")
 
     def empty_like_saved(self, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
         """Allocate a saved tensor, a DTensor if it is sharded; see `checkpoint.read_checkpoint`."""
@@ -249,7 +238,7 @@ class Stepper:
         return torch.empty_like(weight, dtype=dtype)
 
     def plain(self) -> Transformer:
-        """Return the plain network in evaluation mode; a sharded one is gathered on the first rank's CPU."""
+        """Return the plain network in evaluation mode, with adapters merged; a sharded one on the first rank's CPU."""
         model = self.model
         if self.is_sharded:
             weights = {}
@@ -263,6 +252,7 @@ class Stepper:
                 model.load_state_dict(weights)
         model.compiled.clear()
         model.recompute = False
+        merge(model)
         return model.eval()
 
     def _random_stream(self, step: int) -> RandomState:
@@ -271,20 +261,43 @@ class Stepper:
 
 
 def new_stepper(
-    model_config: ModelConfig, train_config: TrainConfig, device: torch.device, execution: Execution, ranks: Ranks
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    device: torch.device,
+    execution: Execution,
+    ranks: Ranks,
+    initial_weights: Mapping[str, Tensor] | None = None,
 ) -> Stepper:
-    """Return a stepper of a new network with weights from the configured seed.
+    """Return a stepper of a new network.
 
-    They are drawn on the CPU, so that they do not depend on the device.
+    Args:
+        initial_weights: its state dict; None draws the weights from the configured seed, on the CPU, so that they do
+            not depend on the device.
 
     Raises:
         OutOfMemory: the network does not fit into memory.
+        ValueError: the initial weights do not fit the configuration, or adapters do not fit the network or execution.
     """
+    if train_config.adapter != "none" and ranks.world_size > 1 and execution.sharding == "fsdp":
+        raise ValueError("adapters are not sharded; set execution.sharding to ddp")
     with explaining_memory("the network", device, model_config, train_config, execution):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # of the CPU only
             model = Transformer(model_config)
+            if initial_weights is not None:
+                _fill(model, initial_weights)
+            if train_config.adapter != "none":
+                adapt(model, train_config)
         return Stepper(model, train_config, device, execution, ranks)
+
+
+def _fill(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made with"
+        ) from error
 
 
 def measure_step_seconds(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .adapters import trained_state
 from .architecture import ModelConfig
 from .budget import Budget
 from .callbacks import Callbacks, TrainingStopped
@@ -55,6 +56,7 @@ class TrainResult:
         steps: optimiser steps of the run, those before a resume included.
         resumed_from: step of the checkpoint from which the run resumed; 0 without one.
         best_step: with patience, the step with the lowest validation loss, whose weights the network has.
+        adapter: weights of the adapters, which the network has, by the names of `adapters.AdaptedLinear`.
     """
 
     model: Transformer
@@ -62,6 +64,7 @@ class TrainResult:
     steps: int
     resumed_from: int
     best_step: int | None = None
+    adapter: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -145,9 +148,9 @@ class Trainer:
             ValueError: a checkpoint belongs to another run, or the data or the initial weights do not fit the model.
         """
         self.budget = Budget(self.train_config, self.clock, self.began)
-        stepper = new_stepper(self.model_config, self.train_config, self._device, self.execution, self.ranks)
-        if self.initial_weights is not None:
-            stepper.load_weights(self.initial_weights)
+        stepper = new_stepper(
+            self.model_config, self.train_config, self._device, self.execution, self.ranks, self.initial_weights
+        )
         saved = self._checkpoints(stepper)
         history, other_validation = saved.resume() if saved else ([], False)
         step = resumed_from = history[-1]["step"] if history else 0
@@ -180,14 +183,14 @@ class Trainer:
                 if saved is not None and (is_last or is_best or stopping or due):
                     saved.save(history, self.callbacks)
                 elif is_best:
-                    best_weights = {name: one.clone() for name, one in stepper.model.state_dict().items()}
+                    best_weights = {name: one.clone() for name, one in trained_state(stepper.model).items()}
                 if stopping and not is_last:
                     raise TrainingStopped(step, saved=saved is not None)
         best = best_step(history) if self.train_config.patience else None
         if best is not None and best != step:
-            stepper.model.load_state_dict(saved.best_weights(best) if saved else best_weights)
-        model = stepper.plain()
-        return TrainResult(model, history, step, resumed_from, best)
+            stepper.load_trained(saved.best_weights(best) if saved else best_weights)
+        adapter = trained_state(stepper.model) if self.train_config.adapter != "none" else {}
+        return TrainResult(stepper.plain(), history, step, resumed_from, best, adapter)
 
     def _checkpoints(self, stepper: Stepper) -> RunCheckpoints | None:
         if self.checkpoint_dir is None:

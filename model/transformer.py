@@ -418,7 +418,8 @@ class Transformer(nn.Module):
             attention, mlp = block.attention, block.mlp
             inputs = [mlp.up] if mlp.gate is None else [mlp.up, mlp.gate]
             for group in ([attention.q, attention.k, attention.v], [attention.proj], inputs, [mlp.down]):
-                yield [(layer.weight, layer.bias) for layer in group]
+                if all(type(layer) is Linear for layer in group):  # others compute more than a product
+                    yield [(layer.weight, layer.bias) for layer in group]
         yield [(self.head_weight, self.head_bias)]
 
     @property
