@@ -182,6 +182,12 @@ def count(
     base: Annotated[
         list[float] | None, typer.Option(help="Another base for --wavelengths, to compare; may be repeated.")
     ] = None,
+    adapter_rank: Annotated[
+        int, typer.Option(help="Rank of adapters that alone are trained, for the memory figures.", min=0)
+    ] = 0,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Activations are computed again, as with execution.recompute.")
+    ] = False,
     assign: Assign = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,7 +211,7 @@ def count(
             raise UserError("--table shows the published sizes; leave out options that change the network")
         answer({"models": published_sizes()}, as_json)
         return
-    found = network_cost(preset, vocab_size, context, batch, target, assign or [])
+    found = network_cost(preset, vocab_size, context, batch, target, assign or [], adapter_rank, recompute)
     answer(found, as_json, lambda found: print_document(cost_at_a_glance(found)))
 
 

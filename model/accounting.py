@@ -44,6 +44,13 @@ def layer_parameters(config: ModelConfig) -> dict[str, int]:
     }
 
 
+def adapter_parameters(config: ModelConfig, rank: int) -> int:
+    """Return the parameters of LoRA's matrices beside all linear layers of the blocks."""
+    d, q, kv = config.d_model, config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    ups = 2 if config.act == "swiglu" else 1
+    return config.n_layer * rank * (2 * (d + q) + 2 * (d + kv) + (ups + 1) * (d + config.d_ff))
+
+
 def approximate_parameters(config: ModelConfig) -> int:
     """Return 12 d^2 parameters per layer plus token embedding and untied head (Kaplan et al. 2020, section 2.1).
 
@@ -154,7 +161,7 @@ class Cost:
     """Arithmetic and memory of inference and training.
 
     Attributes:
-        batch_size, n_tokens, bytes_per_value: arguments of `estimate_cost`.
+        batch_size, n_tokens, bytes_per_value, adapter_rank: arguments of `estimate_cost`.
         forward_flops_per_token: FLOPs of the matrix products of a forward pass: two per weight of every matrix, the
             head included, the embedding (a lookup) not, plus attention_flops_per_token.
         attention_flops_per_token: scores and weighted values, 4 T n_head head_dim per layer; each query with all T
@@ -168,8 +175,9 @@ class Cost:
         training_step_flops: training_flops_per_token for the whole batch.
         cache_bytes_per_token: keys and values of one token in all layers, n_kv_head heads each.
         cache_bytes: for the batch at full length, also with a window, because the cache keeps all tokens.
-        weight_bytes, gradient_bytes: one value per parameter.
-        optimizer_bytes: AdamW's two moments per parameter.
+        weight_bytes: one value per parameter, adapters included.
+        gradient_bytes: one value per trained parameter: all, or those of adapters.
+        optimizer_bytes: AdamW's two moments per trained parameter.
         activation_bytes: activations kept for the backward pass; see activation_bytes().
         training_bytes: the sum of the last four, without temporary buffers of operations.
     """
@@ -177,6 +185,7 @@ class Cost:
     batch_size: int
     n_tokens: int
     bytes_per_value: int
+    adapter_rank: int
     forward_flops_per_token: int
     attention_flops_per_token: int
     visible_attention_flops_per_token: int
@@ -193,7 +202,15 @@ class Cost:
     training_bytes: int
 
 
-def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> Cost:
+def estimate_cost(
+    config: ModelConfig,
+    *,
+    batch_size: int,
+    n_tokens: int,
+    bytes_per_value: int = 4,
+    adapter_rank: int = 0,
+    recompute: bool = False,
+) -> Cost:
     """Return the arithmetic and memory of a network for one batch size.
 
     Args:
@@ -201,6 +218,8 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
         batch_size: rows B.
         n_tokens: tokens per row T, at most max_seq_len.
         bytes_per_value: of weights, gradients, optimiser state, cache and activations; 4 for float32.
+        adapter_rank: rank of LoRA's matrices beside all linear layers, which alone are trained; 0 trains all weights.
+        recompute: activations of the blocks are computed again in the backward pass.
 
     Raises:
         ValueError: a number is below 1, or the rows are longer than the context.
@@ -219,12 +238,15 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
     visible_keys = window * (window + 1) // 2 + (n_tokens - window) * window
     rule_6n = 6 * (counts["total"] - counts["position"])
     weights = counts["total"] * bytes_per_value
-    activations = activation_bytes(config, batch_size, n_tokens, bytes_per_value)
+    added = adapter_parameters(config, adapter_rank) * bytes_per_value
+    trained = added if adapter_rank else weights
+    activations = activation_bytes(config, batch_size, n_tokens, bytes_per_value, adapter_rank, recompute)
     cache_per_token = 2 * config.n_layer * config.n_kv_head * config.head_dim * bytes_per_value
     return Cost(
         batch_size=batch_size,
         n_tokens=n_tokens,
         bytes_per_value=bytes_per_value,
+        adapter_rank=adapter_rank,
         forward_flops_per_token=forward,
         attention_flops_per_token=attention,
         visible_attention_flops_per_token=attention * visible_keys // n_tokens**2,
@@ -234,15 +256,22 @@ def estimate_cost(config: ModelConfig, *, batch_size: int, n_tokens: int, bytes_
         training_step_flops=3 * forward * batch_size * n_tokens,
         cache_bytes_per_token=cache_per_token,
         cache_bytes=cache_per_token * batch_size * n_tokens,
-        weight_bytes=weights,
-        gradient_bytes=weights,
-        optimizer_bytes=2 * weights,
+        weight_bytes=weights + added,
+        gradient_bytes=trained,
+        optimizer_bytes=2 * trained,
         activation_bytes=activations,
-        training_bytes=4 * weights + activations,
+        training_bytes=weights + added + 3 * trained + activations,
     )
 
 
-def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_per_value: int = 4) -> int:
+def activation_bytes(
+    config: ModelConfig,
+    batch_size: int,
+    n_tokens: int,
+    bytes_per_value: int = 4,
+    adapter_rank: int = 0,
+    recompute: bool = False,
+) -> int:
     """Return the bytes of activations that a float32 training pass on a CPU keeps for the backward pass.
 
     With D d_model, F d_ff, H heads, K key-value heads and E head_dim, each token keeps these numbers per layer:
@@ -255,6 +284,9 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     Outside the layers a token keeps the input of the final norm, the output of its RMSNorm, the input of the head (or
     its gradient, where the loss is computed in blocks because vocab_size exceeds D) and the embedding's dropout mask, D
     each. The loss keeps the gradient of the head's matrix, vocab_size D, or otherwise the logits, vocab_size per token.
+    With adapters a layer keeps their rank for each of its matrices, but no outputs of RMSNorm, whose gains are frozen;
+    the first layer keeps no input of its norm, and the loss no gradient of the head's matrix. With recompute a layer
+    keeps its input only, and one layer at a time the rest.
     A window keeps a mask of T^2 per layer. Dropout of attention weights keeps 3 H T^2 per layer, because no fused
     kernel is used.
 
@@ -264,16 +296,19 @@ def activation_bytes(config: ModelConfig, batch_size: int, n_tokens: int, bytes_
     d = config.d_model
     qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim
     attention = qk + kv + config.n_head * config.head_dim
-    attention += 2 * qk * config.qk_norm
+    attention += (1 if adapter_rank else 2) * qk * config.qk_norm
     hidden = {"relu": 1, "swiglu": 4}.get(config.act, 2)
     if config.drop_ffn:
         hidden += 2 if config.act == "relu" else 1
     of_mlp = config.drop_resid if config.drop_resid_mlp is None else config.drop_resid_mlp
-    rms = config.norm == "rmsnorm"
+    rms = config.norm == "rmsnorm" and not adapter_rank
     stream = 4 + 2 * rms + (config.drop_resid > 0) + (of_mlp > 0)
-    per_token = config.n_layer * (stream * d + attention + hidden * config.d_ff)
+    n_matrices = 4 + (3 if config.act == "swiglu" else 2)
+    of_layer = stream * d + attention + hidden * config.d_ff + n_matrices * adapter_rank
+    per_token = config.n_layer * d + of_layer if recompute else config.n_layer * of_layer - d * (adapter_rank > 0)
     per_token += d * (1 + config.final_norm * (1 + rms) + (config.drop_embed > 0))
-    of_loss = config.vocab_size * (d if config.vocab_size > d else batch_size * n_tokens)
+    in_blocks = config.vocab_size > d
+    of_loss = 0 if in_blocks and adapter_rank else config.vocab_size * (d if in_blocks else batch_size * n_tokens)
     values = batch_size * n_tokens * per_token + of_loss
     if config.drop_attn:
         values += 3 * batch_size * config.n_layer * config.n_head * n_tokens**2

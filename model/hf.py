@@ -293,16 +293,13 @@ def write_peft(
     column, rank = LAYOUTS[layout].column, train_config.adapter_rank
     names = {row[0]: row[column] for row in _NAMES}
     found: dict[str, list[dict[str, Tensor]]] = {}
-    for name in adapter:
-        if name.endswith(".lora_a"):
-            layer, part, _ = _OURS.fullmatch(name.removesuffix(".lora_a")).groups()  # type: ignore[union-attr]
-            ours = {
-                kind: adapter.get(f"{name.removesuffix('lora_a')}{kind}") for kind in ("lora_a", "lora_b", "magnitude")
-            }
-            for kind in ("lora_b", "magnitude"):
-                if part.endswith((".q", ".k")) and ours[kind] is not None:
-                    ours[kind] = _in_layout(ours[kind], config, layout)
-            found.setdefault(names[part].replace("N", layer), []).append(ours)
+    for prefix in [name.removesuffix("lora_a") for name in adapter if name.endswith(".lora_a")]:
+        kinds = ("lora_a", "lora_b", "magnitude")
+        ours = {kind: adapter[prefix + kind] for kind in kinds if prefix + kind in adapter}
+        layer, part, _ = _OURS.fullmatch(prefix.removesuffix(".")).groups()  # type: ignore[union-attr]
+        if part.endswith((".q", ".k")):
+            ours |= {kind: _in_layout(ours[kind], config, layout) for kind in ours if kind != "lora_a"}
+        found.setdefault(names[part].replace("N", layer), []).append(ours)
     tensors, joined = {}, set()
     for name, parts in found.items():
         if name.endswith("c_attn"):

@@ -56,10 +56,13 @@ def check_base(run: Run, settings: Settings) -> Base | None:
     """Return the base model of the settings, if any.
 
     Raises:
-        BaseError: the settings contradict it, or a plan would have to copy it into the store first.
+        BaseError: the settings contradict it, adapters have no base, or a plan would have to copy it into the store.
         UserError: the model does not exist.
     """
     name = settings.train.base
+    adapter = settings.train.overrides.get("adapter", "none")
+    if not name and adapter != "none":
+        raise BaseError(f"train.adapter={adapter} trains small matrices beside the weights of a base; set train.base")
     if not name:
         return None
     checkpoint = _checkpoint(run, name)

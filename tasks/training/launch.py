@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sheepfold")
 
 NODES, MASTER = "SHEEPFOLD_NODES", "SHEEPFOLD_MASTER"
-JOB_FILE, LOG_FILE, WEIGHTS_FILE = "job.json", "ranks.log", "model.safetensors"
+JOB_FILE, LOG_FILE, WEIGHTS_FILE, ADAPTER_FILE = "job.json", "ranks.log", "model.safetensors", "adapter.safetensors"
 POLL_SECONDS = 0.2  # interval of checks for a stop request
 GRACE_SECONDS = 10.0  # time for the ranks to exit before they are killed
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments in float32
@@ -100,7 +100,7 @@ class Nodes:
 class Launched:
     """Result of a training; for history, steps and resumed_from see `model.trainer.TrainResult`."""
 
-    weights: Path  # file in the folder `place` of `launch`
+    weights: Path  # file in the folder `place` of `launch`; adapters are in ADAPTER_FILE beside it
     history: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     resumed_from: int = 0
@@ -448,6 +448,8 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
         place: folder for the weights.
         more: further arguments of `model.Trainer`.
     """
+    from safetensors.torch import save_file
+
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import load_weights, save_weights
     from model.config import Execution
@@ -475,6 +477,8 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
     result = trainer.fit()
     if trainer.ranks.is_first:
         save_weights(place / WEIGHTS_FILE, result.model)
+        if result.adapter:
+            save_file(dict(result.adapter), place / ADAPTER_FILE)
     return Launched(place / WEIGHTS_FILE, result.history, result.steps, result.resumed_from)
 
 

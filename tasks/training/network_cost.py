@@ -35,7 +35,14 @@ PUBLISHED = {
 
 
 def network_cost(
-    preset: str, vocab_size: int, context: int, batch_size: int, target: float, assignments: Sequence[str]
+    preset: str,
+    vocab_size: int,
+    context: int,
+    batch_size: int,
+    target: float,
+    assignments: Sequence[str],
+    adapter_rank: int = 0,
+    recompute: bool = False,
 ) -> dict[str, Any]:
     """Return the figures of one network: counts in parameters, FLOPs and bytes, shares from 0 to 1.
 
@@ -45,6 +52,7 @@ def network_cost(
         batch_size: sequences per batch.
         target: number of parameters to choose the depth for; 0 keeps the preset's depth.
         assignments: `model.name=value` overrides of fields of ModelConfig.
+        adapter_rank, recompute: see `model.accounting.estimate_cost`.
 
     Raises:
         UserError: the preset or a field is unknown, the configuration is invalid, or the target is too small.
@@ -68,7 +76,15 @@ def network_cost(
             "forward_flops": [dataclasses.asdict(term) for term in time.values()],
             "values": [dataclasses.asdict(term) for term in memory_complexity(config, config.max_seq_len)],
         },
-        "cost": dataclasses.asdict(estimate_cost(config, batch_size=batch_size, n_tokens=config.max_seq_len)),
+        "cost": dataclasses.asdict(
+            estimate_cost(
+                config,
+                batch_size=batch_size,
+                n_tokens=config.max_seq_len,
+                adapter_rank=adapter_rank,
+                recompute=recompute,
+            )
+        ),
         **solved,
     }
 

@@ -38,7 +38,7 @@ from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
-from tasks.training.launch import Job, launch, settled, train_job
+from tasks.training.launch import ADAPTER_FILE, Job, launch, settled, train_job
 from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, curve_names, first_ids, sync_journal
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ logger = logging.getLogger("sheepfold")
 
 HISTORY_FILE = "history.parquet"
 ATTEMPT_FILE = "attempt"  # in the scratch folder; a refreshed training has another one
+ADAPTER_FOLDER = "adapter"
 ATTEMPT_MODE = "attempt"  # entry of the manifest
 PRESET_BATCH = 8  # default batch size, in sequences
 COUNTED_AT_ONCE = 2**16  # sequences counted at once
@@ -294,6 +295,21 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
     return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
 
 
+def _write_adapter(weights: Path, folder: Path, settings: TrainStageSettings, base: ArtifactRef) -> None:
+    """Write the adapters, which the weights of the artefact have, for `peft`."""
+    from safetensors.torch import load_file
+
+    from model import ModelConfig, TrainConfig
+    from model.hf import write_peft
+    from model.hf_config import LayoutError
+
+    network, plan = ModelConfig.from_dict(settings.model), TrainConfig.from_dict(settings.train)
+    try:
+        write_peft(load_file(weights), folder, network, plan, base.digest)
+    except LayoutError as error:
+        logger.warning("the adapters are in the weights, but not in a file of their own for peft: %s", error)
+
+
 @stage(
     "train",
     version=6,
@@ -370,6 +386,8 @@ def train(
             raise
     watch.journal.write(work.out)
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
+    if base is not None and settings.train["adapter"] != "none":
+        _write_adapter(result.weights.with_name(ADAPTER_FILE), work.out / ADAPTER_FOLDER, settings, base)
     framing = framing_of(work.store, dataset)
     config = {**asdict(settings), "tokenizer": tokenizer.digest, **framing}
     (work.out / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))

@@ -19,6 +19,7 @@ from model.accounting import (
     solve_depth,
     wavelengths,
 )
+from model.adapters import adapt
 from model.attention import wavelength_frequencies
 from model.config import TrainConfig
 from model.kv_cache import KVCache
@@ -163,7 +164,7 @@ def test_weights_gradients_and_optimizer_state_are_those_of_a_real_step() -> Non
     assert cost.training_bytes == parts
 
 
-def kept_bytes(config: ModelConfig, batch_size: int, n_tokens: int) -> int:
+def kept_bytes(config: ModelConfig, batch_size: int, n_tokens: int, rank: int = 0, recompute: bool = False) -> int:
     """Bytes of all storages that autograd keeps in a training pass, weights and tables not counted.
 
     The gradients that torch's loss by blocks computes at once, of the features and of the head, are kept where no hook
@@ -171,6 +172,9 @@ def kept_bytes(config: ModelConfig, batch_size: int, n_tokens: int) -> int:
     """
     torch.manual_seed(0)
     model = Transformer(config).train()
+    model.recompute = recompute
+    if rank:
+        adapt(model, TrainConfig(1, adapter="lora", adapter_rank=rank))
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, torch.Tensor] = {}  # the tensors themselves, so that no address is used twice
 
@@ -184,7 +188,7 @@ def kept_bytes(config: ModelConfig, batch_size: int, n_tokens: int) -> int:
         loss = model.loss(ids[:, :-1], ids[:, 1:])
     assert loss.requires_grad
     in_blocks = config.vocab_size > config.d_model
-    unseen = 4 * config.d_model * (config.vocab_size + batch_size * n_tokens) if in_blocks else 0
+    unseen = 4 * config.d_model * (batch_size * n_tokens + (0 if rank else config.vocab_size)) if in_blocks else 0
     return unseen + sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -213,6 +217,36 @@ def kept_bytes(config: ModelConfig, batch_size: int, n_tokens: int) -> int:
 def test_activation_bytes_are_what_autograd_keeps_within_a_hundredth(settings: dict) -> None:
     config = ModelConfig(**{**GPT2, **settings})
     assert activation_bytes(config, 4, 64) == pytest.approx(kept_bytes(config, 4, 64), rel=0.01)
+
+
+@pytest.mark.parametrize("settings", [GPT2, LLAMA, {**LLAMA, "n_kv_head": 2, "qk_norm": True}], ids=str)
+def test_adapters_keep_their_rank_for_each_matrix(settings: dict) -> None:
+    config = ModelConfig(**settings)
+    assert activation_bytes(config, 4, 64, adapter_rank=24) == pytest.approx(kept_bytes(config, 4, 64, 24), rel=0.01)
+
+
+def test_with_recompute_all_layers_but_one_keep_their_input_only() -> None:
+    one, two, three = (ModelConfig(**{**LLAMA, "n_layer": n}) for n in (1, 2, 3))
+    assert activation_bytes(three, 4, 64, recompute=True) - activation_bytes(two, 4, 64, recompute=True) == (
+        pytest.approx(kept_bytes(three, 4, 64, recompute=True) - kept_bytes(two, 4, 64, recompute=True), rel=0.01)
+    )
+    inputs = 4 * 4 * 64 * one.d_model
+    assert activation_bytes(one, 4, 64, recompute=True) == activation_bytes(one, 4, 64) + inputs
+
+
+def test_weights_gradients_and_optimizer_state_of_adapters_are_those_of_a_real_step() -> None:
+    config = ModelConfig(**LLAMA)
+    model = Transformer(config)
+    adapt(model, TrainConfig(1, adapter="lora", adapter_rank=3))
+    optimizer = build_optimizer(model, TrainConfig(1))
+    model.loss(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.int64)).backward()
+    optimizer.step()
+    cost = estimate_cost(config, batch_size=1, n_tokens=4, adapter_rank=3)
+    parameters = list(model.parameters())
+    assert cost.weight_bytes == sum(p.nbytes for p in parameters)
+    assert cost.gradient_bytes == sum(p.grad.nbytes for p in parameters if p.grad is not None)
+    state = [value for entry in optimizer.state.values() for value in entry.values() if value.dim() > 0]
+    assert cost.optimizer_bytes == sum(tensor.nbytes for tensor in state)
 
 
 @pytest.mark.parametrize("bytes_per_value", [2, 8])

@@ -27,6 +27,7 @@ from tasks.training.bundle import Bundle
 from tasks.training.hugging_face import export_bundle
 from tasks.training.train import HISTORY_FILE
 
+LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
 STEPS = ("curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4")
 
 
@@ -73,6 +74,39 @@ def test_a_training_goes_on_from_the_weights_and_with_the_tokeniser_of_its_base(
     assert [ref.stage for ref in manifest_of(run.store, checkpoint).input_refs("base")] == ["bundle"]
     anew = first_loss(tiny.run, tiny.checkpoint)
     assert first_loss(run, checkpoint) < anew - 0.5
+
+
+def test_adapters_are_trained_beside_a_base(run: Run, bundle: Path, tmp_path: Path) -> None:
+    settings = settings_from(bundle, "train.adapter=lora", "train.adapter_rank=2", 'train.adapter_targets=["v","proj"]')
+    checkpoint = train_in(run, write_texts(tmp_path / "texts"), settings)
+    folder = run.store.folder(checkpoint)
+    before, after = Bundle(bundle).model.state_dict(), Bundle(folder).model.state_dict()
+    changed = {name.split(".", 2)[2] for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {"attention.v.weight", "attention.proj.weight"}
+    assert not (folder / "adapter").exists()  # v alone is no layer of GPT-2's layout
+
+
+def test_peft_opens_the_adapters_of_a_training(run: Run, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    base = model_folder(tmp_path / "base", shape=LLAMA)
+    export_bundle(base, tmp_path / "hf")
+    settings = settings_from(base, "train.adapter=dora", "train.adapter_rank=2")
+    made = run.store.folder(train_in(run, write_texts(tmp_path / "texts"), settings))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    opened = peft.PeftModel.from_pretrained(theirs, made / "adapter").eval()
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        expected, found = opened(ids).logits, Bundle(made).model(ids)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert not torch.equal(found, Bundle(base).model(ids))
+
+
+def test_adapters_without_a_base_are_refused(run: Run) -> None:
+    settings = load_settings(None, parse_assignments([*STEPS, "train.adapter=lora"]))
+    with pytest.raises(BaseError, match=r"train\.adapter=lora trains small matrices beside the weights of a base"):
+        check_base(run, settings)
 
 
 def test_a_folder_with_the_name_of_a_registered_model_is_a_base_by_its_path(
