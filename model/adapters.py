@@ -49,14 +49,13 @@ class AdaptedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if torch.is_autocast_enabled(x.device.type) else self.weight.to(x.dtype)
-        frozen = linear(x, weight, training=self.training)
-        added = F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b) * self.scale
+        frozen = linear(x, weight, training=self.training).flatten(0, -2)
+        narrow = F.linear(self.dropout(x), self.lora_a).flatten(0, -2)
+        found = torch.addmm(frozen, narrow, self.lora_b.T, alpha=self.scale).view(*x.shape[:-1], -1)
         if self.magnitude is not None:
             with torch.no_grad():
                 norms = self._sum().norm(dim=1)
-            found = (frozen + added) * (self.magnitude / norms)
-        else:
-            found = frozen + added
+            found = found * (self.magnitude / norms)
         return found if self.bias is None else found + self.bias
 
     def _sum(self) -> Tensor:
