@@ -31,23 +31,23 @@ def count_parameters(model: ModelConfig | Transformer) -> dict[str, int]:
 
 
 def layer_parameters(config: ModelConfig) -> dict[str, int]:
-    """Return the parameters of one block, under "attention" (QK-norm included), "mlp" and "norm" (both norms)."""
+    """Return the parameters of one block, under "attention" (QK-norm included), "mlp" and "norm" (all norms)."""
     d, d_ff = config.d_model, config.d_ff
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    ups = 2 if config.act == "swiglu" else 1
+    ups = 1 + config.is_gated
     biases = config.qkv_bias * (q + 2 * kv) + config.attn_bias * d
     attention = d * (q + 2 * kv) + q * d + biases + config.qk_norm * 2 * config.head_dim
     return {
         "attention": attention,
         "mlp": (ups + 1) * d * d_ff + config.ffn_bias * (ups * d_ff + d),
-        "norm": 2 * _norm_parameters(config),
+        "norm": (4 if config.norm_order == "both" else 2) * _norm_parameters(config),
     }
 
 
 def adapter_parameters(config: ModelConfig, rank: int) -> int:
     """Return the parameters of LoRA's matrices beside all linear layers of the blocks."""
     d, q, kv = config.d_model, config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    ups = 2 if config.act == "swiglu" else 1
+    ups = 1 + config.is_gated
     return config.n_layer * rank * (2 * (d + q) + 2 * (d + kv) + (ups + 1) * (d + config.d_ff))
 
 
@@ -87,7 +87,7 @@ def layer_flops(config: ModelConfig, n_tokens: int) -> dict[str, int]:
         1 % of the total at usual widths.
     """
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    matrices = 3 if config.act == "swiglu" else 2
+    matrices = 2 + config.is_gated
     return {
         "projections": 2 * n_tokens * config.d_model * (2 * q + 2 * kv),
         "scores_and_values": 4 * n_tokens**2 * q,
@@ -235,7 +235,10 @@ def estimate_cost(
     forward = config.n_layer * sum(layer.values()) // n_tokens + head
     attention = config.n_layer * layer["scores_and_values"] // n_tokens
     window = min(config.window or n_tokens, n_tokens)
-    visible_keys = window * (window + 1) // 2 + (n_tokens - window) * window
+    all_keys = n_tokens * (n_tokens + 1) // 2
+    window_keys = window * (window + 1) // 2 + (n_tokens - window) * window
+    n_windows = sum(map(config.has_window, range(config.n_layer)))
+    visible_keys = (n_windows * window_keys + (config.n_layer - n_windows) * all_keys) / config.n_layer
     rule_6n = 6 * (counts["total"] - counts["position"])
     weights = counts["total"] * bytes_per_value
     added = adapter_parameters(config, adapter_rank) * bytes_per_value
@@ -249,7 +252,7 @@ def estimate_cost(
         adapter_rank=adapter_rank,
         forward_flops_per_token=forward,
         attention_flops_per_token=attention,
-        visible_attention_flops_per_token=attention * visible_keys // n_tokens**2,
+        visible_attention_flops_per_token=int(attention * visible_keys / n_tokens**2),
         training_flops_per_token=3 * forward,
         rule_6n=rule_6n,
         rule_palm=rule_6n + 12 * config.n_layer * config.n_head * config.head_dim * n_tokens,
@@ -297,13 +300,19 @@ def activation_bytes(
     qk, kv = (config.n_head + config.n_kv_head) * config.head_dim, config.n_kv_head * config.head_dim
     attention = qk + kv + config.n_head * config.head_dim
     attention += (1 if adapter_rank else 2) * qk * config.qk_norm
-    hidden = {"relu": 1, "swiglu": 4}.get(config.act, 2)
+    hidden = {"relu": 1, "swiglu": 4, "geglu": 4}.get(config.act, 2)
     if config.drop_ffn:
         hidden += 2 if config.act == "relu" else 1
     of_mlp = config.drop_resid if config.drop_resid_mlp is None else config.drop_resid_mlp
     rms = config.norm == "rmsnorm" and not adapter_rank
-    stream = 4 + 2 * rms + (config.drop_resid > 0) + (of_mlp > 0)
-    n_matrices = 4 + (3 if config.act == "swiglu" else 2)
+    stream = (
+        4
+        + (2 if config.norm_order != "both" else 4) * rms
+        + 2 * (config.norm_order == "both")
+        + (config.drop_resid > 0)
+        + (of_mlp > 0)
+    )
+    n_matrices = 6 + config.is_gated
     of_layer = stream * d + attention + hidden * config.d_ff + n_matrices * adapter_rank
     per_token = config.n_layer * d + of_layer if recompute else config.n_layer * of_layer - d * (adapter_rank > 0)
     per_token += d * (1 + config.final_norm * (1 + rms) + (config.drop_embed > 0))
@@ -313,7 +322,7 @@ def activation_bytes(
     if config.drop_attn:
         values += 3 * batch_size * config.n_layer * config.n_head * n_tokens**2
     elif config.window is not None and config.window < n_tokens:
-        values += config.n_layer * n_tokens**2
+        values += sum(map(config.has_window, range(config.n_layer))) * n_tokens**2
     return values * bytes_per_value
 
 

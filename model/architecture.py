@@ -38,21 +38,27 @@ class ModelConfig(Settings):
             2023), "ntk" (by a larger base), "yarn" (Peng et al. 2023) or "llama3" (the long ones, Llama 3.1).
         rope_factor: factor of that stretching, above 1 with any scaling.
         rope_original_len: context before scaling; needed by "yarn" and "llama3".
+        unrotated_every: every so many layers one has no positions at all, the last of them; None means that all have.
         rope_ramp: turns within rope_original_len below which a pair is fully stretched and above which not at all; None
             means (1, 32) for "yarn" and (1, 4) for "llama3".
         norm: kind of norm, "layernorm" or "rmsnorm".
-        norm_order: "pre" (a branch reads the normalised stream) or "post" (the sum is normalised, as in 2017).
+        norm_order: "pre" (a branch reads the normalised stream), "post" (the sum is normalised, as in 2017) or "both"
+            (as "pre", and the output of a branch is normalised before it is added, as in Gemma 3).
         norm_eps: epsilon inside the norms' root.
         norm_bias: bias of each LayerNorm; None means True for "layernorm".
         final_norm: norm before the head.
         qk_norm: RMSNorm on each head's queries and keys.
         window: size of the sliding attention window in tokens, the token itself included; None means no window.
+        full_every: every so many layers one has no window, the last of them; None means that all have it.
+        window_pos_base: base of the rotary positions of layers with a window, which are not scaled; None means that all
+            layers have the same positions.
         act: activation of the feed-forward layer, "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu",
-            "relu2" (squared) or "swiglu".
+            "relu2" (squared), "swiglu" or "geglu" (gated by SiLU or gelu_tanh).
         attn_bias: biases in the four projections of attention.
         qkv_bias: biases of queries, keys and values, where they differ from the output's; None means attn_bias.
         ffn_bias: biases in the feed-forward layer.
         head_bias: a bias on the logits.
+        embed_scale: the token embedding is multiplied by sqrt(d_model).
         tie_weights: the output head shares the token embedding's matrix.
         vocab_multiple: multiple to which the rows of the token tables are padded; padded logits are -inf.
         drop_embed: dropout of the embedding with its position.
@@ -82,18 +88,22 @@ class ModelConfig(Settings):
     rope_factor: float = 1.0
     rope_original_len: int = setting(ge=1)
     rope_ramp: tuple[float, float] = setting()
+    unrotated_every: int | None = setting(ge=2)
     norm: str = setting("layernorm", choices=("layernorm", "rmsnorm"))
-    norm_order: str = setting("pre", choices=("pre", "post"))
+    norm_order: str = setting("pre", choices=("pre", "post", "both"))
     norm_eps: float = setting(1e-5, gt=0, le=1)
     norm_bias: bool = setting()
     final_norm: bool = True
     qk_norm: bool = False
     window: int | None = setting(ge=1)
-    act: str = setting("gelu", choices=("gelu", "gelu_tanh", "relu", "relu2", "swiglu"))
+    full_every: int | None = setting(ge=2)
+    window_pos_base: float | None = setting(gt=1)
+    act: str = setting("gelu", choices=("gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu"))
     attn_bias: bool = True
     qkv_bias: bool = setting()
     ffn_bias: bool = True
     head_bias: bool = False
+    embed_scale: bool = False
     tie_weights: bool = True
     vocab_multiple: int = setting(1, ge=1)
     drop_embed: float = setting(0.0, ge=0, lt=1)
@@ -121,6 +131,24 @@ class ModelConfig(Settings):
                 f"out"
             )
 
+        if self.window is None:
+            self.refuse(["full_every"], "no layer has a window")
+        if self.full_every is None:
+            self.refuse(["window_pos_base"], "no layers differ by a window")
+
+    @property
+    def is_gated(self) -> bool:
+        """True if the feed-forward layer has a third matrix."""
+        return self.act in ("swiglu", "geglu")
+
+    def has_window(self, layer: int) -> bool:
+        """Return True if a layer, counted from 0, attends within the window."""
+        return self.window is not None and (self.full_every is None or (layer + 1) % self.full_every > 0)
+
+    def is_rotated(self, layer: int) -> bool:
+        """Return True if a layer, counted from 0, has rotary positions."""
+        return self.pos == "rope" and (self.unrotated_every is None or (layer + 1) % self.unrotated_every > 0)
+
     def _check_heads(self) -> None:
         if self.head_dim is None and self.d_model % self.n_head:
             raise ValueError(
@@ -146,6 +174,7 @@ class ModelConfig(Settings):
             )
         if self.pos != "rope":
             rope = ["rope_layout", "rope_dim", "rope_scaling", "rope_factor", "rope_original_len", "rope_ramp"]
+            rope += ["unrotated_every", "window_pos_base"]
             self.refuse(rope, f"nothing is rotated with pos={self.pos!r}")
             return
         self.resolve("rope_layout", "half")

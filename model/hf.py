@@ -43,6 +43,8 @@ _NAMES = (
     ("attention.norm_q", "", "model.layers.N.self_attn.q_norm", ""),
     ("attention.norm_k", "", "model.layers.N.self_attn.k_norm", ""),
     ("attention.proj", "transformer.h.N.attn.c_proj", "model.layers.N.self_attn.o_proj", "layers.N.attention.wo"),
+    ("norm_attention_out", "", "model.layers.N.post_attention_layernorm", ""),
+    ("norm_mlp_out", "", "model.layers.N.post_feedforward_layernorm", ""),
     ("norm_mlp", "transformer.h.N.ln_2", "model.layers.N.post_attention_layernorm", "layers.N.ffn_norm"),
     ("mlp.gate", "", "model.layers.N.mlp.gate_proj", "layers.N.feed_forward.w1"),
     ("mlp.up", "transformer.h.N.mlp.c_fc", "model.layers.N.mlp.up_proj", "layers.N.feed_forward.w3"),
@@ -73,8 +75,7 @@ def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "
         LayoutError: the configuration does not fit the layout, or any layout.
     """
     layout = layout_of(config, layout)
-    known = LAYOUTS[layout]
-    names = {row[0]: row[known.column] for row in _NAMES}
+    known, names = LAYOUTS[layout], _names(layout)
     found: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
         layer, part, kind = _OURS.fullmatch(name).groups()  # type: ignore[union-attr]
@@ -86,6 +87,17 @@ def hf_parts(tensors: Mapping[str, Tensor], config: ModelConfig, layout: str = "
             tensor = _in_layout(tensor, config, layout)
         found.setdefault(f"{names[part].replace('N', layer or '')}.{kind or 'weight'}", []).append(tensor)
     return found
+
+
+def _names(layout: str) -> dict[str, str]:
+    found = {row[0]: row[LAYOUTS[layout].column] for row in _NAMES}
+    if LAYOUTS[layout].fixed.get("norm_order") == "both":
+        found["norm_mlp"] = "model.layers.N.pre_feedforward_layernorm"
+    return found
+
+
+def _is_gain(name: str) -> bool:
+    return name.endswith(("norm.weight", "layernorm.weight"))
 
 
 def _in_layout(tensor: Tensor, config: ModelConfig, layout: str) -> Tensor:
@@ -209,6 +221,8 @@ def _fill(model: Transformer, layout: str, folder: Path) -> None:
             else:
                 for part, piece in zip(parts[full], tensor.split(widths, -1), strict=True):
                     part.copy_(piece)
+                    if LAYOUTS[layout].is_centred and _is_gain(full):
+                        part.add_(1.0)
     faults += [f"{name} is missing" for name in sorted(missing)]
     embedding = model.token_embedding.weight
     if tied is not None and not faults and not torch.equal(tied.to(embedding.dtype), embedding):
@@ -264,6 +278,8 @@ def write_hf(
         write_json(folder / GENERATION_FILE, {**special, **(generation or {})})
     parts = hf_parts(model.state_dict(), model.config, layout)
     joined = {name: torch.cat(own, -1).float().cpu().contiguous() for name, own in parts.items()}
+    if LAYOUTS[layout].is_centred:
+        joined = {name: tensor - 1.0 if _is_gain(name) else tensor for name, tensor in joined.items()}
     save_file(joined, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
@@ -291,7 +307,7 @@ def write_peft(
     """
     layout = layout_of(config, layout)
     column, rank = LAYOUTS[layout].column, train_config.adapter_rank
-    names = {row[0]: row[column] for row in _NAMES}
+    names = _names(layout)
     found: dict[str, list[dict[str, Tensor]]] = {}
     for prefix in [name.removesuffix("lora_a") for name in adapter if name.endswith(".lora_a")]:
         kinds = ("lora_a", "lora_b", "magnitude")

@@ -17,6 +17,8 @@ from .architecture import DEFAULT_POS_BASE, ModelConfig
 
 Fields = Mapping[str, Any]
 ORIGINAL = "llama-original"  # LLaMA's original release
+GEMMA3 = "gemma3_text"
+_CLASSES = {"gpt2": "GPT2", "smollm3": "SmolLM3", GEMMA3: "Gemma3"}  # in `transformers`, where not as the layout
 
 
 class LayoutError(ValueError):
@@ -31,11 +33,13 @@ class Layout:
         column: column of its names in FIELDS.
         fixed: fields of ModelConfig with a fixed value.
         defaults: values of fields that a file may leave out.
+        is_centred: its norms multiply by 1 + weight.
     """
 
     column: int
     fixed: dict[str, Any]
     defaults: dict[str, Any]
+    is_centred: bool = False
 
 
 GPT2, ROTARY, OWN = 1, 2, 3
@@ -60,6 +64,7 @@ FIELDS = (
     ("tie_weights", "tie_word_embeddings", "tie_word_embeddings", ""),
 )
 _ROPE = {"pos": "rope", "rope_layout": "half", "norm": "rmsnorm", "act": "swiglu", "init_residual_scaling": False}
+_GATED_GELU = {**_ROPE, "act": "geglu", "ffn_bias": False, "embed_scale": True}
 _NO_BIAS = {"attn_bias": False, "ffn_bias": False}
 _LLAMA = {
     **{"vocab_size": 32000, "max_position_embeddings": 2048, "hidden_size": 4096, "intermediate_size": 11008},
@@ -73,6 +78,20 @@ _MISTRAL = {
 _QWEN = {
     **{**_LLAMA, "vocab_size": 151936, "max_position_embeddings": 32768, "intermediate_size": 22016},
     **{"num_key_value_heads": 32, "sliding_window": 4096},
+}
+_SMOL = {
+    **{**_LLAMA, "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16},
+    **{"num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6, "tie_word_embeddings": True},
+}
+_GEMMA = {
+    **{**_LLAMA, "vocab_size": 256000, "max_position_embeddings": 8192, "hidden_size": 3072},
+    **{"intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 16},
+    **{"head_dim": 256, "tie_word_embeddings": True},
+}
+_GEMMA3 = {
+    **{**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "hidden_size": 2304},
+    **{"intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4},
+    **{"sliding_window": 4096},
 }
 _GPT2 = {
     **{"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12},
@@ -88,11 +107,15 @@ LAYOUTS = {
     "mistral": Layout(ROTARY, {**_ROPE, **_NO_BIAS}, _MISTRAL),
     "qwen2": Layout(ROTARY, {**_ROPE, **_NO_BIAS, "qkv_bias": True}, _QWEN),
     "qwen3": Layout(ROTARY, {**_ROPE, "ffn_bias": False, "qk_norm": True}, {**_QWEN, "head_dim": 128}),
+    "smollm3": Layout(ROTARY, _ROPE, _SMOL),
+    "gemma": Layout(ROTARY, _GATED_GELU, _GEMMA, is_centred=True),
+    GEMMA3: Layout(ROTARY, {**_GATED_GELU, "qk_norm": True, "norm_order": "both"}, _GEMMA3, is_centred=True),
     ORIGINAL: Layout(OWN, {**_ROPE, **_NO_BIAS, "rope_layout": "interleaved", "tie_weights": False}, _OWN),
 }
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS |= {act: act for act in ("gelu", "relu", "relu2")}
+_GATES = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh", "gelu")}  # Gemma's means the tanh form by gelu
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _RAMPS = {
     "yarn": {"beta_slow": 1.0, "beta_fast": 32.0},
@@ -110,7 +133,9 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("is_encoder_decoder", (None, False), "there is no encoder"),
     ("scale_attn_weights", (None, True), "attention scores are always divided by sqrt(head_dim)"),
     ("scale_attn_by_inverse_layer_idx", (None, False), "attention scores are scaled alike in all layers"),
-    ("hidden_act", (None, "silu", "swish"), "expected 'silu'"),
+    ("attn_logit_softcapping", (None,), "scores are not capped here"),
+    ("final_logit_softcapping", (None,), "logits are not capped here"),
+    ("use_bidirectional_attention", (None, False), "attention is causal here"),
     ("use_scaled_rope", (None, False), "params.json does not have the factor; read the model's config.json instead"),
 )
 
@@ -171,8 +196,15 @@ def _function(config: ModelConfig) -> dict[str, Any]:
         dim = config.rope_dim
         fields["pos_base"] = config.pos_base * config.rope_factor ** (dim / (dim - 2))
         fields |= {"rope_scaling": "none", "rope_factor": 1.0}
-    if config.window is not None and config.window >= config.max_seq_len:
-        fields["window"] = None
+    if config.window is not None and config.window >= config.max_seq_len and config.window_pos_base is None:
+        fields |= {"window": None, "full_every": None}
+    if not any(map(config.has_window, range(config.n_layer))):
+        fields |= {"window": None, "full_every": None, "window_pos_base": None}
+    elif all(map(config.has_window, range(config.n_layer))) and config.full_every is not None:
+        base = config.pos_base if config.window_pos_base is None else config.window_pos_base
+        fields |= {"full_every": None, "window_pos_base": None, "pos_base": base}
+    if all(map(config.is_rotated, range(config.n_layer))):
+        fields["unrotated_every"] = None
     return fields
 
 
@@ -201,7 +233,7 @@ def config_to_hf(
     if layout == ORIGINAL:
         return _written(config, layout)
     return {
-        "architectures": ["GPT2LMHeadModel" if layout == "gpt2" else f"{layout.title()}ForCausalLM"],
+        "architectures": [_class_of(layout)],
         "model_type": layout,
         "dtype": "float32",
         "torch_dtype": "float32",  # the name of `dtype` before transformers 5
@@ -224,26 +256,42 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
         plain = 8 * config.d_model // 3
         multiplier = config.d_ff / plain if plain > config.d_ff else None
         return {**fields, "multiple_of": config.d_ff, "ffn_dim_multiplier": multiplier}
-    theta, kind, window = float(ours["pos_base"]), ours["rope_scaling"], ours["window"]
+    theta, kind, window = float(ours["pos_base"]), ours["rope_scaling"], config.window
     scaling: dict[str, Any] = {} if kind == "none" else {"rope_type": kind, "factor": float(config.rope_factor)}
     if kind in _RAMPS:
         ends = zip(_RAMPS[kind], map(float, config.rope_ramp), strict=True)
         scaling |= {"original_max_position_embeddings": config.rope_original_len, **dict(ends)}
     # transformers 5 reads rope_parameters; older versions read the other two
-    fields |= {
-        "hidden_act": "silu",
-        "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
-        "rope_theta": theta,
-        "rope_scaling": scaling or None,
-    }
+    rope = {"rope_theta": theta, **(scaling or {"rope_type": "default"})}
+    gate = _GATES[known.fixed["act"]][0]
+    fields |= {"hidden_act": gate, "rope_parameters": rope, "rope_theta": theta, "rope_scaling": scaling or None}
+    layers = range(config.n_layer)
     if layout == "mistral":
-        fields["sliding_window"] = window
+        fields["sliding_window"] = ours["window"]
     elif layout.startswith("qwen"):
         # transformers reads `layer_types` since 4.53; older versions read the other three
+        window = ours["window"]
         fields |= {"use_sliding_window": window is not None, "sliding_window": window}
         fields["max_window_layers"] = config.n_layer if window is None else 0
         fields["layer_types"] = [_FULL if window is None else _SLIDING] * config.n_layer
+    elif layout == "smollm3":
+        fields["no_rope_layers"] = [int(config.is_rotated(layer)) for layer in layers]
+    elif layout == "gemma":
+        fields["hidden_activation"] = gate
+    elif layout == GEMMA3:
+        local = {"rope_theta": float(config.window_pos_base or theta), "rope_type": "default"}
+        if config.window_pos_base is None:
+            local = rope
+        fields |= {"hidden_activation": gate, "query_pre_attn_scalar": config.head_dim, "rope_scaling": None}
+        fields |= {"rope_parameters": {_FULL: rope, _SLIDING: local}, "sliding_window": window or config.max_seq_len}
+        fields["layer_types"] = [_SLIDING if config.has_window(layer) else _FULL for layer in layers]
     return fields
+
+
+def _class_of(layout: str) -> str:
+    if layout == "gpt2":
+        return "GPT2LMHeadModel"
+    return f"{_CLASSES.get(layout, layout.title())}ForCausalLM"
 
 
 def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
@@ -278,9 +326,17 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
             shape["act"] = _ACTIVATIONS[name]
         elif layout == ORIGINAL:
             shape |= {"d_ff": _read_width(fields), "head_dim": fields.get("head_dim")}
+        elif layout == GEMMA3:
+            shape |= _read_gemma3(read, shape["n_layer"], shape["max_seq_len"], shape["head_dim"])
         else:
-            shape |= _read_rope(fields, shape["max_seq_len"])
-        if layout != "gpt2":
+            shape |= _read_rope(read, shape["max_seq_len"])
+        if known.column == ROTARY:
+            act = read.get("hidden_activation") or read.get("hidden_act") or _GATES[known.fixed["act"]][0]
+            if act not in _GATES[known.fixed["act"]]:
+                raise ValueError(f"hidden_act={act!r} is not supported; expected {_GATES[known.fixed['act']][0]!r}")
+        if layout == "smollm3":
+            shape["unrotated_every"] = _read_unrotated(fields, shape["n_layer"])
+        if layout not in ("gpt2", GEMMA3):
             shape["window"] = _read_window(fields, layout, shape["n_layer"], shape["max_seq_len"])
         config = ModelConfig(**shape)
         if layout == "llama" and config.d_model % config.n_head:
@@ -288,6 +344,52 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
         return config
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise LayoutError(f"{file}: {error}") from error
+
+
+def _read_unrotated(fields: Fields, n_layer: int) -> int | None:
+    """Return unrotated_every of SmolLM3."""
+    every = fields.get("no_rope_layer_interval", 4)
+    rotated = fields.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(n_layer)]
+    without = [layer + 1 for layer in range(n_layer) if not rotated[layer]]
+    return _period(without, n_layer, f"no_rope_layers={list(rotated)}")
+
+
+def _read_gemma3(read: Fields, n_layer: int, length: int, head_dim: int) -> dict[str, Any]:
+    """Return the fields of Gemma 3's positions and windows."""
+    scalar = read.get("query_pre_attn_scalar", 256)
+    if scalar != head_dim:
+        raise ValueError(
+            f"query_pre_attn_scalar={scalar} is not supported with heads of {head_dim}: attention scores are always "
+            f"divided by sqrt(head_dim)"
+        )
+    every = read.get("sliding_window_pattern") or read.get("_sliding_window_pattern") or 6
+    usual = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(n_layer)]
+    kinds = read.get("layer_types") or usual
+    rope = read.get("rope_parameters") or {}
+    full, local = (dict(rope.get(kind) or {}) for kind in (_FULL, _SLIDING))
+    full = {"rope_theta": read.get("rope_theta") or 1e6, **full, **(read.get("rope_scaling") or {})}
+    local_base = float(local.get("rope_theta") or read.get("rope_local_base_freq") or DEFAULT_POS_BASE)
+    if _SLIDING not in kinds:
+        return _read_rope({"rope_parameters": full}, length)
+    if local.get("rope_type", "default") != "default":
+        raise ValueError("scaled positions of layers with a window are not supported")
+    window = min(int(read["sliding_window"]), length)
+    full_every = _period([layer + 1 for layer in range(n_layer) if kinds[layer] == _FULL], n_layer, "layer_types")
+    if full_every is None:
+        return {"pos_base": local_base, "window": window}
+    own = _read_rope({"rope_parameters": full}, length)
+    same = own == {"pos_base": local_base}
+    return {**own, "window": window, "full_every": full_every, "window_pos_base": None if same else local_base}
+
+
+def _period(places: list[int], n_layer: int, what: str) -> int | None:
+    """Return n if the places, counted from 1, are every n-th layer; None without any. Raises ValueError otherwise."""
+    if not places:
+        return None
+    every = places[0]
+    if places != list(range(every, n_layer + 1, every)) or every < 2:
+        raise ValueError(f"{what} is not supported: expected that every so many layers one differs, the last of them")
+    return every
 
 
 def _read_width(params: Fields) -> int:

@@ -225,22 +225,29 @@ def _components(model: Transformer, tokens: Tensor) -> Iterator[tuple[str, State
     embedding, position, *blocks, norm, out = operators(model, len(tokens)).values()
     norms = ("RMSNorm" if config.norm == "rmsnorm" else "LayerNorm",)
     mixing = (*(("RMSNorm of queries and keys",) if config.qk_norm else ()), "softmax")
-    acting = ("SiLU gate" if config.act == "swiglu" else config.act,)
+    acting = ({"swiglu": "SiLU gate", "geglu": "GELU gate"}.get(config.act, config.act),)
     before = () if config.norm_order == "post" else norms
     inside = (*norms, *mixing, *acting)
 
-    def branch(its_norm: nn.Module, part: nn.Module, layer: int) -> State:
-        return lambda x: part(its_norm(x) if before else x, layer, ctx)
+    def branch(its_norm: nn.Module, part: nn.Module, norm_out: nn.Module | None, layer: int) -> State:
+        def added(x: Tensor) -> Tensor:
+            y: Tensor = part(its_norm(x) if before else x, layer, ctx.of(layer))
+            return y if norm_out is None else norm_out(y)
+
+        return added
 
     x = embedding(tokens[None])
     yield "position", position, x, ()
     first = x = position(x)
     for layer, (operator, block) in enumerate(zip(blocks, model.blocks, strict=True)):
         assert isinstance(block, Block)
-        name, attend = f"block_{layer + 1}", branch(block.norm_attention, block.attention, layer)
+        name, attend = (
+            f"block_{layer + 1}",
+            branch(block.norm_attention, block.attention, block.norm_attention_out, layer),
+        )
         yield f"{name}.attention", attend, x, (*before, *mixing)
         between = x + attend(x) if before else block.norm_attention(x + attend(x))
-        yield f"{name}.ffn", branch(block.norm_mlp, block.mlp, layer), between, (*before, *acting)
+        yield f"{name}.ffn", branch(block.norm_mlp, block.mlp, block.norm_mlp_out, layer), between, (*before, *acting)
         yield name, operator, x, inside
         x = operator(x)
     if config.final_norm:

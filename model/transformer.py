@@ -52,6 +52,7 @@ class Pass:
             cache and in prefill, and attention to all slots that are read otherwise.
         slots: cache slots that are written and read; None without a cache.
         record: called with (layer, name, value) of each intermediate value; None records nothing.
+        layers: the Pass of each layer, where layers differ; else empty.
     """
 
     positions: Tensor | slice = field(default_factory=lambda: slice(None))
@@ -59,6 +60,11 @@ class Pass:
     mask: AttentionMask | None = None
     slots: CacheSlots | None = None
     record: Record | None = None
+    layers: tuple[Pass, ...] = ()
+
+    def of(self, layer: int) -> Pass:
+        """Return the Pass of a layer."""
+        return replace(self.layers[layer], record=self.record) if self.layers else self
 
     def recorder(self, layer: int | None) -> RecordValue | None:
         """Return `record` bound to a layer; None if nothing is recorded."""
@@ -147,14 +153,13 @@ def activate(x: Tensor, act: str) -> Tensor:
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them: (B, T, D) -> (B, T, D).
 
-    With act="swiglu" a third layer gates them: down(silu(gate(x)) * up(x)) (Shazeer 2020).
+    With act="swiglu" a third layer gates them: down(silu(gate(x)) * up(x)) (Shazeer 2020); with "geglu" by GELU.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.act = config.act
-        gated = config.act == "swiglu"
-        self.gate = Linear(config.d_model, config.d_ff, bias=config.ffn_bias) if gated else None
+        self.gate = Linear(config.d_model, config.d_ff, bias=config.ffn_bias) if config.is_gated else None
         self.up = Linear(config.d_model, config.d_ff, bias=config.ffn_bias)
         self.down = Linear(config.d_ff, config.d_model, bias=config.ffn_bias)
         self.dropout = nn.Dropout(config.drop_ffn)
@@ -162,7 +167,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, layer: int = 0, ctx: Pass = WHOLE) -> Tensor:
         record = ctx.recorder(layer)
         up, gate = linears(x, self.up, self.gate) if self.gate is not None else (self.up(x), None)
-        opened = None if gate is None else F.silu(gate)
+        opened = None
+        if gate is not None:
+            opened = F.silu(gate) if self.act == "swiglu" else F.gelu(gate, approximate="tanh")
         hidden = activate(up, self.act) if opened is None else opened * up
         if record is not None:
             for name, value in (("up", up), ("gate", gate), ("silu_gate", opened), ("hidden", hidden)):
@@ -175,7 +182,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward branch, each with a residual connection.
 
-    Pre-norm: x + branch(norm(x)). Post-norm: norm(x + branch(x)).
+    Pre-norm: x + branch(norm(x)). Post-norm: norm(x + branch(x)). Both: x + norm_out(branch(norm(x))).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -184,17 +191,22 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.norm_mlp = build_norm(config)
         self.mlp = FeedForward(config)
+        has_both = config.norm_order == "both"
+        self.norm_attention_out = build_norm(config) if has_both else None
+        self.norm_mlp_out = build_norm(config) if has_both else None
         of_mlp = config.drop_resid if config.drop_resid_mlp is None else config.drop_resid_mlp
         self.drop_attention, self.drop_mlp = nn.Dropout(config.drop_resid), nn.Dropout(of_mlp)
         self.post_norm = config.norm_order == "post"
 
     def forward(self, x: Tensor, layer: int, ctx: Pass) -> Tensor:
         record = ctx.recorder(layer)
-        for name, norm, branch, dropout in (
-            ("attention", self.norm_attention, self.attention, self.drop_attention),
-            ("ffn", self.norm_mlp, self.mlp, self.drop_mlp),
+        for name, norm, branch, norm_out, dropout in (
+            ("attention", self.norm_attention, self.attention, self.norm_attention_out, self.drop_attention),
+            ("ffn", self.norm_mlp, self.mlp, self.norm_mlp_out, self.drop_mlp),
         ):
             added = branch(x if self.post_norm else _normed(norm, x, f"norm_{name}", record), layer, ctx)
+            if norm_out is not None:
+                added = _normed(norm_out, added, f"norm_{name}_out", record)
             summed = x + dropout(added)
             if record is not None:
                 record(name, added)
@@ -225,6 +237,7 @@ class Transformer(nn.Module):
 
     position_table: Tensor | None
     rotation_table: Tensor | None
+    window_rotation_table: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -242,16 +255,26 @@ class Transformer(nn.Module):
         self._initialise()
 
     def _build_positions(self) -> None:
-        config, added, rotation = self.config, None, None
+        config, added, rotation, in_windows = self.config, None, None, None
         if config.pos == "sinusoidal":
             added = sinusoidal_table(config.max_seq_len, config.d_model, config.pos_base).float()
         elif config.pos == "rope":
             rotation = rotary_table(config, config.max_seq_len).float()
+            if config.window_pos_base is not None:
+                plain: dict[str, Any] = {
+                    "rope_scaling": "none",
+                    "rope_factor": 1.0,
+                    "rope_original_len": None,
+                    "rope_ramp": None,
+                }
+                own = replace(config, pos_base=config.window_pos_base, **plain)
+                in_windows = rotary_table(own, config.max_seq_len).float()
         if config.pos == "learned":
             self.position_table = nn.Parameter(torch.empty(config.max_seq_len, config.d_model))
         else:
             self.register_buffer("position_table", added, persistent=False)
         self.register_buffer("rotation_table", rotation, persistent=False)
+        self.register_buffer("window_rotation_table", in_windows, persistent=False)
 
     @torch.no_grad()
     def _initialise(self) -> None:
@@ -325,6 +348,8 @@ class Transformer(nn.Module):
     def read(self, ids: Tensor, ctx: Pass) -> Tensor:
         """Return the final hidden states (B, T, D) of ids (B, T)."""
         record, x = ctx.recorder(None), self.token_embedding(ids)
+        if self.config.embed_scale:
+            x = x * math.sqrt(self.config.d_model)
         if record is not None:
             record("embedding", x)
         x = self.place(x, ctx)
@@ -332,7 +357,8 @@ class Transformer(nn.Module):
             record("sum", x)
         checkpointed = self.recompute and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            x = checkpoint(block, x, layer, ctx, use_reentrant=False) if checkpointed else block(x, layer, ctx)
+            own = ctx.of(layer)
+            x = checkpoint(block, x, layer, own, use_reentrant=False) if checkpointed else block(x, layer, own)
             if ctx.record is not None:
                 ctx.record(layer, "output", x)
         return _normed(self.norm, x, "norm", record)
@@ -364,36 +390,61 @@ class Transformer(nn.Module):
                 f"cut it, or train a model with a longer context"
             )
         positions: Tensor | slice = slice(n_tokens)
-        window, places = self.config.window, torch.arange(n_tokens, device=ids.device)
-        if documents is not None:
-            if added is not None:
-                raise ValueError("both an attention mask and documents are given; mask the other documents instead")
-            numbers, positions = _document_positions(documents, n_rows, n_tokens, ids.device)
-            if ids.device.type == "cuda" and not self.config.drop_attn:  # flex_attention has no dropout
-                return self._pass(positions, block_mask(numbers, window))
-            return self._pass(positions, self._mask(places, places, (numbers, numbers))[:, None])
-        mask = None
-        if added is not None or (window is not None and window < n_tokens):
-            mask = self._mask(places, places)
-        return self._pass(positions, mask if added is None or mask is None else mask + added)
+        places = torch.arange(n_tokens, device=ids.device)
+        if documents is None:
+
+            def mask_of(window: int | None) -> AttentionMask | None:
+                if added is None and (window is None or window >= n_tokens):
+                    return None
+                mask = self._mask(places, places, window)
+                return mask if added is None else mask + added
+
+            return self._pass(positions, mask_of)
+        if added is not None:
+            raise ValueError("both an attention mask and documents are given; mask the other documents instead")
+        numbers, positions = _document_positions(documents, n_rows, n_tokens, ids.device)
+        if ids.device.type == "cuda" and not self.config.drop_attn:  # flex_attention has no dropout
+            return self._pass(positions, partial(block_mask, numbers))
+        return self._pass(positions, lambda window: self._mask(places, places, window, (numbers, numbers))[:, None])
 
     def continued(self, slots: CacheSlots) -> Pass:
         """Return the Pass over tokens that are appended to rows of a cache."""
-        sees_all = self.config.window is None or self.config.window >= slots.end
-        # any mask rules out the fused kernels, so prefill and rows of equal length have none
-        if sees_all and (slots.is_prompt or slots.is_even):
-            return self._pass(slots.positions, None, slots)
-        places = torch.arange(slots.end, device=slots.positions.device)
-        return self._pass(slots.positions, self._mask(slots.positions, places)[:, None], slots)
 
-    def _mask(self, queries: Tensor, keys: Tensor, documents: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        seen = attention_mask(queries, keys, self.config.window, documents)
+        def mask_of(window: int | None) -> AttentionMask | None:
+            # any mask rules out the fused kernels, so prefill and rows of equal length have none
+            if (window is None or window >= slots.end) and (slots.is_prompt or slots.is_even):
+                return None
+            places = torch.arange(slots.end, device=slots.positions.device)
+            return self._mask(slots.positions, places, window)[:, None]
+
+        return self._pass(slots.positions, mask_of, slots)
+
+    def _mask(
+        self, queries: Tensor, keys: Tensor, window: int | None, documents: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        seen = attention_mask(queries, keys, window, documents)
         return additive_mask(seen, self.token_embedding.weight.dtype)
 
-    def _pass(self, positions: Tensor | slice, mask: AttentionMask | None, slots: CacheSlots | None = None) -> Pass:
-        table, layout = self.rotation_table, self.config.rope_layout
-        rotation = None if table is None else rotary_columns(table[positions], layout)
-        return Pass(positions, rotation, mask, slots)
+    def _pass(
+        self,
+        positions: Tensor | slice,
+        mask_of: Callable[[int | None], AttentionMask | None],
+        slots: CacheSlots | None = None,
+    ) -> Pass:
+        """Return the Pass of all layers; mask_of gives the mask of a window."""
+        config, passes = self.config, dict[tuple[bool, bool], Pass]()
+        kinds = [(config.has_window(layer), config.is_rotated(layer)) for layer in range(config.n_layer)]
+        for has_window, is_rotated in dict.fromkeys(kinds):
+            table = self.rotation_table
+            if has_window and self.window_rotation_table is not None:
+                table = self.window_rotation_table
+            rotation = (
+                rotary_columns(table[positions], config.rope_layout) if is_rotated and table is not None else None
+            )
+            mask = mask_of(config.window if has_window else None)
+            passes[has_window, is_rotated] = Pass(positions, rotation, mask, slots)
+        layers = tuple(passes[kind] for kind in kinds) if len(passes) > 1 else ()
+        return replace(passes[kinds[0]], layers=layers)
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., D)."""

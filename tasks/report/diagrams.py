@@ -229,7 +229,7 @@ def _branches(config: ModelConfig) -> tuple[Node, Node]:
         ),
         Node(
             "mlp",
-            "Gated feed-forward" if config.act == "swiglu" else "Feed-forward",
+            "Gated feed-forward" if config.is_gated else "Feed-forward",
             (
                 f"{config.d_model} → {config.d_ff} → {config.d_model} · {config.act}",
                 *inside,
@@ -252,14 +252,19 @@ def _block(config: ModelConfig) -> Diagram:
         total = Node(f"sum_{branch.id}", "+", (), "sum")
         bypasses.append(Edge(nodes[-1].id, total.id, "residual"))
         nodes += [] if is_post else [norm]
-        nodes += [branch, *([drop] if config.drop_resid else []), total]
+        out = Node(f"norm_{branch.id}_out", _norm(config), (f"blocks.0.norm_{branch.id}_out",), "norm")
+        has_both = config.norm_order == "both"
+        nodes += [branch, *([out] if has_both else []), *([drop] if config.drop_resid else []), total]
         nodes += [norm] if is_post else []
     nodes.append(Node("h1", "state h₁", (), "io"))
-    return _chain("block", f"One {config.norm_order}-norm block in detail", nodes, *bypasses)
+    kind = "pre- and post-norm" if config.norm_order == "both" else f"{config.norm_order}-norm"
+    return _chain("block", f"One {kind} block in detail", nodes, *bypasses)
 
 
 def _block_formula(config: ModelConfig) -> Diagram:
     start, end = ("D(", ")") if config.drop_resid else ("", "")
+    if config.norm_order == "both":
+        start, end = f"{start}N(", f"){end}"
     if config.norm_order == "post":
         formula = (f"y = N₁(x + {start}A(x){end})", f"G(x) = N₂(y + {start}F(y){end})")
     else:

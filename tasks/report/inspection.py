@@ -305,6 +305,7 @@ _ACTIVATIONS = {
     "relu": "ReLU",
     "relu2": "squared ReLU",
     "swiglu": "a SiLU gate",
+    "geglu": "a GELU gate",
 }
 
 
@@ -367,7 +368,9 @@ def described(step: Step, config: ModelConfig) -> tuple[str, str]:
         ),
         "up": ("Feed-forward, up", f"Projection to {config.d_ff} columns, before the activation."),
         "gate": ("Feed-forward, gate", f"Second projection to {config.d_ff} columns, which gates the first."),
-        "silu_gate": ("SiLU of the gate", "Each value of the gate times its sigmoid."),
+        "silu_gate": ("SiLU of the gate", "Each value of the gate times its sigmoid.")
+        if config.act == "swiglu"
+        else ("GELU of the gate", "The activation of each value of the gate."),
         "hidden": ("Feed-forward, hidden", f"{config.d_ff} columns after {_ACTIVATIONS[config.act]}."),
         "ffn": ("Feed-forward output", f"Projection to {width} columns."),
         "sum_ffn": ("Sum after feed-forward", "Input plus feed-forward output (residual connection)."),

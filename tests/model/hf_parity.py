@@ -5,10 +5,10 @@ tensor by tensor under Hugging Face's names; the largest of all tensors counts.
 
 Weights have a standard deviation of 1 / sqrt(d_model), so that every product keeps its input's scale. With larger ones,
 or with fewer than eight columns, float32 alone, on either side, strays further than the limit from the exact result.
-Even so, about one network of Qwen3's layout in four hundred, and one of Qwen2's in seventy (in the biases of its keys,
-which only shift scores), has a gradient that is a small remainder of terms that cancel, and lies up to three times
-above the limit, both sides being about as far from the float64 result. The seeds draw none such. A window of one token
-leaves queries and keys no gradient but rounding, so none is drawn.
+Even so, about one network of Gemma 3's layout in forty, one of Qwen3's in four hundred, and one of Qwen2's in seventy
+(in the biases of its keys, which only shift scores), has a gradient that is a small remainder of terms that cancel, and
+lies up to three times above the limit, both sides being about as far from the float64 result. The seeds draw none such.
+A window of one token leaves queries and keys no gradient but rounding, so none is drawn.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from model import ModelConfig, Transformer
 from model.hf import hf_parts
-from model.hf_config import ORIGINAL
+from model.hf_config import GEMMA3, ORIGINAL
 
 LIMIT = 1e-5
 SEEDS = {"gpt2": 2024, "llama": 2024, "mistral": 2024, "qwen2": 2026, "qwen3": 2025, ORIGINAL: 2024}
+SEEDS |= {"smollm3": 2024, "gemma": 2024, GEMMA3: 2026}
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,28 @@ def random_shape(layout: str, number: int) -> dict[str, Any]:
         width = draw.choice([None, 8, 12, 16])
         odd = 0 if width is None else draw.choice([0, 1])  # its heads need not divide the stream
         shape |= {"qk_norm": True, "ffn_bias": False, "head_dim": width, "d_model": shape["d_model"] + odd}
+    if layout == "smollm3":
+        # without rotation, biases of keys shift scores only
+        every = draw.choice([None, 2, 3])
+        return {**shape, "attn_bias": False, "n_layer": draw.randint(2, 4), "unrotated_every": every}
+    if layout in ("gemma", GEMMA3):
+        shape |= {
+            "act": "geglu",
+            "attn_bias": False,
+            "ffn_bias": False,
+            "embed_scale": True,
+            "init_std": shape["d_model"] ** -0.75,
+        }
+        if layout == GEMMA3:
+            shape |= {"qk_norm": True, "norm_order": "both", "n_layer": draw.randint(2, 5)}
+            shape |= draw.choice([{"window": 3}, {"window": 3, "full_every": 2, "window_pos_base": 50.0}, {}])
+            shape |= {"init_std": shape["d_model"] ** -0.5, "rope_scaling": "none"} if "window" in shape else {}
+            shape |= {"head_dim": draw.choice([8, 12])}
+            if shape["rope_scaling"] == "none":
+                shape = {
+                    name: value for name, value in shape.items() if not name.startswith("rope_") or value == "half"
+                }
+        return shape
     if layout not in ("llama", "qwen3"):
         shape |= {"attn_bias": False, "qkv_bias": layout == "qwen2", "ffn_bias": False}
     if layout not in ("llama", ORIGINAL):
@@ -158,6 +181,7 @@ def random_theirs(layout: str, number: int) -> Any:
         "initializer_range": width**-0.5,
         "bos_token_id": 0,
         "eos_token_id": 1,
+        "pad_token_id": None,
     }
     torch.manual_seed(number)
     fields: dict[str, Any]
@@ -198,14 +222,22 @@ def random_theirs(layout: str, number: int) -> Any:
             "mlp_bias": draw.random() < 0.5,
             "rope_parameters": {"rope_theta": draw.choice([100.0, 10000.0, 500000.0]), **scaling},
         }
-        if layout != "llama":
+        if layout == "smollm3":
+            fields |= {"num_hidden_layers": draw.randint(2, 4), "no_rope_layer_interval": draw.choice([2, 3, 4])}
+            del fields["attention_bias"]
+        elif layout != "llama":
             del fields["mlp_bias"]
-        if layout in ("mistral", "qwen2"):
+        if layout in ("mistral", "qwen2", "gemma", GEMMA3):
             del fields["attention_bias"]
         if layout == "qwen3":
             fields["hidden_size"] += draw.choice([0, 1])  # its heads need not divide the stream
             fields["head_dim"] = draw.choice([8, 12, 16])
-        if layout != "llama":
+        if layout == GEMMA3:
+            del fields["rope_parameters"]
+            fields |= {"num_hidden_layers": draw.randint(2, 4), "sliding_window": draw.choice([2, 3, 5])}
+            fields |= {"sliding_window_pattern": draw.choice([2, 3]), "rope_local_base_freq": 50.0}
+            fields |= {"rope_theta": 1000.0, "query_pre_attn_scalar": fields["head_dim"]}
+        elif layout not in ("llama", "smollm3", "gemma"):
             window = draw.choice([None, 2, 3, 5])
             fields["sliding_window"] = window
             if layout != "mistral":

@@ -195,10 +195,17 @@ def kept_bytes(config: ModelConfig, batch_size: int, n_tokens: int, rank: int = 
 @pytest.mark.parametrize(
     "settings",
     [
-        *({"act": act, "drop_ffn": drop} for act in ("gelu", "relu", "relu2", "swiglu") for drop in (0.0, 0.1)),
+        *(
+            {"act": act, "drop_ffn": drop}
+            for act in ("gelu", "relu", "relu2", "swiglu", "geglu")
+            for drop in (0.0, 0.1)
+        ),
         *({"qk_norm": qk_norm, "pos": pos} for qk_norm in (False, True) for pos in ("rope", "learned")),
         {"norm": "rmsnorm"},
         {"norm_order": "post", "drop_resid": 0.1},
+        {"norm_order": "both"},
+        {"norm_order": "both", "norm": "rmsnorm", "drop_resid": 0.1},
+        {"window": 16, "full_every": 2},
         {"final_norm": False},
         {"drop_embed": 0.1},
         {"drop_attn": 0.1},

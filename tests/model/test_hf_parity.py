@@ -19,14 +19,24 @@ from hf_parity import (
 )
 
 from model import ModelConfig, from_hf, to_hf
+from model.hf_config import GEMMA3
 
 ATTENTION = ("sdpa", "eager")
 N_SHAPES = 12  # of each layout and direction
 # rotary layouts: no scaling, linear, yarn
-QUICK = {("gpt2", 0), ("llama", 1), ("mistral", 3), ("qwen2", 0), ("qwen3", 0)}
+QUICK = {
+    ("gpt2", 0),
+    ("llama", 1),
+    ("mistral", 3),
+    ("qwen2", 0),
+    ("qwen3", 0),
+    ("smollm3", 0),
+    ("gemma", 0),
+    (GEMMA3, 0),
+}
 CASES = [
     pytest.param(layout, number, id=f"{layout}-{number}", marks=() if (layout, number) in QUICK else pytest.mark.full)
-    for layout in ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+    for layout in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", GEMMA3)
     for number in range(N_SHAPES)
 ]
 
