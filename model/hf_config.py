@@ -339,7 +339,7 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
         if layout not in ("gpt2", GEMMA3):
             shape["window"] = _read_window(fields, layout, shape["n_layer"], shape["max_seq_len"])
         config = ModelConfig(**shape)
-        if layout == "llama" and config.d_model % config.n_head:
+        if layout in ("llama", "smollm3") and config.d_model % config.n_head:
             raise ValueError(f"hidden_size={config.d_model} is no multiple of num_attention_heads={config.n_head}")
         return config
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -365,6 +365,8 @@ def _read_gemma3(read: Fields, n_layer: int, length: int, head_dim: int) -> dict
     every = read.get("sliding_window_pattern") or read.get("_sliding_window_pattern") or 6
     usual = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(n_layer)]
     kinds = read.get("layer_types") or usual
+    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
+        raise ValueError(f"layer_types has {unknown[0]}, which is not supported")
     rope = read.get("rope_parameters") or {}
     full, local = (dict(rope.get(kind) or {}) for kind in (_FULL, _SLIDING))
     full = {"rope_theta": read.get("rope_theta") or 1e6, **full, **(read.get("rope_scaling") or {})}
@@ -405,8 +407,10 @@ def _read_window(config: Fields, layout: str, n_layer: int, length: int) -> int 
     """Return the window of all layers; None if it masks nothing. Raises ValueError if layers differ."""
     is_qwen = layout.startswith("qwen")
     window = config.get("sliding_window", LAYOUTS[layout].defaults.get("sliding_window"))
-    if is_qwen and not config.get("use_sliding_window", False):
+    if (is_qwen or layout == "smollm3") and not config.get("use_sliding_window", False):
         window = None
+    if layout == "smollm3" and window is not None:
+        raise ValueError("use_sliding_window=True is not supported: layers without rotation have the window there")
     first = config.get("max_window_layers", 28) if is_qwen else 0
     usual = [_FULL if window is None or layer < first else _SLIDING for layer in range(n_layer)]
     kinds = set(config.get("layer_types") or usual)

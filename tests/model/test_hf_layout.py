@@ -35,7 +35,11 @@ LLAMA = {
 MISTRAL = {**LLAMA, "window": 5}
 QWEN2 = {**LLAMA, "qkv_bias": True}
 QWEN3 = {**LLAMA, "qk_norm": True, "head_dim": 12}
+SMOLLM3 = {**LLAMA, "unrotated_every": 2}
+GEMMA = {**LLAMA, "act": "geglu", "embed_scale": True}
+GEMMA3 = {**GEMMA, "qk_norm": True, "norm_order": "both", "window": 5, "full_every": 2, "window_pos_base": 50.0}
 SHAPES = {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+SHAPES |= {"smollm3": SMOLLM3, "gemma": GEMMA, "gemma3_text": GEMMA3}
 ROTARY = [layout for layout in SHAPES if layout != "gpt2"]
 MODERN = [
     name if name in ("modern-200k", "modern-1m") else pytest.param(name, marks=pytest.mark.full)
@@ -267,8 +271,26 @@ QWEN3_REFUSED: list[dict[str, Any]] = [
 ]
 
 
+SMOLLM3_REFUSED: list[dict[str, Any]] = [
+    {"hidden_act": "gelu"},
+    {"use_sliding_window": True, "sliding_window": 4},
+    {"no_rope_layers": [0, 1]},
+]
+GEMMA_REFUSED: list[dict[str, Any]] = [
+    {"hidden_activation": "silu"},
+    {"final_logit_softcapping": 30.0},
+    {"use_bidirectional_attention": True},
+]
+GEMMA3_REFUSED: list[dict[str, Any]] = [
+    *GEMMA_REFUSED,
+    {"attn_logit_softcapping": 50.0},
+    {"query_pre_attn_scalar": 99},
+    {"layer_types": ["full_attention", "sliding_attention"]},
+    {"layer_types": ["chunked_attention", "full_attention"]},
+]
 REFUSED = {"gpt2": GPT2_REFUSED, "llama": LLAMA_REFUSED, "mistral": MISTRAL_REFUSED}
 REFUSED |= {"qwen2": QWEN3_REFUSED, "qwen3": QWEN3_REFUSED}
+REFUSED |= {"smollm3": SMOLLM3_REFUSED, "gemma": GEMMA_REFUSED, "gemma3_text": GEMMA3_REFUSED}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +302,7 @@ def test_what_cannot_be_computed_here_is_refused_by_name(layout: str, change: di
     to_hf(random_network(SHAPES[layout]), tmp_path / "exported")
     change_config(tmp_path / "exported", **change)
     name, value = next(iter(change.items()))
+    name = name.replace("hidden_activation", "hidden_act")
     if isinstance(value, dict) and name.startswith("rope"):
         inner = value.get("rope_type", value.get("type"))
         name = next((key for key in ("truncate", "attention_factor") if key in value), inner or "rope_parameters")
@@ -376,6 +399,9 @@ def test_what_no_layout_can_say_is_refused_by_name(change: dict[str, Any], named
         ({**QWEN2, "window": 5}, "qwen2"),
         (QWEN3, "qwen3"),
         ({**QWEN3, "window": 5, "attn_bias": True}, "qwen3"),
+        (SMOLLM3, "smollm3"),
+        (GEMMA, "gemma"),
+        (GEMMA3, "gemma3_text"),
     ],
 )
 def test_the_plainest_layout_that_says_everything_is_written(shape: dict[str, Any], layout: str) -> None:
