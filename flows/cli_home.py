@@ -335,7 +335,10 @@ def export(
     target: Annotated[str, typer.Argument(help="Folder to write, which must not exist or be empty; or FILE.gguf.")],
     layout: Annotated[
         str,
-        typer.Option(help="gpt2, llama, mistral, qwen2, qwen3 or llama-original; otherwise the first that fits."),
+        typer.Option(
+            help="gpt2, llama, mistral, qwen2, qwen3, smollm3, gemma, gemma3_text or llama-original; otherwise the first "
+            "that fits."
+        ),
     ] = "",
     kind: Annotated[
         str, typer.Option("--type", help="Numbers of a GGUF file: f32, f16, bf16, q8_0 or q4_0 (default: f16).")

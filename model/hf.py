@@ -1,4 +1,4 @@
-"""Import and export of weights in the layouts of GPT-2, LLaMA, Mistral, Qwen, and LLaMA's original release.
+"""Import and export of weights in the layouts of `hf_config`, and export of adapters in that of `peft`.
 
 Tensors are renamed by one table (`_NAMES`), which also serves gradients. GPT-2 stores matrices transposed and
 concatenates queries, keys and values. `transformers` is not needed, and pickles are never read.

@@ -116,7 +116,7 @@ def model_of(folder: Path) -> Bundle:
 
 
 def import_folder(hf_folder: Path, target: Path) -> Exchanged:
-    """Write a bundle from a folder of a GPT-2, LLaMA, Mistral, Qwen2 or Qwen3 model, or of LLaMA's own release.
+    """Write a bundle from a folder of a model in one of `model.hf_config.LAYOUTS`.
 
     The tokeniser becomes one of kind `hf` with the special ids of config.json and tokenizer_config.json. Prompts begin
     with bos, or eos if there is no bos, whatever the folder says about adding special tokens. Training counts of its

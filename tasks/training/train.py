@@ -37,7 +37,7 @@ from tasks.core.stage import Work, stage
 from tasks.lineage.training_data import name_documents
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
-from tasks.training.bundle import CONFIG_FILE, WEIGHTS_FILE
+from tasks.training.bundle import CHAT_FILE, CONFIG_FILE, WEIGHTS_FILE
 from tasks.training.launch import ADAPTER_FILE, Job, launch, settled, train_job
 from tasks.training.telemetry import TELEMETRY_FILE, Sampler, Watch, curve_names, first_ids, sync_journal
 
@@ -312,7 +312,7 @@ def _write_adapter(weights: Path, folder: Path, settings: TrainStageSettings, ba
 
 @stage(
     "train",
-    version=6,
+    version=7,
     tables={HISTORY_FILE: HISTORY, TELEMETRY_FILE: HISTORY},
     unkeyed=("execution", "tags"),
 )
@@ -386,6 +386,8 @@ def train(
             raise
     watch.journal.write(work.out)
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
+    if base is not None and (template := work.folder(base) / CHAT_FILE).is_file():
+        shutil.copyfile(template, work.out / CHAT_FILE)
     if base is not None and settings.train["adapter"] != "none":
         _write_adapter(result.weights.with_name(ADAPTER_FILE), work.out / ADAPTER_FOLDER, settings, base)
     framing = framing_of(work.store, dataset)

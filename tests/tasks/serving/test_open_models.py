@@ -1,0 +1,109 @@
+"""Every layout all the way: a base of random weights, adapters, gates, registry, chats, and out again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_serving import client_of, running
+from tiny_run import direct_run, home_at, with_tracking, write_texts
+
+from flows.evaluate import evaluate_model
+from flows.prepare import ingest_and_prepare
+from flows.promote import promote_model
+from flows.train import train_model
+from model import ModelConfig, Transformer, to_hf
+from tasks.core.settings import load_settings, parse_assignments
+from tasks.serving.served import load_served
+from tasks.tokens.tokenizer import learn_merges
+from tasks.training.bundle import CHAT_FILE, Bundle
+from tasks.training.gguf_file import export_gguf
+from tasks.training.hugging_face import export_bundle
+
+LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
+GEMMA = {**LLAMA, "act": "geglu", "embed_scale": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"act": "gelu_tanh"},
+    "llama": LLAMA,
+    "mistral": {**LLAMA, "window": 20},
+    "qwen2": {**LLAMA, "qkv_bias": True},
+    "qwen3": {**LLAMA, "qk_norm": True},
+    "smollm3": {**LLAMA, "unrotated_every": 2},
+    "gemma": GEMMA,
+    "gemma3_text": {
+        **GEMMA,
+        **{"qk_norm": True, "norm_order": "both", "window": 20, "full_every": 2, "window_pos_base": 1000.0},
+    },
+}
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def open_model(folder: Path, layout: str) -> Path:
+    """A folder in Hugging Face's layout with a byte-level tokeniser and a template of chats."""
+    learned = learn_merges(["The shepherd counts the sheep at dusk.\n" * 8], 300).record()["spec"]
+    first = max(learned["model"]["vocab"].values()) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    names = ("<|im_start|>", "<|im_end|>")
+    learned["added_tokens"] = [{"id": first + n, "content": name, **flags} for n, name in enumerate(names)]
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        shape = {"max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 32, **SHAPES[layout]}
+        to_hf(Transformer(ModelConfig(first + 2, **shape)), folder, layout, eos_id=first + 1)
+    (folder / "tokenizer.json").write_text(json.dumps(learned))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": names[1], "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "layout", [layout if layout == "gemma3_text" else pytest.param(layout, marks=pytest.mark.full) for layout in SHAPES]
+)
+def test_an_open_model_goes_all_the_way(layout: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    base = open_model(tmp_path / "base", layout)
+    home = with_tracking(home_at(tmp_path / "home"))
+    settings = load_settings(
+        None,
+        parse_assignments(
+            [
+                "curate.validation_share=0.3",
+                "evaluate.trace=false",
+                *("train.max_steps=12", "train.batch_size=4", "train.lr=0.01"),
+                *(f"train.base={base}", "train.adapter=lora", "train.adapter_rank=4"),
+            ]
+        ),
+    )
+    with direct_run(home) as run:
+        _, prepared, found = ingest_and_prepare(run, str(write_texts(tmp_path / "texts")), settings)
+        checkpoint = train_model(run, settings, prepared, found)
+        evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset)
+        promotion, _ = promote_model(run, checkpoint, evaluation)
+        folder = run.store.folder(checkpoint)
+    assert promotion.alias == "champion", promotion.reason
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    served = load_served(home, "champion", "default")
+    assert served is not None and served.template is not None
+    with running(served.bundle, template=served.template) as (_, address):
+        messages: Any = [{"role": "user", "content": "Who counts the sheep?"}]
+        answer = client_of(address).chat.completions.create(
+            model="sheepfold", messages=messages, max_tokens=8, temperature=0, logprobs=True
+        )
+    bundle = Bundle(folder)
+    assert answer.choices[0].logprobs.content
+    export_bundle(folder, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert theirs.config.model_type == layout
+    assert (tmp_path / "out" / CHAT_FILE).read_text() == TEMPLATE
+    ids = torch.arange(5, 45)[None]
+    with torch.no_grad():
+        expected, logits = theirs(ids).logits, bundle.model(ids)
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    if layout in ("gpt2", "llama", "qwen2", "qwen3"):
+        export_gguf(folder, tmp_path / "out.gguf", "f32")
+        assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
