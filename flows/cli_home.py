@@ -336,8 +336,8 @@ def export(
     layout: Annotated[
         str,
         typer.Option(
-            help="gpt2, llama, mistral, qwen2, qwen3, smollm3, gemma, gemma3_text or llama-original; otherwise the first "
-            "that fits."
+            help="gpt2, llama, mistral, qwen2, qwen3, smollm3, gemma, gemma3_text or llama-original; otherwise the "
+            "first that fits."
         ),
     ] = "",
     kind: Annotated[

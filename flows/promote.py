@@ -123,4 +123,7 @@ def _verdicts(
     if settings.gates.max_quantisation_loss:
         rounded = EvaluateSettings(settings.evaluate.stride, settings.gates.quantisation)
         inputs["quantised"] = evaluate(run, rounded, checkpoint=checkpoint, evalset=evalset)
+    trained = manifest_of(run.store, checkpoint)
+    if settings.gates.replay and "base" in trained.inputs:
+        inputs["base"] = evaluate_model(run, trained.input_refs("base")[0], evalset, settings.evaluate)[0]
     return gates(run, settings.gates, **inputs)

@@ -161,10 +161,7 @@ def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int 
     Raises:
         UserError: documents or settings differ.
     """
-    _check_same(store, a, b)
-    left, right = read_documents(store, a), read_documents(store, b)
-    place = {doc_id: row for row, doc_id in enumerate(right.doc_id)}
-    rows = np.array([place[doc_id] for doc_id in left.doc_id], dtype=np.int64)
+    left, right, rows = _paired(store, a, b)
     a_nats, b_nats = all_nats(left), all_nats(right)[rows]
     n_bytes = left.sums["bytes"]
 
@@ -194,6 +191,29 @@ def compare_evaluations(store: Store, a: ArtifactRef, b: ArtifactRef, most: int 
     one, other = read_metrics(store, a), read_metrics(store, b)
     metrics = {name: (one.get(name), other.get(name)) for name in sorted(one.keys() | other.keys())}
     return Comparison(metrics, difference(np.arange(len(left))), slices, documents)
+
+
+def compare_source(store: Store, a: ArtifactRef, b: ArtifactRef, source: str) -> SlicePair | None:
+    """Compare two evaluations on the documents of a source and the folders below it; None if there are none.
+
+    Raises:
+        UserError: documents or settings differ.
+    """
+    left, right, rows = _paired(store, a, b)
+    chosen = np.flatnonzero([f"{label}/".startswith(f"{source}/") for label in left.labels["source"]])
+    if not chosen.size:
+        return None
+    nats = all_nats(left)[chosen], all_nats(right)[rows[chosen]]
+    difference = paired_bootstrap(*nats, left.sums["bytes"][chosen])
+    return SlicePair("source", source, left.total(chosen), right.total(rows[chosen]), difference)
+
+
+def _paired(store: Store, a: ArtifactRef, b: ArtifactRef) -> tuple[Evaluated, Evaluated, np.ndarray]:
+    """Return two evaluations, and for each document of the first its row in the second."""
+    _check_same(store, a, b)
+    left, right = read_documents(store, a), read_documents(store, b)
+    place = {doc_id: row for row, doc_id in enumerate(right.doc_id)}
+    return left, right, np.array([place[doc_id] for doc_id in left.doc_id], dtype=np.int64)
 
 
 def champion_figures(metrics: Mapping[str, float]) -> dict[str, float]:

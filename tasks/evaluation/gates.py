@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from storage.tables import read_columns, read_rows, write_table
 from tasks.core.option import STRICT, option
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import kept_documents
-from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations
+from tasks.evaluation.compare import Comparison, SlicePair, compare_evaluations, compare_source
 from tasks.evaluation.tables import MIN_SLICE_BYTES, read_metrics
 from tasks.training.bundle import WEIGHTS_FILE
 
@@ -80,12 +80,20 @@ class GateSettings:
         "Largest share of bits per byte that `quantisation` may add; 0 sets no limit, and nothing is measured.",
         ge=0,
     )
+    replay: str = option(
+        "",
+        "Source, or first folders of paths, of the evaluation documents on which a model is compared with its base, "
+        "such as general text that is to be remembered; empty compares nothing.",
+    )
+    max_base_loss: float = option(
+        0.0, "Largest significant loss on `replay`, relative to the base's bits per byte there.", ge=0
+    )
     quantisation: Literal["f16", "bf16", "q8_0", "q4_0"] = option(
         "q8_0", "Type of the matrices in a GGUF file, which `max_quantisation_loss` is about."
     )
 
 
-@stage("gates", version=4, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
+@stage("gates", version=5, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
 def gates(
     work: Work,
     settings: GateSettings,
@@ -96,6 +104,7 @@ def gates(
     leaks: ArtifactRef | None = None,
     champion_that_knew: ArtifactRef | None = None,
     quantised: ArtifactRef | None = None,
+    base: ArtifactRef | None = None,
 ) -> str:
     """Judge a model by its evaluation and the champion's, if there is one.
 
@@ -103,9 +112,13 @@ def gates(
         champion: the champion's evaluation on the same documents.
         champion_that_knew: instead, its checkpoint if it was trained on documents of the evaluation set.
         quantised: the model's evaluation with rounded weights.
+        base: the base's evaluation on the same documents.
     """
     knew = champion_that_knew is not None
-    verdicts = judge(collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew, quantised), settings)
+    facts = collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew, quantised)
+    if base is not None:
+        facts = replace(facts, has_base=True, base=compare_source(work.store, evaluation, base, settings.replay))
+    verdicts = judge(facts, settings)
     work.counts["rows"] = write_table(work.out / VERDICTS_FILE, VERDICTS, map(asdict, verdicts))
     work.counts["failed"] = len(failed(verdicts))
     return sha256_json([item.document() for item in verdicts])
@@ -176,6 +189,8 @@ class Facts:
     tokens_per_second: float | None  # of the evaluation; None if its time was not measurable
     champion_knew: bool = False  # the champion was trained on documents of the evaluation set
     quantised: Comparison | None = None  # the model with rounded weights, with itself; None if not measured
+    has_base: bool = False  # and a comparison with it is asked for
+    base: SlicePair | None = None  # the model with its base on the replay set; None if that is empty
 
 
 def collect_facts(
@@ -361,8 +376,26 @@ def _slices(facts: Facts, settings: GateSettings) -> Found:
     return loss, f"{words}, {bits} (at most {settings.max_slice_loss:.1%})"
 
 
+def _base(facts: Facts, settings: GateSettings) -> Found:
+    if not settings.replay:
+        return None, "no limit is set"
+    if not facts.has_base:
+        return None, "the model has no base to compare with"
+    found = facts.base
+    if found is None or found.a.documents < settings.slice_documents or found.a.bytes < MIN_SLICE_BYTES:
+        return math.nan, (
+            f"the evaluation set has {found.a.documents if found else 0} documents, {found.a.bytes if found else 0:,} "
+            f"bytes, of gates.replay={settings.replay}; expected {settings.slice_documents} and {MIN_SLICE_BYTES:,} "
+            "bytes of a first folder of the paths, or a source"
+        )
+    loss = clear_loss(found)
+    bits = f"{found.b.bits_per_byte:.4f} to {found.a.bits_per_byte:.4f} bits per byte on {settings.replay}"
+    told = f"{loss:.1%} worse than the base" if loss else "not clearly worse than the base"
+    return loss, f"{bits}: {told} ({found.difference.interval}; at most {settings.max_base_loss:.1%})"
+
+
 def clear_loss(item: SlicePair) -> float:
-    """Return the loss on a slice as a share of the champion's bits per byte; 0 if it is not significant."""
+    """Return the loss on a slice as a share of the other model's bits per byte; 0 if it is not significant."""
     return item.difference.value / item.b.bits_per_byte if item.difference.low > 0 else 0.0
 
 
@@ -397,6 +430,13 @@ GATES = (
     Gate("leaked_documents", "Evaluation documents in training text", _leaks, lambda _: 0.0, operator.le),
     Gate("bits_per_byte", "Bits per byte, difference to champion", _bits, lambda _: 0.0, operator.lt),
     Gate("worst_slice", "Largest relative loss on a slice", _slices, lambda s: s.max_slice_loss, operator.le),
+    Gate(
+        "base_loss",
+        "Relative loss on the replay set",
+        _base,
+        lambda s: s.max_base_loss if s.replay else None,
+        operator.le,
+    ),
     Gate("size_mb", "Size of the weights, MB", _size, lambda s: s.max_size_mb or None, operator.le),
     Gate(
         "quantisation_loss",

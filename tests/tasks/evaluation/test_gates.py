@@ -38,6 +38,7 @@ from tasks.evaluation.gates import (
 Tables = dict[str, tuple[pa.Schema, list[dict[str, Any]]]]
 CLEAN = CorpusFacts(files=100, rejected=10, documents=90, repeated=9, ocr_pages=12, ocr_confidence=0.8)
 FASTER = GateSettings(min_tokens_per_second=1_000, max_size_mb=10, max_quantisation_loss=0.02)
+KEPT = GateSettings(replay="general", max_base_loss=0.02)
 
 
 def compared(own: float, other: float, low: float, high: float, *slices: SlicePair, documents: int = 30) -> Comparison:
@@ -49,6 +50,10 @@ def compared(own: float, other: float, low: float, high: float, *slices: SlicePa
 def worse_slice(own: float, other: float, low: float, documents: int = 9) -> SlicePair:
     found = Difference(own - other, low, own - other + 1, documents)
     return SlicePair("kind", HOSTILE, sums(own, documents=documents), sums(other, documents=documents), found)
+
+
+def on_replay(own: float, base: float, low: float, documents: int = 9) -> SlicePair:
+    return replace(worse_slice(own, base, low, documents), dimension="source", value="general")
 
 
 def facts(comparison: Comparison | None = None, **changes: Any) -> Facts:
@@ -67,6 +72,7 @@ def test_a_clean_and_better_model_passes_every_gate() -> None:
     assert [item.verdict for item in judge(facts(BETTER), FASTER)] == [
         *("passed", "passed", "passed", "passed", "passed"),
         "skipped",  # no slice is large enough
+        "skipped",  # no base
         *("passed", "skipped", "passed"),
     ]
 
@@ -111,6 +117,38 @@ def test_each_gate_holds_back_what_is_beyond_its_limit_and_no_other_does(
 )
 def test_up_to_its_limit_a_gate_lets_through(gate: str, found: Facts) -> None:
     assert verdict(gate, found, FASTER).verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("base", "outcome", "number", "told"),
+    [
+        (
+            on_replay(2.06, 2.0, 0.01),
+            "failed",
+            0.03,
+            "2.0000 to 2.0600 bits per byte on general: 3.0% worse than the base",
+        ),
+        (on_replay(2.02, 2.0, 0.01), "passed", 0.01, "1.0% worse than the base"),
+        (on_replay(2.2, 2.0, -0.01), "passed", 0, "not clearly worse than the base"),
+        (
+            on_replay(2.0, 2.0, -0.01, documents=7),
+            "not_comparable",
+            math.nan,
+            "has 7 documents,",
+        ),
+        (None, "not_comparable", math.nan, "has 0 documents, 0 bytes, of gates.replay=general"),
+    ],
+)
+def test_what_a_base_knew_is_kept(base: SlicePair | None, outcome: str, number: float, told: str) -> None:
+    found = verdict("base_loss", facts(BETTER, has_base=True, base=base), KEPT)
+    assert found.verdict == outcome and told in found.sentence
+    assert found.number == pytest.approx(number, nan_ok=True)
+
+
+def test_without_a_base_or_a_replay_set_nothing_is_compared() -> None:
+    worse = on_replay(3.0, 2.0, 0.5)
+    assert verdict("base_loss", facts(BETTER, has_base=True, base=worse)).verdict == "skipped"
+    assert verdict("base_loss", facts(BETTER), KEPT).verdict == "skipped"
 
 
 def test_a_speed_that_no_limit_is_set_for_is_not_kept() -> None:

@@ -75,17 +75,23 @@ def test_an_open_model_goes_all_the_way(layout: str, tmp_path: Path) -> None:
                 "curate.validation_share=0.3",
                 "evaluate.trace=false",
                 *("train.max_steps=12", "train.batch_size=4", "train.lr=0.01"),
+                *("mix.by=folder", "mix.weights=notes=0.8,general=0.2"),
+                *("gates.replay=general", "gates.slice_documents=2", "gates.max_base_loss=0.1"),
                 *(f"train.base={base}", "train.adapter=lora", "train.adapter_rank=4"),
             ]
         ),
     )
+    write_texts(tmp_path / "texts" / "notes")
+    write_texts(tmp_path / "texts" / "general", range(20, 50))
     with direct_run(home) as run:
-        _, prepared, found = ingest_and_prepare(run, str(write_texts(tmp_path / "texts")), settings)
+        _, prepared, found = ingest_and_prepare(run, str(tmp_path / "texts"), settings)
         checkpoint = train_model(run, settings, prepared, found)
         evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset)
-        promotion, _ = promote_model(run, checkpoint, evaluation)
+        promotion, _ = promote_model(run, checkpoint, evaluation, settings)
         folder = run.store.folder(checkpoint)
     assert promotion.alias == "champion", promotion.reason
+    (kept,) = [item for item in promotion.verdicts if item.gate == "base_loss"]
+    assert kept.verdict == "passed" and "not clearly worse than the base" in kept.sentence
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
     served = load_served(home, "champion", "default")
     assert served is not None and served.template is not None
