@@ -205,7 +205,7 @@ def continue_prompt(
         digest = Manifest.from_json(record.read_text(encoding="utf-8")).digest if record.is_file() else ""
         size = settings.batch_size or BATCH_SIZES[machine.device]
         try:
-            bundle = Bundle(folder, machine.device, **settings.stretch())
+            bundle = Bundle(folder, machine.device, **settings.stretch()).loaded()  # before the clock starts
             if bundle.tokenizer.kind == "hf":
                 say(f"the prompt begins with {bundle.tokenizer.beginning(bundle.bos)}")
             if on_text is not None and echo:

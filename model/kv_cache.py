@@ -15,12 +15,14 @@ Shapes in comments: R rows, B of them in a pass, T new tokens, K key-value heads
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from .transformer import Transformer
 
 SLOTS = 128  # graphs are captured for multiples of this number of slots
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux
 _WARM_UP = 2  # calls before capturing, in which libraries allocate and select kernels
 
 
@@ -168,9 +171,12 @@ class KVCache:
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return zeros; on a CPU memory is taken when it is first written."""
     # not empty: a NaN in a masked slot would survive the multiplication by weight 0
-    if device.type == "cpu" and dtype == torch.float32:
-        return torch.from_numpy(np.zeros(shape, np.float32))
-    return torch.zeros(shape, device=device, dtype=dtype)
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    n_bytes = math.prod(shape) * dtype.itemsize
+    # without the flag Linux refuses more than the memory of the machine, although most is never written
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NO_RESERVE if sys.platform == "linux" else 0)
+    return torch.frombuffer(mmap.mmap(-1, n_bytes, flags), dtype=dtype).view(shape)
 
 
 class GraphedStep:

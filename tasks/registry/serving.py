@@ -98,7 +98,8 @@ class SheepfoldModel(mlflow.pyfunc.PythonModel):
         folder = Path(context.artifacts["bundle"])
         package = load_code(folder / "code").__name__
         network = importlib.import_module(f"{package}.model")
-        self.bundle = importlib.import_module(f"{package}.tasks.training.bundle").Bundle(folder, network=network)
+        kind = importlib.import_module(f"{package}.tasks.training.bundle").Bundle
+        self.bundle = kind(folder, network=network).loaded()
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Complete each prompt. No type hints: they would make MLflow drop the schema of the parameters."""

@@ -64,6 +64,7 @@ class Server:
     def __post_init__(self) -> None:
         self.worker = Worker(self.batch_size, self.most, self.deterministic)
         if self.current is not None:
+            self.worker.load(self.current.bundle.folder)
             self.worker.serve(self.current.bundle.folder)
         self.metrics = Metrics()
 
@@ -97,7 +98,7 @@ class Server:
             try:
                 found = await run_in_threadpool(self.newest, self.current)
                 if found is not None:
-                    await run_in_threadpool(self.worker.serve, found.bundle.folder)
+                    await run_in_threadpool(self.worker.load, found.bundle.folder)
             except Exception as error:  # noqa: BLE001 — the old model is served on, and this is tried again
                 if str(error) != told:
                     kept = self.current.name if self.current else "nothing"
@@ -109,6 +110,7 @@ class Server:
             if found is not None:
                 _log.info("%s is served from now on", found.name)
                 self.current = found
+                self.worker.serve(found.bundle.folder)
 
 
 class Metrics:
@@ -390,7 +392,7 @@ def application(server: Server) -> Starlette:
         return JSONResponse({"status": "ok", "model": served.name, "checkpoint": served.digest})
 
     async def metrics(_: Request) -> Response:
-        server.metrics.load.set(server.worker.load)
+        server.metrics.load.set(server.worker.n_open)
         return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @asynccontextmanager

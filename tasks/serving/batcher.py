@@ -11,9 +11,11 @@ Requests and answers are messages of `tasks.core.child`; `tasks.serving.worker` 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +111,7 @@ class Batcher:
     Args:
         batch_size: continuations of one batch.
         threads: to compute with; 0 for as many as are fastest, and answers may differ by rounding.
-        send: sends a message to the server.
+        send: sends a message to the server, in any thread.
     """
 
     def __init__(self, batch_size: int, threads: int, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -119,7 +121,7 @@ class Batcher:
         self._engines: dict[tuple[str, GenerationConfig], Engine] = {}
         self._running: dict[int, Continuation] = {}  # by the id of the row
         self._waiting: deque[Continuation] = deque()  # for a batch of their settings
-        self._served = ""
+        self._served = self._coming = ""  # the model that is served, and the next one
         self._told: list[Progress] = []
 
     def run(self, descriptor: int) -> None:
@@ -137,40 +139,53 @@ class Batcher:
                 self.send({"progress": self._told})
                 self._told = []
 
-    def _take(self, do: str, call: int | None = None, **given: Any) -> None:
-        """Do what a message asks for; a call is answered."""
-        actions: dict[str, Callable[..., Any]] = {
+    def _take(self, do: str, **given: Any) -> None:
+        """Do what a message asks for."""
+        actions: dict[str, Callable[..., None]] = {
             "begin": self._begin,
             "cancel": self._cancel,
             "load": self._load,
+            "serve": self._serve,
             "score": self._score,
         }
-        if call is None:
-            actions[do](**given)
-            return
-        try:
-            self.send({"call": call, "value": actions[do](**given)})
-        except Exception as error:  # noqa: BLE001 — raised where the call was made
-            _log.exception("%s failed", do)
-            self.send({"call": call, "error": str(error)})
+        actions[do](**given)
 
-    def _load(self, model: str) -> None:
-        """Load a model, and keep the batches of this one only, once those of others have ended."""
-        self._bundle(model)
-        self._served = model
+    def _answer(self, call: int, function: Callable[[], Any]) -> None:
+        """Send the result of a function, or why it failed."""
+        try:
+            answer = {"call": call, "value": function()}
+        except Exception as error:  # noqa: BLE001 — raised where the call was made
+            answer = {"call": call, "error": str(error) or type(error).__name__}
+        self.send(answer)
+
+    def _load(self, call: int, model: str) -> None:
+        """Load a model, in a thread, so that others go on meanwhile."""
+        self._coming = model
+
+        def load() -> None:
+            if model not in self._models:
+                self._models[model] = Bundle(Path(model), self.device).loaded()
+
+        threading.Thread(target=self._answer, args=(call, load), daemon=True).start()
+
+    def _serve(self, model: str) -> None:
+        """Keep the batches of this model only, once those of others have ended."""
+        self._served = self._coming = model
+        n_parameters = sum(weight.numel() for weight in self._bundle(model).model.parameters())
+        torch.set_num_threads(self.threads or (1 if n_parameters < SMALL_NETWORK else usable_cores()))
         self._clear()
 
     def _bundle(self, model: str) -> Bundle:
-        if model not in self._models:
-            bundle = Bundle(Path(model), self.device)
-            n_parameters = sum(weight.numel() for weight in bundle.model.parameters())
-            fastest = 1 if n_parameters < SMALL_NETWORK else usable_cores()
-            torch.set_num_threads(self.threads or fastest)
-            self._models[model] = bundle
+        if model not in self._models:  # a request came after it was freed
+            self._models[model] = Bundle(Path(model), self.device).loaded()
         return self._models[model]
 
-    def _score(self, model: str, ids: list[int], n_top: int) -> list[Any]:
-        """Return the log-probability of each id but the first, and the likeliest ids in its place."""
+    def _score(self, call: int, model: str, ids: list[int], n_top: int) -> None:
+        """Send the log-probability of each id but the first, and the likeliest ids in its place."""
+        self._answer(call, lambda: self._scores(model, ids, n_top))
+        self._clear()
+
+    def _scores(self, model: str, ids: list[int], n_top: int) -> list[Any]:
         bundle = self._bundle(model)
         with torch.inference_mode():
             logits = bundle.model(torch.tensor([ids], device=self.device))[0, :-1, : bundle.model_config.vocab_size]
@@ -197,12 +212,14 @@ class Batcher:
             _log.exception("a completion cannot begin")
             self._told += [_failed(request, choice, str(error)) for choice in choices]
             return
+        continuations = []
         for choice in choices:
             place, sample = divmod(choice, n)
             key, limit = noise_key(str(place)), settings.max_new_tokens
             row = Row(prompts[place], key, Completion(0, sample), limit, settings.seed, settings.stop)
-            self._running[id(row)] = Continuation(request, choice, model, bundle, every, row, settings)
-            self._place([self._running[id(row)]])
+            continuations.append(Continuation(request, choice, model, bundle, every, row, settings))
+        self._running |= {id(one.row): one for one in continuations}
+        self._place(continuations)
 
     def _turn(self) -> None:
         """Do a step of each batch."""
@@ -247,19 +264,19 @@ class Batcher:
         own = [key for key in idle if key[0] == self._served]
         for key in [*(set(idle) - set(own)), *own[: max(0, len(own) - IDLE_ENGINES)]]:
             del self._engines[key]
-        used = {self._served, *(running.model for running in self._running.values())}
-        self._models = {model: bundle for model, bundle in self._models.items() if model in used}
+        used = {self._served, self._coming, *(running.model for running in self._running.values())}
+        for model in [model for model in list(self._models) if model not in used]:
+            del self._models[model]
 
     def _step(self, key: tuple[str, GenerationConfig], engine: Engine) -> None:
         rows = [*engine.active.values(), *engine.waiting]
         try:
             engine.step()
             for row in rows:
-                running = self._running[id(row)]
+                if (progress := self._running[id(row)].progress()) is not None:
+                    self._told.append(progress)
                 if row.completion.finish_reason:
                     del self._running[id(row)]
-                if (progress := running.progress()) is not None:
-                    self._told.append(progress)
         except Exception as error:  # noqa: BLE001 — logits that are no numbers, memory: the clients are told
             _log.exception("a batch failed")
             del self._engines[key]
@@ -291,10 +308,16 @@ def _failed(request: int, choice: int, reason: str) -> Progress:
 def main() -> None:
     """Generate for the process that has started this one."""
     logging.basicConfig(level=logging.WARNING)
-    send = take_output()
+    send, lock = take_output(), threading.Lock()
+
+    def send_alone(message: Mapping[str, Any]) -> None:
+        with lock:
+            send(message)
+
     batch_size, threads = map(int, sys.argv[1:])
     seed_everything(0, deterministic=threads > 0)
-    Batcher(batch_size, threads, send).run(0)
+    with contextlib.suppress(BrokenPipeError):  # the server has ended
+        Batcher(batch_size, threads, send_alone).run(0)
 
 
 if __name__ == "__main__":

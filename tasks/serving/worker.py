@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 
 from model.config import GenerationConfig
-from tasks.core.child import ChildEnded, ChildProcess, ProtocolError, module_command
+from tasks.core.child import ChildEnded, ChildProcess, module_command
 from tasks.serving.batcher import Progress
 
 Tell = Callable[[Progress], None]
@@ -45,8 +47,11 @@ class Worker:
         self._open: dict[int, tuple[int, Tell]] = {}  # unfinished continuations of each request, and whom to tell
         self._calls: dict[int, Future[Any]] = {}
         self._why_ended: str | None = None
-        self._thread = threading.Thread(target=self._listen, name="worker", daemon=True)
-        self._thread.start()
+        # written by a thread of its own, as the child may be busy when the pipe is full
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=part, daemon=True) for part in (self._write, self._listen)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def pid(self) -> int:
@@ -59,7 +64,7 @@ class Worker:
         return self._why_ended is None
 
     @property
-    def load(self) -> int:
+    def n_open(self) -> int:
         """Number of continuations that run or wait."""
         with self._lock:
             return sum(n_left for n_left, _ in self._open.values())
@@ -79,7 +84,7 @@ class Worker:
             folder: the model.
             config: sampling settings.
             every: least seconds between two pieces of a continuation; None for one piece at the end.
-            tell: called in a thread of the worker with each piece.
+            tell: called in any thread with each piece.
 
         Raises:
             Busy: there are too many.
@@ -99,13 +104,17 @@ class Worker:
         if request in self._open:
             self._send({"do": "cancel", "request": request})
 
-    def serve(self, folder: Path) -> None:
-        """Load a model beside others, and free these when their continuations have ended.
+    def load(self, folder: Path) -> None:
+        """Load a model beside others.
 
         Raises:
             RuntimeError: it cannot be loaded.
         """
         self._call("load", model=str(folder)).result()
+
+    def serve(self, folder: Path) -> None:
+        """Keep this model, and free others when their continuations have ended."""
+        self._send({"do": "serve", "model": str(folder)})
 
     def score(self, folder: Path, ids: Sequence[int], n_top: int) -> Future[Scores]:
         """Return the log-probability of each id but the first, and the likeliest ids in its place."""
@@ -114,54 +123,63 @@ class Worker:
     def close(self) -> None:
         """End the process; continuations fail."""
         self._why_ended = "the server stops"
-        os.killpg(self._child.pid, signal.SIGKILL)
-        self._thread.join()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        for thread in self._threads:
+            thread.join()
         self._child.kill()
 
     def _call(self, do: str, **given: Any) -> Future[Any]:
         number, future = next(self._numbers), Future[Any]()
+        future.set_running_or_notify_cancel()  # whoever waits may go, and the answer comes all the same
         with self._lock:
             self._calls[number] = future
         self._send({"do": do, "call": number, **given})
         return future
 
     def _send(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            if self._why_ended is None:
-                self._child.send(message)
+        self._messages.put(message)
         if self._why_ended is not None:
             self._fail()
+
+    def _write(self) -> None:
+        while self._why_ended is None:
+            self._child.send(self._messages.get())
 
     def _listen(self) -> None:
         try:
             while True:
                 for message in self._child.receive():
                     self._take(message)
-        except (ChildEnded, ProtocolError) as error:
-            if self._why_ended is None:
-                self._why_ended = ENDED
-                _log.error("%s: %s; start the server again", ENDED, error or "killed, perhaps for lack of memory")
+        except ChildEnded:
+            reason = "killed, perhaps for lack of memory"
+        except Exception as error:  # noqa: BLE001 — logged, and told to everyone who waits
+            reason = f"{type(error).__name__}: {error}"
+        if self._why_ended is None:
+            self._why_ended = ENDED
+            _log.error("%s: %s; start the server again", ENDED, reason)
+        self._messages.put({})  # wakes the other thread, which ends
         self._fail()
 
     def _take(self, message: dict[str, Any]) -> None:
         for item in message.get("progress", ()):
             self._tell(Progress(**item))
-        if "call" in message:
-            with self._lock:
-                future = self._calls.pop(message["call"])
-            if "error" in message:
-                future.set_exception(RuntimeError(message["error"]))
-            else:
-                future.set_result(message["value"])
+        with self._lock:
+            future = self._calls.pop(message.get("call", -1), None)
+        if future is not None and "error" in message:
+            future.set_exception(RuntimeError(message["error"]))
+        elif future is not None:
+            future.set_result(message["value"])
 
     def _tell(self, progress: Progress) -> None:
         with self._lock:
-            n_left, tell = self._open[progress.request]
-            if progress.ended and n_left == 1:
-                del self._open[progress.request]
-            elif progress.ended:
+            n_left, tell = self._open.get(progress.request, (0, None))
+            if progress.ended and n_left <= 1:
+                self._open.pop(progress.request, None)
+            elif progress.ended and tell is not None:
                 self._open[progress.request] = n_left - 1, tell
-        tell(progress)
+        if tell is not None:
+            tell(progress)
 
     def _fail(self) -> None:
         """Tell everyone who waits why the process has ended."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -88,6 +88,11 @@ class Bundle:
     def model(self) -> Any:
         """The network, in evaluation mode; loaded when it is first asked for."""
         return self.network.load_weights(self.folder / WEIGHTS_FILE, self.model_config).to(self.device).eval()
+
+    def loaded(self) -> Self:
+        """Read the weights now, and return this bundle."""
+        _ = self.model
+        return self
 
     @property
     def start_id(self) -> int | None:

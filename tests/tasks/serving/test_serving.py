@@ -346,7 +346,7 @@ def test_nothing_is_generated_for_clients_that_are_gone(bundle: Bundle, determin
         with pytest.raises(httpx.ReadTimeout):  # its answer would come as a whole
             httpx.post(f"{address}/v1/completions", json=body, timeout=httpx.Timeout(5, read=1e-3))
         # the worker takes one message after the other
-        while server.worker.load:
+        while server.worker.n_open:
             ask(client, "x", max_tokens=1)
 
 
@@ -360,7 +360,7 @@ def test_a_batch_that_shrank_goes_on_when_a_client_goes(bundle: Bundle) -> None:
             for one in events:
                 next(one)
                 one.close()
-        while server.worker.load:
+        while server.worker.n_open:
             ask(client, "x", max_tokens=1)
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
 
@@ -427,7 +427,7 @@ def test_weights_that_are_not_finite_fail_the_request_and_not_the_server(tmp_pat
     with running(broken) as (server, address):
         with pytest.raises(openai.InternalServerError, match="weights are not finite"):
             ask(client_of(address), "x", max_tokens=4)
-        assert server.worker.load == 0
+        assert server.worker.n_open == 0
 
 
 def test_requests_learn_that_the_process_that_generates_was_killed(
@@ -445,8 +445,31 @@ def test_requests_learn_that_the_process_that_generates_was_killed(
         with pytest.raises(openai.InternalServerError, match="the process that generates has ended"):
             ask(client, "x", max_tokens=1)
         assert httpx.get(f"{address}/health").status_code == 503
-        assert server.worker.load == 0
+        assert server.worker.n_open == 0
     assert "start the server again" in caplog.text
+
+
+def test_a_client_that_leaves_while_its_prompt_is_scored_harms_nobody(bundle: Bundle) -> None:
+    with running(bundle) as (server, address):
+        client = client_of(address)
+        body = {"model": "sheepfold", "prompt": ["x" * 40] * 64, "max_tokens": 0, "echo": True, "logprobs": 1}
+        for _ in range(8):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{address}/v1/completions", json=body, timeout=httpx.Timeout(5, read=0.02))
+        assert ask(client, "x", max_tokens=2).choices
+        assert server.worker.is_alive
+
+
+def test_large_requests_and_large_answers_pass_each_other(bundle: Bundle) -> None:
+    # both directions of the pipe hold 64 KiB
+    with running(bundle, most=1_000) as (_, address), ThreadPoolExecutor(8) as pool:
+        client = client_of(address)
+        prompts = ["x" * 50] * 128
+
+        def fetch(seed: int) -> int:
+            return len(ask(client, prompts, max_tokens=4, logprobs=20, seed=seed).choices)
+
+        assert list(pool.map(fetch, range(7))) == [128] * 7
 
 
 def test_figures_are_told_in_the_form_of_prometheus(bundle: Bundle) -> None:

@@ -96,7 +96,7 @@ def test_no_answer_is_mixed_up_and_no_memory_is_kept(tmp_path: Path) -> None:
         with ThreadPoolExecutor(CLIENTS) as pool:
             for done in [pool.submit(work, seed) for seed in range(CLIENTS)]:
                 done.result()
-        while server.worker.load:
+        while server.worker.n_open:
             httpx.post(f"{address}/v1/completions", json={"model": "sheepfold", "prompt": "x", "max_tokens": 1})
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
     assert len(models) > REQUESTS // PER_MODEL // 2
