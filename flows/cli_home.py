@@ -183,7 +183,7 @@ def count(
         list[float] | None, typer.Option(help="Another base for --wavelengths, to compare; may be repeated.")
     ] = None,
     adapter_rank: Annotated[
-        int, typer.Option(help="Rank of adapters that alone are trained, for the memory figures.", min=0)
+        int, typer.Option(help="Rank of LoRA, which alone is trained, for the memory figures.", min=0)
     ] = 0,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Activations are computed again, as with execution.recompute.")

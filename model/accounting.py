@@ -238,7 +238,7 @@ def estimate_cost(
     all_keys = n_tokens * (n_tokens + 1) // 2
     window_keys = window * (window + 1) // 2 + (n_tokens - window) * window
     n_windows = sum(map(config.has_window, range(config.n_layer)))
-    visible_keys = (n_windows * window_keys + (config.n_layer - n_windows) * all_keys) / config.n_layer
+    visible_keys = n_windows * window_keys + (config.n_layer - n_windows) * all_keys  # in all layers
     rule_6n = 6 * (counts["total"] - counts["position"])
     weights = counts["total"] * bytes_per_value
     added = adapter_parameters(config, adapter_rank) * bytes_per_value
@@ -252,7 +252,7 @@ def estimate_cost(
         adapter_rank=adapter_rank,
         forward_flops_per_token=forward,
         attention_flops_per_token=attention,
-        visible_attention_flops_per_token=int(attention * visible_keys / n_tokens**2),
+        visible_attention_flops_per_token=attention * visible_keys // (config.n_layer * n_tokens**2),
         training_flops_per_token=3 * forward,
         rule_6n=rule_6n,
         rule_palm=rule_6n + 12 * config.n_layer * config.n_head * config.head_dim * n_tokens,

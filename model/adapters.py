@@ -49,14 +49,16 @@ class AdaptedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if torch.is_autocast_enabled(x.device.type) else self.weight.to(x.dtype)
-        frozen = linear(x, weight, training=self.training).flatten(0, -2)
+        bias = self.bias if self.magnitude is None else None
+        frozen = linear(x, weight, bias, training=self.training).flatten(0, -2)
         narrow = F.linear(self.dropout(x), self.lora_a).flatten(0, -2)
         found = torch.addmm(frozen, narrow, self.lora_b.T, alpha=self.scale).view(*x.shape[:-1], -1)
         if self.magnitude is not None:
             with torch.no_grad():
                 norms = self._sum().norm(dim=1)
-            found = found * (self.magnitude / norms)
-        return found if self.bias is None else found + self.bias
+            found = found * (self.magnitude / norms).to(found.dtype)
+            found = found if self.bias is None else found + self.bias.to(found.dtype)
+        return found
 
     def _sum(self) -> Tensor:
         return self.weight.float() + self.lora_b @ self.lora_a * self.scale
@@ -86,14 +88,14 @@ def adapt(model: Transformer, config: TrainConfig) -> None:
         if not any(name == target for _, name, _ in _layers(model)):
             known = sorted({name for _, name, _ in _layers(model)}, key=ADAPTER_TARGETS.index)
             raise ValueError(f"adapter_targets names {target!r}; the network's layers are {', '.join(known)}")
-    for owner, name, layer in list(_layers(model)):
+    for owner, name, layer in _layers(model):
         if name in config.adapter_targets or not config.adapter_targets:
             setattr(owner, name, AdaptedLinear(layer, config))
 
 
 def merge(model: Transformer) -> None:
     """Make the network a plain one of float32, with the weights of its adapters added."""
-    for owner, name, layer in list(_layers(model)):
+    for owner, name, layer in _layers(model):
         if isinstance(layer, AdaptedLinear):
             setattr(owner, name, layer.merged())
     for parameter in model.parameters():

@@ -236,6 +236,8 @@ class ModelConfig(Settings):
             factor = changes.get("max_seq_len", self.max_seq_len) / original
             scaling = {"rope_factor": 1.0 if kind == "none" else factor, "rope_ramp": None}
             scaling["rope_original_len"] = original if kind in ("yarn", "llama3") else None
+        if self.window is not None:  # a shorter context may be below it
+            scaling["window"] = min(self.window, changes.get("max_seq_len", self.max_seq_len))
         return dataclasses.replace(self, **{**scaling, **changes})
 
     @property

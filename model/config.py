@@ -161,7 +161,8 @@ class TrainConfig(Settings):
         spike_zscore: standard deviations above the mean of the last steps from which a loss or gradient norm is
             reported as a spike.
         adapter: what is trained of a base, "none" (all weights), "lora" (small matrices beside frozen layers, Hu et al.
-            2022) or "dora" (these and the norm of each row, Liu et al. 2024); see `adapters`.
+            2022) or "dora" (these and the norm of each row, Liu et al. 2024); see `adapters`. With precision "bf16" the
+            frozen layers are rounded to it.
         adapter_rank: columns of the small matrices; None means 8.
         adapter_alpha: their outputs are multiplied by adapter_alpha / adapter_rank; None means 2 * adapter_rank.
         adapter_targets: layers with an adapter, some of "q", "k", "v", "proj", "gate", "up" and "down"; None means all
@@ -268,7 +269,8 @@ class TrainConfig(Settings):
         self.resolve("adapter_targets", ())
         self.resolve("adapter_dropout", 0.0)
         targets = self.adapter_targets
-        if isinstance(targets, str) or not isinstance(targets, Iterable) or set(targets) - set(ADAPTER_TARGETS):
+        is_list = isinstance(targets, Iterable) and not isinstance(targets, str)
+        if not is_list or not all(target in ADAPTER_TARGETS for target in targets):
             raise ValueError(f"adapter_targets={targets!r}; expected some of {', '.join(ADAPTER_TARGETS)}")
         object.__setattr__(self, "adapter_targets", tuple(targets))
 

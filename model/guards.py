@@ -121,7 +121,8 @@ def non_finite_loss(
 
     def is_finite(row: Batch) -> bool:
         loss = nll(row)
-        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        trained = [weight for weight in weights.values() if weight.requires_grad]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return all(one is None or bool(one.isfinite().all()) for one in (loss, *gradients))
 
     model.eval()

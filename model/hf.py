@@ -337,7 +337,7 @@ def write_peft(
         "lora_alpha": train_config.adapter_alpha,
         "lora_dropout": train_config.adapter_dropout,
         "use_dora": train_config.adapter == "dora",
-        "target_modules": sorted({name.rpartition(".")[2] for name in found}),
+        "target_modules": sorted({".".join(name.split(".")[-2:]) for name in found}),
         "fan_in_fan_out": column == GPT2,
         "bias": "none",
         "rank_pattern": dict.fromkeys(joined, 3 * rank),

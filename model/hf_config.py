@@ -198,11 +198,13 @@ def _function(config: ModelConfig) -> dict[str, Any]:
         fields |= {"rope_scaling": "none", "rope_factor": 1.0}
     if config.window is not None and config.window >= config.max_seq_len and config.window_pos_base is None:
         fields |= {"window": None, "full_every": None}
-    if not any(map(config.has_window, range(config.n_layer))):
-        fields |= {"window": None, "full_every": None, "window_pos_base": None}
-    elif all(map(config.has_window, range(config.n_layer))) and config.full_every is not None:
-        base = config.pos_base if config.window_pos_base is None else config.window_pos_base
-        fields |= {"full_every": None, "window_pos_base": None, "pos_base": base}
+    if config.window_pos_base is not None and all(map(config.has_window, range(config.n_layer))):
+        fields |= {"pos_base": config.window_pos_base, "rope_scaling": "none", "rope_factor": 1.0}
+        fields |= {"window_pos_base": None, "rope_original_len": None, "rope_ramp": None}
+    if all(map(config.has_window, range(config.n_layer))):
+        fields["full_every"] = None
+    if fields["window_pos_base"] == fields["pos_base"] and fields["rope_scaling"] == "none":
+        fields["window_pos_base"] = None
     if all(map(config.is_rotated, range(config.n_layer))):
         fields["unrotated_every"] = None
     return fields
@@ -283,6 +285,7 @@ def _written(config: ModelConfig, layout: str) -> dict[str, Any]:
         if config.window_pos_base is None:
             local = rope
         fields |= {"hidden_activation": gate, "query_pre_attn_scalar": config.head_dim, "rope_scaling": None}
+        fields["rope_local_base_freq"] = local["rope_theta"]  # read before transformers 5
         fields |= {"rope_parameters": {_FULL: rope, _SLIDING: local}, "sliding_window": window or config.max_seq_len}
         fields["layer_types"] = [_SLIDING if config.has_window(layer) else _FULL for layer in layers]
     return fields
@@ -332,17 +335,18 @@ def config_from_hf(fields: Fields, layout: str = "") -> ModelConfig:
             shape |= _read_rope(read, shape["max_seq_len"])
         if known.column == ROTARY:
             act = read.get("hidden_activation") or read.get("hidden_act") or _GATES[known.fixed["act"]][0]
-            if act not in _GATES[known.fixed["act"]]:
+            gates = _GATES[known.fixed["act"]]
+            if act not in (gates[:1] if layout == GEMMA3 else gates):
                 raise ValueError(f"hidden_act={act!r} is not supported; expected {_GATES[known.fixed['act']][0]!r}")
         if layout == "smollm3":
             shape["unrotated_every"] = _read_unrotated(fields, shape["n_layer"])
         if layout not in ("gpt2", GEMMA3):
             shape["window"] = _read_window(fields, layout, shape["n_layer"], shape["max_seq_len"])
         config = ModelConfig(**shape)
-        if layout in ("llama", "smollm3") and config.d_model % config.n_head:
+        if layout in ("llama", "smollm3", GEMMA3) and config.d_model % config.n_head:
             raise ValueError(f"hidden_size={config.d_model} is no multiple of num_attention_heads={config.n_head}")
         return config
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as error:
         raise LayoutError(f"{file}: {error}") from error
 
 
@@ -350,6 +354,8 @@ def _read_unrotated(fields: Fields, n_layer: int) -> int | None:
     """Return unrotated_every of SmolLM3."""
     every = fields.get("no_rope_layer_interval", 4)
     rotated = fields.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(n_layer)]
+    if len(rotated) < n_layer:
+        raise ValueError(f"no_rope_layers has {len(rotated)} layers, expected {n_layer}")
     without = [layer + 1 for layer in range(n_layer) if not rotated[layer]]
     return _period(without, n_layer, f"no_rope_layers={list(rotated)}")
 
@@ -364,7 +370,9 @@ def _read_gemma3(read: Fields, n_layer: int, length: int, head_dim: int) -> dict
         )
     every = read.get("sliding_window_pattern") or read.get("_sliding_window_pattern") or 6
     usual = [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(n_layer)]
-    kinds = read.get("layer_types") or usual
+    kinds = (read.get("layer_types") or usual)[:n_layer]
+    if len(kinds) < n_layer:
+        raise ValueError(f"layer_types has {len(kinds)} layers, expected {n_layer}")
     if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
         raise ValueError(f"layer_types has {unknown[0]}, which is not supported")
     rope = read.get("rope_parameters") or {}

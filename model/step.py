@@ -285,15 +285,16 @@ def new_stepper(
             torch.default_generator.manual_seed(derive_seed(train_config.seed, WEIGHTS_STREAM))  # of the CPU only
             model = Transformer(model_config)
             if initial_weights is not None:
-                _fill(model, initial_weights)
+                _fill(model, initial_weights, is_kept=train_config.adapter != "none")
             if train_config.adapter != "none":
                 adapt(model, train_config)
         return Stepper(model, train_config, device, execution, ranks)
 
 
-def _fill(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+def _fill(model: Transformer, weights: Mapping[str, Tensor], is_kept: bool) -> None:
+    """Load the initial weights; those that training does not change are shared, not copied."""
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, assign=is_kept)
     except RuntimeError as error:
         raise ValueError(
             f"the initial weights do not fit the configuration: {error}; train with the ModelConfig they were made with"

@@ -53,7 +53,7 @@ class Trace:
     Attributes:
         ids: (T,) int64.
         steps: all intermediate values, in the order of computation.
-        mask: (T, T) bool, True where a token (row) attends to another (column).
+        mask: (T, T) bool, True where a token (row) attends to another (column), in any layer.
         hidden: (L + 1, T, D) states h_0 to h_L of the residual stream.
         log_probs: (T, V) float64 log-probabilities of the next token at every position.
         conditionals: (T - 1,) float64 log-probability of each id after the first.
@@ -109,9 +109,9 @@ def operators(model: Transformer, n_tokens: int) -> dict[str, State]:
     """
     device = model.token_embedding.weight.device
     ctx = model.plan(torch.zeros(1, n_tokens, dtype=torch.int64, device=device))
-    blocks = {f"block_{n}": partial(block, layer=n - 1, ctx=ctx) for n, block in enumerate(model.blocks, 1)}
+    blocks = {f"block_{n}": partial(block, layer=n - 1, ctx=ctx.of(n - 1)) for n, block in enumerate(model.blocks, 1)}
     place = partial(model.place, ctx=ctx)
-    return {"embedding": model.token_embedding, "position": place, **blocks, "norm": model.norm, "out": model.head}
+    return {"embedding": model.embed, "position": place, **blocks, "norm": model.norm, "out": model.head}
 
 
 def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
@@ -133,14 +133,14 @@ def trace(model: Transformer, ids: Sequence[int] | Tensor) -> Trace:
 
     with evaluating(model), torch.no_grad():
         logits = model.head(model.features(tokens[None], record=keep))[0]
-        mask = model.plan(tokens[None]).mask
+        ctx = model.plan(tokens[None])
+        masks = [own.mask for own in ctx.layers or (ctx,)]
         log_probs = logits[:, : model.config.vocab_size].double().log_softmax(dim=-1)
         keep(None, "logits", logits[None])
         keep(None, "probabilities", log_probs.exp()[None])
     seen = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=tokens.device).tril()
-    if mask is not None:
-        assert isinstance(mask, Tensor)
-        seen = mask == 0
+    if all(isinstance(mask, Tensor) for mask in masks):
+        seen = torch.stack([mask == 0 for mask in masks if isinstance(mask, Tensor)]).any(0)
     first = next(step.tensor for step in steps if step.kind == "sum")
     states = [first, *(step.tensor for step in steps if step.kind == "output")]
     conditionals = log_probs[:-1].gather(1, tokens[1:, None])[:, 0]

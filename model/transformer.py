@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ RecordValue = Callable[[str, Tensor], None]
 
 @dataclass(frozen=True)
 class Pass:
-    """Arguments of one forward pass that all layers share.
+    """Arguments of one forward pass, of all layers or of one.
 
     Attributes:
         positions: index into the position tables: a slice, or (B, T) positions.
@@ -64,7 +64,10 @@ class Pass:
 
     def of(self, layer: int) -> Pass:
         """Return the Pass of a layer."""
-        return replace(self.layers[layer], record=self.record) if self.layers else self
+        if not self.layers:
+            return self
+        own = self.layers[layer]
+        return own if self.record is None else replace(own, record=self.record)
 
     def recorder(self, layer: int | None) -> RecordValue | None:
         """Return `record` bound to a layer; None if nothing is recorded."""
@@ -205,11 +208,12 @@ class Block(nn.Module):
             ("ffn", self.norm_mlp, self.mlp, self.norm_mlp_out, self.drop_mlp),
         ):
             added = branch(x if self.post_norm else _normed(norm, x, f"norm_{name}", record), layer, ctx)
+            if record is not None:
+                record(name, added)
             if norm_out is not None:
                 added = _normed(norm_out, added, f"norm_{name}_out", record)
             summed = x + dropout(added)
             if record is not None:
-                record(name, added)
                 record(f"sum_{name}", summed)
             x = _normed(norm, summed, f"norm_{name}", record) if self.post_norm else summed
         return x
@@ -347,9 +351,7 @@ class Transformer(nn.Module):
 
     def read(self, ids: Tensor, ctx: Pass) -> Tensor:
         """Return the final hidden states (B, T, D) of ids (B, T)."""
-        record, x = ctx.recorder(None), self.token_embedding(ids)
-        if self.config.embed_scale:
-            x = x * math.sqrt(self.config.d_model)
+        record, x = ctx.recorder(None), self.embed(ids)
         if record is not None:
             record("embedding", x)
         x = self.place(x, ctx)
@@ -362,6 +364,11 @@ class Transformer(nn.Module):
             if ctx.record is not None:
                 ctx.record(layer, "output", x)
         return _normed(self.norm, x, "norm", record)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the token embeddings (B, T, D) of ids (B, T)."""
+        x: Tensor = self.token_embedding(ids)
+        return x * math.sqrt(self.config.d_model) if self.config.embed_scale else x
 
     def place(self, x: Tensor, ctx: Pass) -> Tensor:
         """Return embeddings (B, T, D) with position vectors added, after dropout."""
@@ -432,7 +439,7 @@ class Transformer(nn.Module):
         slots: CacheSlots | None = None,
     ) -> Pass:
         """Return the Pass of all layers; mask_of gives the mask of a window."""
-        config, passes = self.config, dict[tuple[bool, bool], Pass]()
+        config, passes, mask_of = self.config, dict[tuple[bool, bool], Pass](), cache(mask_of)
         kinds = [(config.has_window(layer), config.is_rotated(layer)) for layer in range(config.n_layer)]
         for has_window, is_rotated in dict.fromkeys(kinds):
             table = self.rotation_table

@@ -65,11 +65,15 @@ def check_base(run: Run, settings: Settings) -> Base | None:
         raise BaseError(f"train.adapter={adapter} trains small matrices beside the weights of a base; set train.base")
     if not name:
         return None
+    if adapter != "none" and settings.execution.sharding == "fsdp" and settings.execution.processes != 1:
+        raise BaseError(f"train.adapter={adapter} is not sharded: set execution.sharding=ddp")
     checkpoint = _checkpoint(run, name)
     folder = run.store.folder(checkpoint)
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     framing = {key: bool(config.get(key, True)) for key in ("bos", "eos")}
     base = Base(name, checkpoint, folder, config["model"], framing, read_sampling(folder))
+    if "gate" in settings.train.overrides.get("adapter_targets", ()) and not ModelConfig.from_dict(base.shape).is_gated:
+        raise BaseError(f"train.adapter_targets names gate, which the network of {name} does not have; leave it out")
     with_base(settings, base)
     if n := forgotten_since(run.store, checkpoint):
         run.note(

@@ -361,6 +361,10 @@ def described(step: Step, config: ModelConfig) -> tuple[str, str]:
             "Attention output",
             f"The concatenated heads, projected to {width} columns.",
         ),
+        "norm_attention_out": ("Norm of the attention output", f"{norm} before it is added to the state."),
+        "norm_attention_out_moments": moments,
+        "norm_ffn_out": ("Norm of the feed-forward output", f"{norm} before it is added to the state."),
+        "norm_ffn_out_moments": moments,
         "sum_attention": ("Sum after attention", "Block input plus attention output (residual connection)."),
         "norm_ffn": (
             "Norm after feed-forward" if is_post else "Norm before feed-forward",
@@ -400,8 +404,11 @@ def control_elements(subject: Subject) -> list[Row]:
     heads = [f"{config.n_head} heads of {config.head_dim}"]
     heads += [f"{config.n_kv_head} for keys and values"] if config.n_kv_head != config.n_head else []
     heads += [*(["QK-norm"] if config.qk_norm else []), *([f"window {config.window}"] if config.window else [])]
-    norms = ", ".join([each(block.norm_attention), each(block.norm_mlp), *(["norm"] if config.final_norm else [])])
-    norm = f"{type(block.norm_attention).__name__}, {config.norm_order}-norm, eps {config.norm_eps:g}"
+    own = (block.norm_attention, block.norm_attention_out, block.norm_mlp, block.norm_mlp_out)
+    names = [each(one) for one in own if one is not None]
+    norms = ", ".join([*names, *(["norm"] if config.final_norm else [])])
+    order = "pre- and post" if config.norm_order == "both" else config.norm_order
+    norm = f"{type(block.norm_attention).__name__}, {order}-norm, eps {config.norm_eps:g}"
     trained = "" if subject.train and not subject.fresh else " (not trained here)"
     feed = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.act}"
     rule = f"rate {train.lr:g}, decay {train.weight_decay:g}, clip {train.clip_norm:g}{trained}"

@@ -388,7 +388,7 @@ def train(
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
     if base is not None and (template := work.folder(base) / CHAT_FILE).is_file():
         shutil.copyfile(template, work.out / CHAT_FILE)
-    if base is not None and settings.train["adapter"] != "none":
+    if base is not None and settings.train.get("adapter", "none") != "none":
         _write_adapter(result.weights.with_name(ADAPTER_FILE), work.out / ADAPTER_FOLDER, settings, base)
     framing = framing_of(work.store, dataset)
     config = {**asdict(settings), "tokenizer": tokenizer.digest, **framing}

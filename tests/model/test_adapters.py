@@ -13,7 +13,7 @@ import torch
 from interrupted_runs import EVERY_STEP, Interrupted, assert_same_run, stop_at
 from safetensors.torch import load_file
 
-from model import ModelConfig, SpanSource, TrainConfig, Trainer, Transformer
+from model import ModelConfig, NonFiniteLoss, SpanSource, TrainConfig, Trainer, Transformer
 from model.adapters import AdaptedLinear, adapt, merge
 from model.config import Execution
 from model.data import Batch
@@ -186,12 +186,26 @@ def test_a_merged_network_computes_what_the_adapted_one_does(build_model: Callab
         ({"adapter": "none", "adapter_rank": 4}, "trains all weights"),
         ({"adapter": "lora", "adapter_targets": ("q", "head")}, "expected some of q, k, v"),
         ({"adapter": "lora", "adapter_targets": "q"}, "expected some of q, k, v"),
+        ({"adapter": "lora", "adapter_targets": [["q"]]}, "expected some of q, k, v"),
         ({"adapter": "lora", "adapter_rank": 0}, "adapter_rank=0"),
     ],
 )
 def test_settings_of_adapters_are_checked(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         TrainConfig(10, **settings)
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_step(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    build_model: Callable[..., Transformer],
+    build_source: Callable[..., SpanSource],
+) -> None:
+    start = build_model(seed=3).state_dict()
+    start = {name: value * (1e30 if name.endswith("up.weight") else 1) for name, value in start.items()}
+    config = dataclasses.replace(train_config, adapter="lora")
+    with pytest.raises(NonFiniteLoss, match="step 1"):
+        Trainer(model_config, config, build_source(), initial_weights=start).fit()
 
 
 def test_layers_that_the_network_lacks_are_told(build_model: Callable[..., Transformer]) -> None:

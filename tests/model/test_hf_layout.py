@@ -275,6 +275,7 @@ SMOLLM3_REFUSED: list[dict[str, Any]] = [
     {"hidden_act": "gelu"},
     {"use_sliding_window": True, "sliding_window": 4},
     {"no_rope_layers": [0, 1]},
+    {"no_rope_layers": [1]},
 ]
 GEMMA_REFUSED: list[dict[str, Any]] = [
     {"hidden_activation": "silu"},
@@ -287,6 +288,8 @@ GEMMA3_REFUSED: list[dict[str, Any]] = [
     {"query_pre_attn_scalar": 99},
     {"layer_types": ["full_attention", "sliding_attention"]},
     {"layer_types": ["chunked_attention", "full_attention"]},
+    {"layer_types": ["sliding_attention"]},
+    {"hidden_activation": "gelu"},
 ]
 REFUSED = {"gpt2": GPT2_REFUSED, "llama": LLAMA_REFUSED, "mistral": MISTRAL_REFUSED}
 REFUSED |= {"qwen2": QWEN3_REFUSED, "qwen3": QWEN3_REFUSED}

@@ -67,6 +67,12 @@ def test_what_cannot_be_seen_becomes_a_sign(text: str, expected: str) -> None:
     assert visible(text) == expected
 
 
+def test_layers_that_differ_are_shown() -> None:
+    shape = {"norm_order": "both", "act": "geglu", "pos": "rope", "window": 3, "full_every": 2, "n_layer": 2}
+    names = [step["name"] for step in to_json(look("Hello World", **shape))["steps"]]
+    assert {"block_1.norm_attention_out", "block_2.norm_ffn_out"} <= set(names)
+
+
 def test_the_phrase_of_the_documents_has_the_ids_of_the_documents() -> None:
     found = to_json(look("Hello World"))
     assert [token["id"] for token in found["tokens"]] == [72, 101, 108, 108, 111, 32, 87, 111, 114, 108, 100]

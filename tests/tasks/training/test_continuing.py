@@ -109,6 +109,26 @@ def test_adapters_without_a_base_are_refused(run: Run) -> None:
         check_base(run, settings)
 
 
+@pytest.mark.parametrize(
+    ("assignments", "told"),
+    [
+        (["execution.sharding=fsdp", "execution.processes=2"], r"train\.adapter=lora is not sharded"),
+        (['train.adapter_targets=["gate"]'], "names gate, which the network of"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused_at_once(
+    run: Run, bundle: Path, assignments: list[str], told: str
+) -> None:
+    with pytest.raises(BaseError, match=told):
+        check_base(run, settings_from(bundle, "train.adapter=lora", *assignments))
+
+
+def test_a_base_is_read_with_a_context_below_its_window(run: Run, tmp_path: Path) -> None:
+    base = model_folder(tmp_path / "base", shape={"pos": "rope", "max_seq_len": 64, "window": 48})
+    settings = settings_from(base, "model.max_seq_len=32")
+    assert with_base(settings, check_base(run, settings)).model.overrides["window"] == 32
+
+
 def test_a_folder_with_the_name_of_a_registered_model_is_a_base_by_its_path(
     run: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
