@@ -74,7 +74,7 @@ def digest_of_tokenizer_file(path: Path) -> str:
         )
 
 
-def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
+def read_tokenizer_file(path: Path, reserved: int = 0, rows: int | None = None) -> Tokenizer:
     """Read a tokeniser of this project or of Hugging Face's `tokenizers`, GPT-2's pair of files or a character table.
 
     The unk id of a foreign tokeniser is that of its model. If the model has none, and for pad, bos and eos, ids are
@@ -88,6 +88,7 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
     Args:
         path: see `tokenizer_files`.
         reserved: ids kept free at the end of the vocabulary; a tokeniser of this project records its own.
+        rows: number of embeddings of the network; added tokens without one, as Gemma 3's of pictures, are left out.
 
     Raises:
         ForeignTokenizerError: the file does not exist or is not a tokeniser.
@@ -109,6 +110,10 @@ def read_tokenizer_file(path: Path, reserved: int = 0) -> Tokenizer:
             return found
         elif "model" not in record:
             return CharTableTokenizer(_character_table(spec), reserved)
+        added = record.get("added_tokens") or []
+        if rows is not None and any(token["id"] >= rows for token in added):
+            record["added_tokens"] = [token for token in added if token["id"] < rows]
+            spec = json.dumps(record, ensure_ascii=False)
         vocabulary = HfTokenizer(spec).vocabulary()
         named = _special_ids(vocabulary, record, first.parent)
         if merges and named["eos_id"] is None:

@@ -138,8 +138,8 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     if not hf_folder.is_dir():
         raise ExchangeError(f"no folder {hf_folder}: give the folder of a Hugging Face model")
     try:
-        tokenizer = read_hf_tokenizer(hf_folder)
-        layout, _ = read_shape(hf_folder)
+        layout, shape = read_shape(hf_folder)
+        tokenizer = read_hf_tokenizer(hf_folder, shape.vocab_size)
         model = from_hf(hf_folder)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise ExchangeError(
@@ -246,14 +246,17 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     return spec
 
 
-def read_hf_tokenizer(folder: Path) -> HfTokenizer:
+def read_hf_tokenizer(folder: Path, rows: int) -> HfTokenizer:
     """Return the tokeniser of a Hugging Face folder, with the special ids of its config files.
+
+    Args:
+        rows: number of embeddings of its network.
 
     Raises:
         ExchangeError: the tokeniser is missing, or `tokenizers` cannot read it.
     """
     try:
-        found = read_tokenizer_file(folder)
+        found = read_tokenizer_file(folder, rows=rows)
     except ForeignTokenizerError as error:
         raise ExchangeError(str(error)) from error
     if not isinstance(found, HfTokenizer):
