@@ -138,8 +138,10 @@ def import_folder(hf_folder: Path, target: Path) -> Exchanged:
     if not hf_folder.is_dir():
         raise ExchangeError(f"no folder {hf_folder}: give the folder of a Hugging Face model")
     try:
+        tokenizer = read_hf_tokenizer(hf_folder)
         layout, shape = read_shape(hf_folder)
-        tokenizer = read_hf_tokenizer(hf_folder, shape.vocab_size)
+        if tokenizer.vocab_size > shape.vocab_size:
+            tokenizer = read_hf_tokenizer(hf_folder, shape.vocab_size)
         model = from_hf(hf_folder)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise ExchangeError(
@@ -246,11 +248,11 @@ def hf_spec(tokenizer: Tokenizer) -> dict[str, Any]:
     return spec
 
 
-def read_hf_tokenizer(folder: Path, rows: int) -> HfTokenizer:
+def read_hf_tokenizer(folder: Path, rows: int | None = None) -> HfTokenizer:
     """Return the tokeniser of a Hugging Face folder, with the special ids of its config files.
 
     Args:
-        rows: number of embeddings of its network.
+        rows: number of embeddings of its network; added tokens without one are left out. None keeps all.
 
     Raises:
         ExchangeError: the tokeniser is missing, or `tokenizers` cannot read it.

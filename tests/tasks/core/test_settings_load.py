@@ -414,7 +414,7 @@ KEYS = {
     "train": "4217de8c69a1a288",
     "execution": "cb1a03730ece1670",
     "evaluate": "cc7757b92f702002",
-    "gates": "5d0d8970ee0b0f69",
+    "gates": "99bdb69454bb206b",
     "generate": "35bacf218e8a5261",
 }
 

@@ -136,7 +136,7 @@ def test_transformers_continues_with_the_same_text(tokenizer: Tokenizer, tmp_pat
 
 def test_an_imported_tokenizer_comes_back_from_its_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
     write_hf_tokenizer(tokenizer, tmp_path, 16)
-    found = read_hf_tokenizer(tmp_path, tokenizer.vocab_size)
+    found = read_hf_tokenizer(tmp_path)
     found.save(tmp_path / "saved.json")
     again = load_tokenizer(tmp_path / "saved.json")
     assert isinstance(again, HfTokenizer)
@@ -241,7 +241,7 @@ def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
 def test_special_ids_of_the_configuration_that_no_token_has_are_passed_over(tmp_path: Path) -> None:
     folder = foreign_folder(tmp_path / "hf")  # bos and eos are 50256, as GPT-2's class has them
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|endoftext|>"}}))
-    tokenizer = read_hf_tokenizer(folder, 301)
+    tokenizer = read_hf_tokenizer(folder)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 300)
 
 
