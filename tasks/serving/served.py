@@ -28,7 +28,7 @@ _log = logging.getLogger("sheepfold.serve")
 
 @dataclass(frozen=True)
 class Served:
-    """A loaded model.
+    """A model that is served; its weights are read by the process that generates.
 
     Attributes:
         name: such as "sheepfold/3".
@@ -37,7 +37,7 @@ class Served:
         defaults: sampling settings that a request may leave out.
         template: of chats; None if the model has none.
         sources: returns the passages of a text that stand in the training text; None if that is unknown.
-        created: Unix time at which it was loaded.
+        created: Unix time from which it is served.
     """
 
     name: str
