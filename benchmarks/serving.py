@@ -3,8 +3,8 @@
     python -m benchmarks.serving [--presets modern-1m,modern-15m] [--clients 1,8,32] [--tokens 128] [--rounds 3]
 
 Both serve the same random weights, ours from its folder and llama.cpp (`xllamacpp`) from the GGUF file that we export,
-in float32 and with the same sampling settings; llama.cpp has all cores, ours takes what it finds fastest. Clients stream
-completions of other prompts each, in turns of both servers; figures are medians over the rounds.
+in float32 and with the same sampling settings; llama.cpp has all cores, ours takes what it finds fastest. Clients
+stream completions of other prompts each, in turns of both servers; figures are medians over the rounds.
 """
 
 from __future__ import annotations
