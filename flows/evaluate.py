@@ -15,6 +15,8 @@ from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.registry import CHAMPION, PREVIOUS, ModelVersion, find_version, read_models, registered_versions
 from storage.store import Store
+from tasks.chat.answers import Questions, answers
+from tasks.chat.evaluate_answers import evaluate_answers
 from tasks.core.executor import act
 from tasks.core.run import Run
 from tasks.core.settings import EvaluationSettings, Settings, load_settings
@@ -43,22 +45,26 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     with open_run(options, load_settings().limits) as run:
         model, checkpoint = options.model, checkpoint_of(run, options.model)
         version = version_of(run, checkpoint)
-        settings = promotion_settings(run.store, run.corpus, version)
+        settings, questions = promotion_settings(run.store, run.corpus, version)
+        questions = None if options.on else questions
         evalset = evaluation_texts(run, options.on, options.column)
-        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings)
+        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings, questions=questions)
         read = trained_on(run.store, checkpoint, evalset)
         usual = not (options.on or read)  # figures of other texts are logged under other names
         if usual:
             remember_evaluation(run, checkpoint, evaluation)
-        made = sample(run, Settings(), checkpoint, evalset)
-        measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings)
+        made = sample(run, Settings(), checkpoint, evalset, questions)
+        measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings, questions)
         if not usual:
             measured = replace(measured, texts=texts_name(options.on), read=read)
         if read:
             run.note(f"{model} was trained on some of these documents, so its figures are too good")
         if read and options.drift:
             run.note("its drift is unknown, because it is measured against these figures")
-        drifted = measure_drift(run, checkpoint, evaluation, settings) if options.drift and not read else None
+        if questions is not None and options.drift:
+            run.note("the drift of a model that answers is not measured")
+        wanted = options.drift and not read and questions is None
+        drifted = measure_drift(run, checkpoint, evaluation, settings) if wanted else None
         if drifted is not None:
             leave("drift", f"Drift of {model} on {run.corpus}", f"{drifted[0].sentence()}\n")
         if version is not None:
@@ -83,14 +89,20 @@ def evaluate_model(
     evalset: ArtifactRef,
     settings: EvaluationSettings | None = None,
     dataset: ArtifactRef | None = None,
+    questions: Questions | None = None,
 ) -> tuple[ArtifactRef, dict[str, float]]:
     """Evaluate a model; returns the evaluation and its figures (empty for a missing artefact in a plan).
 
     Args:
         dataset: Training data of a model that is missing in a plan.
+        questions: Of the evaluation documents, whose answers a model is measured on instead of their text.
     """
     settings = settings or EvaluationSettings()
     inputs = {"checkpoint": checkpoint, "evalset": evalset}
+    if questions is not None:
+        given = answers(run, questions, **inputs)
+        found = evaluate_answers(run, questions, **inputs, answers=given)
+        return found, run.read(found, lambda ref: read_metrics(run.store, ref), {})
     dataset = run.read(checkpoint, lambda ref: dataset_of(run.store, ref), dataset)
     if settings.ngram_order and dataset is not None:
         inputs["ngram"] = ngram(run, NgramSettings(settings.ngram_order, settings.ngram_tokens), dataset=dataset)
@@ -104,21 +116,26 @@ def remember_evaluation(run: Run, checkpoint: ArtifactRef, evaluation: ArtifactR
         run.remember(evaluate=evaluation)
 
 
-def promotion_settings(store: Store, corpus: str, version: ModelVersion | None) -> EvaluationSettings:
-    """Return the evaluation settings of a model's last promotion, so that new figures are comparable.
+def promotion_settings(
+    store: Store, corpus: str, version: ModelVersion | None
+) -> tuple[EvaluationSettings, Questions | None]:
+    """Return the evaluation settings and the questions of a model's last promotion, so that new figures are comparable.
 
     Args:
         version: Registered version; the defaults are returned for None and for a version without a record.
     """
     noted = None if version is None else read_models(store, corpus).models.get(version.checkpoint.digest)
     if noted is None:
-        return EvaluationSettings()
+        return EvaluationSettings(), None
     judged = manifest_of(store, noted.evaluation)
+    if judged.stage == evaluate_answers.name:
+        kinds = tuple(judged.settings["kinds"])
+        return EvaluationSettings(trace=noted.traced), Questions(**{**judged.settings, "kinds": kinds})
     found = EvaluationSettings(stride=judged.settings["stride"], ngram_order=0, trace=noted.traced)
     if "ngram" not in judged.inputs:
-        return found
+        return found, None
     (baseline,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
-    return replace(found, ngram_order=baseline["order"], ngram_tokens=baseline["max_tokens"])
+    return replace(found, ngram_order=baseline["order"], ngram_tokens=baseline["max_tokens"]), None
 
 
 @subflow("trace")
@@ -150,6 +167,7 @@ def measure_beside(
     evaluation: ArtifactRef,
     completions: ArtifactRef,
     settings: EvaluationSettings,
+    questions: Questions | None = None,
 ) -> tuple[Measured, dict[str, float]]:
     """Evaluate another champion for comparison, and trace the model's completions and documents.
 
@@ -159,14 +177,18 @@ def measure_beside(
     Returns:
         All results for the page, and the figures of the other champion under separate names.
     """
-    rival, figures = _other_champion(run, checkpoint, evalset, settings)
+    rival, figures = _other_champion(run, checkpoint, evalset, settings, questions)
     found, seen = trace_model(run, settings, checkpoint, evalset, completions)
     measured = Measured(model, checkpoint, evalset, evaluation, rival, completions, found, seen)
     return measured, champion_figures(figures)
 
 
 def _other_champion(
-    run: Run, checkpoint: ArtifactRef, evalset: ArtifactRef, settings: EvaluationSettings
+    run: Run,
+    checkpoint: ArtifactRef,
+    evalset: ArtifactRef,
+    settings: EvaluationSettings,
+    questions: Questions | None,
 ) -> tuple[tuple[str, ArtifactRef] | None, dict[str, float]]:
     """Return the champion (for the champion itself, the previous one), evaluated on the same documents."""
     versions = registered_versions(run.store)
@@ -177,7 +199,7 @@ def _other_champion(
         found = version_checkpoint(run, version)
         if trained_on(run.store, found, evalset):
             return None, {}
-        evaluation, figures = evaluate_model(run, found, evalset, settings)
+        evaluation, figures = evaluate_model(run, found, evalset, settings, questions=questions)
         return (f"{name} (version {version.version})", evaluation), figures
     return None, {}
 

@@ -12,6 +12,7 @@ from flows.report import finish
 from storage.digest import sha256_json
 from storage.errors import UserError
 from storage.manifest import ArtifactRef, RefSet
+from tasks.chat.answers import Questions, answers
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import Call, NoSettings
@@ -40,8 +41,12 @@ def generate(options: Any) -> dict[str, Any]:
 
 
 @subflow("generate")
-def sample(run: Run, settings: Settings, checkpoint: ArtifactRef, evalset: ArtifactRef) -> ArtifactRef:
-    """Complete the first words of a few evaluation documents."""
+def sample(
+    run: Run, settings: Settings, checkpoint: ArtifactRef, evalset: ArtifactRef, questions: Questions | None = None
+) -> ArtifactRef:
+    """Complete the first words of a few evaluation documents, or answer their questions."""
+    if questions is not None:
+        return answers(run, questions, checkpoint=checkpoint, evalset=evalset)
     nothing: list[Prompt] = []
     prompts = run.read(evalset, lambda ref: sample_prompts(run.store, ref), nothing)
     return make_completions(run, settings, checkpoint, prompts, after=(evalset,))

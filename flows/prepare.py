@@ -13,6 +13,9 @@ from flows.report import finish
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import OVERLAP_FILE, TOKENS_FILE
+from tasks.chat.answers import Questions, check_questions, questions_of
+from tasks.chat.pairs import pairs
+from tasks.chat.tokenise_pairs import TokenisePairsSettings, tokenise_pairs
 from tasks.core.run import Run
 from tasks.core.settings import Settings
 from tasks.core.stage import NoSettings
@@ -37,6 +40,7 @@ class Prepared:
     shards: list[ArtifactRef]
     dataset: ArtifactRef
     seq_len: int
+    questions: Questions | None = None  # held-out ones, of a training on conversations
 
 
 @flow(PrepareOptions)
@@ -64,18 +68,23 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
         EmptyCorpus: if there are no training documents, or no validation documents.
     """
     settings = with_base(settings, base)
+    questions = questions_of(settings.chat, None if base is None else base.folder)
     segments, curated, texts = ingested.segments, ingested.curated, ingested.all_refined
     check_split(run, curated, ingested.snapshot)
     evalset = _evalset(run, settings, ingested)
     tokenizer = corpus_tokenizer(run, settings.tokenizer, curated, texts)
-    shards = segments.map(
-        run,
-        tokenise,
-        TokeniseSettings(settings.tokenizer.bos, settings.tokenizer.eos),
-        documents=ingested.refined,
-        tokenizer=tokenizer,
-        engine=settings.tokenizer.engine,
-    )
+    if questions is None:
+        shards = segments.map(
+            run,
+            tokenise,
+            TokeniseSettings(settings.tokenizer.bos, settings.tokenizer.eos),
+            documents=ingested.refined,
+            tokenizer=tokenizer,
+            engine=settings.tokenizer.engine,
+        )
+    else:
+        run.read(evalset, lambda ref: check_questions(run.store, ref, questions), None)
+        shards = _tokenise_pairs(run, ingested, tokenizer, questions)
     groups = group_documents(
         run,
         settings.mix,
@@ -87,14 +96,30 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
     seq_len = context_of(run, settings.model, shards)
     cut = dataset(
         run,
-        DatasetIndexSettings.of(seq_len, settings.dataset, settings.mix),
+        DatasetIndexSettings.of(seq_len, settings.dataset, settings.mix, chats=questions is not None),
         curated=curated,
         tokens=segments.union(run, shards, TOKENS_FILE),
         tokenizer=tokenizer,
         groups=groups,
     )
     run.remember(evalset=evalset, tokenizer=tokenizer, tokenise=shards, groups=groups.refs, dataset=cut)
-    return Prepared(evalset, tokenizer, shards, cut, seq_len)
+    return Prepared(evalset, tokenizer, shards, cut, seq_len, questions)
+
+
+def _tokenise_pairs(run: Run, ingested: Ingested, tokenizer: ArtifactRef, questions: Questions) -> list[ArtifactRef]:
+    """Find the conversations of each segment, and encode them."""
+    found = ingested.segments.map(run, pairs, NoSettings(), documents=ingested.refined)
+    run.remember(pairs=found)
+    form = TokenisePairsSettings(questions.template, questions.kinds)
+    shards = ingested.segments.map(
+        run, tokenise_pairs, form, pairs=found, documents=ingested.refined, tokenizer=tokenizer
+    )
+    made = [manifest_of(run.store, ref) for ref in shards if ref.made]
+    refused = sum(manifest.counts["refused"] for manifest in made)
+    if refused:
+        reason = next(manifest.tools["refused"] for manifest in made if "refused" in manifest.tools)
+        run.note(f"{refused:,} conversations do not go with the template and are left out, such as {reason}")
+    return shards
 
 
 def _evalset(run: Run, settings: Settings, ingested: Ingested) -> ArtifactRef:

@@ -14,6 +14,7 @@ from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import Registry, read_models
+from tasks.chat.answers import Questions
 from tasks.core.executor import act
 from tasks.core.run import Run
 from tasks.core.settings import Settings
@@ -32,21 +33,27 @@ def promote(options: SettingsOptions) -> dict[str, Any]:
     with open_run(options) as run:
         evalset = frozen_evalset(run)
         checkpoint = latest_training(run)
-        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
-        done, run_id = promote_model(run, checkpoint, evaluation, settings)
+        questions = trained_questions(run, settings, checkpoint)
+        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate, questions=questions)
+        done, run_id = promote_model(run, checkpoint, evaluation, settings, questions)
         remember_evaluation(run, checkpoint, evaluation)  # after the promotion, which may refuse it
         return finish(run, metrics=metrics, mlflow_run_id=run_id, promoted=done)
 
 
 @subflow("promote")
 def promote_model(
-    run: Run, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings | None = None
+    run: Run,
+    checkpoint: ArtifactRef,
+    evaluation: ArtifactRef,
+    settings: Settings | None = None,
+    questions: Questions | None = None,
 ) -> tuple[Promotion, str]:
     """Compare a model with the champion by the gates, on the same evaluation set, and move the aliases.
 
     Args:
         evaluation: Evaluation of the model.
         settings: Settings of this evaluation, of the champion's evaluation and of the gates.
+        questions: What this evaluation asked.
 
     Returns:
         The promotion, and the id of the MLflow run.
@@ -64,9 +71,9 @@ def promote_model(
     run_id = ensure_training_run(run, checkpoint)
     while True:
         registry = Registry(run.tracking, run.corpus)
-        compared, beside = _measured_champion(run, registry, checkpoint, evaluation, settings)
+        compared, beside = _measured_champion(run, registry, checkpoint, evaluation, settings, questions)
         is_champion = compared is not None and not beside
-        verdicts = _verdicts(run, checkpoint, evaluation, beside, settings, is_champion)
+        verdicts = _verdicts(run, checkpoint, evaluation, beside, settings, is_champion, questions)
         try:
             move = partial(move_aliases, run.store, registry, run_id, checkpoint, evaluation, verdicts, compared)
             decide = partial(move, settings.evaluate.trace)
@@ -76,7 +83,12 @@ def promote_model(
 
 
 def _measured_champion(
-    run: Run, registry: Registry, checkpoint: ArtifactRef, evaluation: ArtifactRef, settings: Settings
+    run: Run,
+    registry: Registry,
+    checkpoint: ArtifactRef,
+    evaluation: ArtifactRef,
+    settings: Settings,
+    questions: Questions | None,
 ) -> tuple[str | None, dict[str, ArtifactRef]]:
     """Return the champion's version, and the gates' input for it: its evaluation on the same set, if that is valid.
 
@@ -100,7 +112,9 @@ def _measured_champion(
             "figures on it are not valid; the two were not compared and it stays champion"
         )
         return champion.version, {"champion_that_knew": found}
-    return champion.version, {"champion": evaluate_model(run, found, evalset, settings.evaluate)[0]}
+    return champion.version, {
+        "champion": evaluate_model(run, found, evalset, settings.evaluate, questions=questions)[0]
+    }
 
 
 def _verdicts(
@@ -110,6 +124,7 @@ def _verdicts(
     beside: dict[str, ArtifactRef],
     settings: Settings,
     is_champion: bool,
+    questions: Questions | None,
 ) -> ArtifactRef:
     """Return the gates' verdicts on a model; for the champion itself, those of its promotion."""
     known = read_models(run.store, run.corpus).models.get(checkpoint.digest)
@@ -120,10 +135,28 @@ def _verdicts(
     leaks = known_leaks(run.store, checkpoint, evalset)
     if leaks is not None:
         inputs["leaks"] = leaks
-    if settings.gates.max_quantisation_loss:
+    if settings.gates.max_quantisation_loss and questions is None:
         rounded = EvaluateSettings(settings.evaluate.stride, settings.gates.quantisation)
         inputs["quantised"] = evaluate(run, rounded, checkpoint=checkpoint, evalset=evalset)
     trained = manifest_of(run.store, checkpoint)
-    if settings.gates.replay and "base" in trained.inputs:
-        inputs["base"] = evaluate_model(run, trained.input_refs("base")[0], evalset, settings.evaluate)[0]
+    base = trained.input_refs("base")[0] if "base" in trained.inputs else None
+    if settings.gates.replay and base is not None:
+        inputs["base"] = evaluate_model(run, base, evalset, settings.evaluate)[0]
+        if questions is not None:  # what is to be remembered are texts
+            inputs["texts"] = evaluate_model(run, checkpoint, evalset, settings.evaluate)[0]
+    if questions is not None and base is not None:
+        inputs["base_answers"] = evaluate_model(run, base, evalset, questions=questions)[0]
     return gates(run, settings.gates, **inputs)
+
+
+def trained_questions(run: Run, settings: Settings, checkpoint: ArtifactRef) -> Questions | None:
+    """Return the questions for a model that was trained on conversations; None for others."""
+    made = manifest_of(run.store, checkpoint)
+    (dataset,) = made.input_refs("dataset")
+    form = next(
+        (ref for ref in manifest_of(run.store, dataset).input_refs("tokens") if ref.stage == "tokenise_pairs"), None
+    )
+    if form is None:
+        return None
+    written = manifest_of(run.store, form).settings
+    return Questions(written["template"], tuple(written["kinds"]), settings.chat.answers, settings.chat.answer_tokens)

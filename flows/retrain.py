@@ -27,11 +27,14 @@ def retrain(options: RetrainOptions) -> dict[str, Any]:
         check_unread(run, base, evalset)
         read = already_read(run, options.base, base, prepared.dataset)
         checkpoint = read or train_model(run, settings, prepared, base)
-        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate)
-        done, run_id = promote_model(run, checkpoint, evaluation, settings)
-        made = sample(run, settings, checkpoint, evalset)
+        questions = prepared.questions
+        evaluation, metrics = evaluate_model(run, checkpoint, evalset, settings.evaluate, questions=questions)
+        done, run_id = promote_model(run, checkpoint, evaluation, settings, questions)
+        made = sample(run, settings, checkpoint, evalset, questions)
         model = f"version {done.version.version} ({done.alias})"
-        measured, beside = measure_beside(run, model, checkpoint, evalset, evaluation, made, settings.evaluate)
+        measured, beside = measure_beside(
+            run, model, checkpoint, evalset, evaluation, made, settings.evaluate, questions
+        )
         run.remember(train=checkpoint, evaluate=evaluation, generate=made)
         result = finish(
             run,

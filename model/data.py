@@ -68,6 +68,7 @@ class SpanSource:
             seq_len.
         isolated: pieces do not attend to each other: no label crosses from one into the next, and batches have the
             lengths of their documents.
+        learnt: for each shard, 1 at each id that is a label, else 0; None where all are labels.
 
     Raises:
         ValueError: the arrays do not match, or a piece does not fit seq_len or its shard.
@@ -85,8 +86,10 @@ class SpanSource:
         offsets: np.ndarray | None = None,
         ahead: np.ndarray | None = None,
         isolated: bool = False,
+        learnt: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.shards = [np.asarray(ids) for ids in shards]  # slices of an np.memmap are slower
+        self.learnt = None if learnt is None else [np.asarray(marks) for marks in learnt]
         self.shard = np.asarray(shard, dtype=np.int64)
         self.start = np.asarray(start, dtype=np.int64)
         self.length = np.asarray(length, dtype=np.int64)
@@ -102,6 +105,8 @@ class SpanSource:
     def _check_spans(self) -> None:
         what = "sequence" if self.offsets is None else "piece"
         sizes = [len(column) for column in (self.shard, self.start, self.length, self.ahead)]
+        if self.learnt is not None and [len(ids) for ids in self.shards] != [len(marks) for marks in self.learnt]:
+            raise ValueError("learnt has other lengths than the shards; expected a mark for each id")
         if len(set(sizes)) > 1:
             raise ValueError(
                 f"shard, start, length and ahead have {', '.join(map(str, sizes))} entries; expected one of each for "
@@ -162,11 +167,16 @@ class SpanSource:
             pieces, row, place, last = self._pieces(indices)
             used = (place + self.length[pieces])[last]
         flat = np.full(n_rows * width, self.pad_id, dtype=self._dtype)
-        self._copy_ids(pieces, row * width + place, flat)
+        begin = row * width + place
+        self._copy(self.shards, pieces, begin, flat)
         ids = flat.reshape(n_rows, width)
         inputs, labels = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if (used < width).any():
             labels[np.arange(1, width) >= used[:, None]] = IGNORE
+        if self.learnt is not None:
+            marks = np.zeros(n_rows * width, dtype=bool)
+            self._copy(self.learnt, pieces, begin, marks)
+            labels[~marks.reshape(n_rows, width)[:, 1:]] = IGNORE
         if not self.isolated or len(pieces) == n_rows:
             return Batch(inputs, labels)
         follows = place > 0
@@ -187,12 +197,12 @@ class SpanSource:
         before = np.cumsum(inputs) - inputs  # inputs of all pieces before each
         return pieces, row, before - before[begins][row], ends - 1
 
-    def _copy_ids(self, pieces: np.ndarray, begin: np.ndarray, flat: np.ndarray) -> None:
-        """Copy the ids of each piece into `flat` at its place in `begin`."""
+    def _copy(self, shards: Sequence[np.ndarray], pieces: np.ndarray, begin: np.ndarray, flat: np.ndarray) -> None:
+        """Copy the entries of each piece into `flat` at its place in `begin`."""
         start, length = self.start[pieces], self.length[pieces]
         columns = (self.shard[pieces], start, start + length, begin, begin + length)
         for shard, first, end, left, right in zip(*(column.tolist() for column in columns), strict=True):
-            flat[left:right] = self.shards[shard][first:end]
+            flat[left:right] = shards[shard][first:end]
 
 
 def _common_dtype(shards: Sequence[np.ndarray], pad_id: int) -> np.dtype:

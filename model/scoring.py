@@ -174,10 +174,12 @@ class Likelihood:
     Attributes:
         logprob: sum of the log-probabilities of its ids, in nats; 0 without ids.
         greedy: True if each id is the likeliest one after those before it.
+        top1: number of ids that are.
     """
 
     logprob: float
     greedy: bool
+    top1: int = 0
 
 
 def continuation_likelihoods(
@@ -213,7 +215,11 @@ def continuation_likelihoods(
     found = score_windows(model, ids, start, length, scored_from, tokens_at_once=batch_tokens, device=device)
     ends = zip(begins[1:], (item.n_scored for item in continuations), strict=True)
     scored = [slice(end - n, end) for end, n in ends]
-    return [Likelihood(-float(found.nll[one].sum(dtype=np.float64)), not found.rivals[one].any()) for one in scored]
+    likeliest = found.rivals == 0
+    return [
+        Likelihood(-float(found.nll[one].sum(dtype=np.float64)), bool(likeliest[one].all()), int(likeliest[one].sum()))
+        for one in scored
+    ]
 
 
 def _check(number: int, item: Continuation, vocab_size: int) -> None:

@@ -52,6 +52,7 @@ _SEGMENT_TABLES = (
     ("score", schemas.SCORES_FILE, schemas.SCORES),
     ("legibility", schemas.LEGIBILITY_FILE, schemas.LEGIBILITY),
     ("refine", schemas.DOCUMENTS_FILE, schemas.REFINED),
+    ("pairs", schemas.PAIRS_FILE, schemas.CHAT_PAIRS),
     ("tokenise", schemas.TOKENS_FILE, schemas.TOKENS),
 )
 _FILE_VIEWS = """
@@ -91,6 +92,8 @@ create view documents as
     from live_normalise d join live_refine r using (doc_id) join measures m using (doc_id)
     join all_selection s using (doc_id)
     where s.kept;
+create view pairs as
+    select p.* exclude (digest), s.split from live_pairs p join all_selection s using (doc_id) where s.kept;
 create view token_spans as
     select t.* exclude (digest), s.split
     from all_tokenise t join holders_tokenise h on h.doc_id = t.doc_id and h.filename = t.filename
@@ -189,7 +192,7 @@ class Catalog:
             raise QueryError(str(error)) from error
 
     def _path(self, ref: ArtifactRef, table: str) -> Path:
-        wanted = [table] if ref.stage != "tokenise" else []  # `read_ids` also needs the shard next to the table
+        wanted = [table] if table != schemas.TOKENS_FILE else []  # `read_ids` also needs the shard next to the table
         return self.store.folder(ref, *wanted) / table
 
     def _base(self, name: str, stage: str, table: str, schema: pa.Schema) -> None:

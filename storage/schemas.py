@@ -37,6 +37,8 @@ COUNTS_FILE = "token_counts.parquet"
 COMPLETIONS_FILE = "completions.parquet"
 SPANS_FILE = "spans.parquet"
 SHARD_FILE = "tokens.npy"
+LEARNT_FILE = "learnt.npy"
+EXAMPLES_FILE = "examples.parquet"
 
 
 def _schema(name: str, columns: str) -> pa.Schema:
@@ -44,7 +46,7 @@ def _schema(name: str, columns: str) -> pa.Schema:
 
     Args:
         columns: `name` for a string, `name:type` for another type of Arrow (or `span`, `passage`, `mend`, `block`,
-            `role`), `name:[type]` for a list; `?` at the end allows null.
+            `role`, `message`), `name:[type]` for a list; `?` at the end allows null.
     """
     fields = [_field(column) for column in columns.split()]
     return pa.schema(fields, {"sheepfold.table": name, "sheepfold.schema_version": str(SCHEMA_VERSION)})
@@ -62,6 +64,8 @@ def _type(kind: str) -> pa.DataType:
         return pa.struct([_field("kind"), _field("start:int64"), _field("length:int64")])
     if kind == "passage":
         return pa.struct([_field("start:int64"), _field("length:int64"), _field("error_rate:float64")])
+    if kind == "message":
+        return pa.struct([_field("role"), _field("content:large_string")])
     if kind == "mend":
         return pa.struct([_field("start:int64"), _field("length:int64"), _field("text")])
     if kind == "role":
@@ -133,6 +137,15 @@ DROPPED = _schema("dropped", "doc_id reason_code reason")
 
 # One row per document of a token shard; `offset` and `length` are the place of its ids in the shard.
 TOKENS = _schema("tokens", "doc_id offset:int64 length:int64 n_bytes:int64 lost_bytes:int64 digest")
+
+# One row per conversation in the refined texts of a segment; `start` and `length` are its passage, in characters.
+# `synthetic` is true if nobody asked: a program wrote it, or its question is a heading.
+CHAT_PAIRS = _schema(
+    "pairs", "doc_id number:int32 kind start:int64 length:int64 synthetic:bool messages:[message] digest"
+)
+
+# One row per conversation in a token shard, in the order of the shard; `learnt` counts the ids of its answers.
+EXAMPLES = _schema("examples", "doc_id number:int32 offset:int64 length:int64 n_bytes:int64 learnt:int64")
 
 # The group of every training document that a mix reads.
 GROUPS = _schema("groups", "doc_id group")

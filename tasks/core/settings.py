@@ -33,6 +33,7 @@ from storage.errors import UserError
 from tasks.core.option import MAX_SEED, STRICT, option
 
 if TYPE_CHECKING:
+    import tasks.chat.settings
     import tasks.curate.policy
     import tasks.curate.settings
     import tasks.evaluation.gates
@@ -47,7 +48,7 @@ AUTO = "auto"  # a preset that stands for what is proposed for a corpus and a ma
 # at the end is more than what it leaves out before (measured: docs/guides/training.md).
 PROPOSED = {"optimizer": "muon", "schedule": "wsd", "decay_ratio": 0.5, "min_lr_ratio": 0.0}
 BUDGETS = ("train.minutes", "train.max_steps", "train.max_tokens")  # a training has one
-PATHS = ("passwords.file", "tokenizer.file", "sources.metadata")
+PATHS = ("passwords.file", "tokenizer.file", "chat.template", "sources.metadata")
 ENVIRONMENT = "SHEEPFOLD_"
 PASSWORDS_FILE = f"{ENVIRONMENT}PASSWORDS_FILE"
 
@@ -231,6 +232,7 @@ class Settings:
     tokenizer: tasks.tokens.settings.TokenizerSettings
     dataset: tasks.tokens.settings.DatasetSettings
     mix: tasks.tokens.settings.MixSettings
+    chat: tasks.chat.settings.ChatSettings
     model: ModelSettings
     train: TrainSettings
     execution: ExecutionSettings

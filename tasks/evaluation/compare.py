@@ -247,7 +247,12 @@ def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
             f"the evaluations {a.key[:12]} and {b.key[:12]} have different documents (evaluation sets "
             f"{sets[0][:12]} and {sets[1][:12]}), so their figures cannot be compared: evaluate both models on one set"
         )
-    strides = [found.settings["stride"] for found in (one, other)]
+    if one.stage != other.stage:
+        raise UserError(
+            f"the evaluations {a.key[:12]} and {b.key[:12]} are of stages {one.stage} and {other.stage}, so their "
+            "figures cannot be compared: measure both models on texts, or both on answers"
+        )
+    strides = [found.settings.get("stride", 0) for found in (one, other)]
     if strides[0] != strides[1]:
         raise UserError(
             f"the evaluations {a.key[:12]} and {b.key[:12]} have different settings (stride {strides[0]} and "

@@ -88,12 +88,21 @@ class GateSettings:
     max_base_loss: float = option(
         0.0, "Largest significant loss on `replay`, relative to the base's bits per byte there.", ge=0
     )
+    max_answer_loss: float = option(
+        0.0,
+        "Largest significant loss of a model that answers on the expected answers, relative to its base's bits per "
+        "byte there.",
+        ge=0,
+    )
+    min_format_obedience: float = option(
+        0.9, "Least share of its answers that end by themselves and keep the form of the chat.", ge=0, le=1
+    )
     quantisation: Literal["f16", "bf16", "q8_0", "q4_0"] = option(
         "q8_0", "Type of the matrices in a GGUF file, which `max_quantisation_loss` is about."
     )
 
 
-@stage("gates", version=5, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
+@stage("gates", version=6, tables={VERDICTS_FILE: VERDICTS}, keep_with=("checkpoint", "evaluation"))
 def gates(
     work: Work,
     settings: GateSettings,
@@ -105,6 +114,8 @@ def gates(
     champion_that_knew: ArtifactRef | None = None,
     quantised: ArtifactRef | None = None,
     base: ArtifactRef | None = None,
+    texts: ArtifactRef | None = None,
+    base_answers: ArtifactRef | None = None,
 ) -> str:
     """Judge a model by its evaluation and the champion's, if there is one.
 
@@ -113,11 +124,16 @@ def gates(
         champion_that_knew: instead, its checkpoint if it was trained on documents of the evaluation set.
         quantised: the model's evaluation with rounded weights.
         base: the base's evaluation on the same documents.
+        texts: the model's evaluation on them, if `evaluation` is one on answers.
+        base_answers: the base's evaluation on answers.
     """
     knew = champion_that_knew is not None
     facts = collect_facts(work.store, checkpoint, evaluation, champion, leaks, knew, quantised)
     if base is not None:
-        facts = replace(facts, has_base=True, base=compare_source(work.store, evaluation, base, settings.replay))
+        own = compare_source(work.store, texts or evaluation, base, settings.replay)
+        facts = replace(facts, has_base=True, base=own)
+    if base_answers is not None:
+        facts = replace(facts, base_answers=compare_evaluations(work.store, evaluation, base_answers))
     verdicts = judge(facts, settings)
     work.counts["rows"] = write_table(work.out / VERDICTS_FILE, VERDICTS, map(asdict, verdicts))
     work.counts["failed"] = len(failed(verdicts))
@@ -191,6 +207,8 @@ class Facts:
     quantised: Comparison | None = None  # the model with rounded weights, with itself; None if not measured
     has_base: bool = False  # and a comparison with it is asked for
     base: SlicePair | None = None  # the model with its base on the replay set; None if that is empty
+    obedience: float | None = None  # share of answers that keep the form; None for a model that does not answer
+    base_answers: Comparison | None = None  # the model with its base on answers; None if there is none
 
 
 def collect_facts(
@@ -206,6 +224,7 @@ def collect_facts(
     trained, measured = manifest_of(store, checkpoint), manifest_of(store, evaluation)
     curated = curated_of(store, checkpoint)
     (evalset,) = measured.input_refs("evalset")
+    metrics = read_metrics(store, evaluation)
     n_leaks: int | None
     if leaks is not None:
         n_leaks = manifest_of(store, leaks).counts["leaks"]
@@ -215,12 +234,13 @@ def collect_facts(
     return Facts(
         corpus=corpus_facts(store, curated),
         leaks=n_leaks,
-        bits_per_byte=read_metrics(store, evaluation)["val/bits_per_byte"],
+        bits_per_byte=metrics["val/bits_per_byte"],
         comparison=None if champion is None else compare_evaluations(store, evaluation, champion),
         size=next(entry.size for entry in trained.files if entry.name == WEIGHTS_FILE),
         tokens_per_second=measured.counts["tokens"] / measured.seconds if measured.seconds else None,
         champion_knew=champion_knew,
         quantised=None if quantised is None else compare_evaluations(store, quantised, evaluation),
+        obedience=metrics.get("val/format_obedience"),
     )
 
 
@@ -394,6 +414,26 @@ def _base(facts: Facts, settings: GateSettings) -> Found:
     return loss, f"{bits}: {told} ({found.difference.interval}; at most {settings.max_base_loss:.1%})"
 
 
+def _answers(facts: Facts, settings: GateSettings) -> Found:
+    found = facts.base_answers
+    if found is None:
+        return None, "the model does not answer, or has no base to compare with"
+    own, other = found.metrics["val/bits_per_byte"]
+    assert own is not None and other is not None
+    loss = found.difference.value / other if found.difference.low > 0 else 0.0
+    told = f"{loss:.1%} worse than the base" if loss else "not clearly worse than the base"
+    interval = found.difference.interval if found.difference.is_bounded else "on one document"
+    bits = f"{other:.4f} to {own:.4f} bits per byte on the expected answers"
+    return loss, f"{bits}: {told} ({interval}; at most {settings.max_answer_loss:.1%})"
+
+
+def _obedience(facts: Facts, settings: GateSettings) -> Found:
+    if facts.obedience is None:
+        return None, "the model does not answer"
+    told = "of its answers end by themselves and keep the form of the chat"
+    return facts.obedience, f"{facts.obedience:.1%} {told} (at least {settings.min_format_obedience:.0%})"
+
+
 def clear_loss(item: SlicePair) -> float:
     """Return the loss on a slice as a share of the other model's bits per byte; 0 if it is not significant."""
     return item.difference.value / item.b.bits_per_byte if item.difference.low > 0 else 0.0
@@ -436,6 +476,14 @@ GATES = (
         _base,
         lambda s: s.max_base_loss if s.replay else None,
         operator.le,
+    ),
+    Gate("answer_loss", "Relative loss on answers to the base", _answers, lambda s: s.max_answer_loss, operator.le),
+    Gate(
+        "format_obedience",
+        "Share of answers that keep the form",
+        _obedience,
+        lambda s: s.min_format_obedience,
+        operator.ge,
     ),
     Gate("size_mb", "Size of the weights, MB", _size, lambda s: s.max_size_mb or None, operator.le),
     Gate(

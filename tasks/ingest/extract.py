@@ -137,7 +137,7 @@ def extract_tools() -> dict[str, str]:
 
 @stage(
     "extract",
-    version=9,
+    version=10,
     unit="file",
     modules=("tasks.ingest.worker",),
     tables={EXTRACTS_FILE: EXTRACTS, PAGES_FILE: PAGES},

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
+from tasks.readers.conversations import conversation_columns
 from tasks.readers.decode import utf16_without_mark
 from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns
@@ -98,7 +99,8 @@ def identify(data: bytes, suffix: str, options: ExtractOptions) -> Detected:
         return replace(detected, media_type=_look_into_ole(data))
     if detected.media_type == JSON_LINES:
         with suppress(ExtractionProblem):
-            if document_column(line_columns(Table(data, LINES)), options.table_columns) is not None:
+            columns = line_columns(Table(data, LINES))
+            if document_column(columns, options.table_columns) is not None or conversation_columns(columns):
                 return replace(detected, kind="table")
     if detected.media_type == SQLITE_MEDIA and not options.sqlite_query:
         return replace(detected, kind="")

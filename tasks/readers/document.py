@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from tasks.readers.archives import Budget, Entry, numbered, read_archive, unique_locator
+from tasks.readers.conversations import SYNTHETIC_COLUMN, conversation_columns, spoken_text
 from tasks.readers.decode import Decoded, clean, decode
 from tasks.readers.detect import (
     EML,
@@ -271,10 +272,14 @@ class _Members:
         longest = self._options.archive_max_bytes
         table = Table(data, form, query=self._options.sqlite_query, errors="replace", max_row_bytes=longest)
         column = ""
+        spoken: list[str] = []
 
         def choose(columns: Columns) -> list[str]:
-            nonlocal column
+            nonlocal column, spoken
             found = document_column(columns, self._options.table_columns)
+            spoken = conversation_columns(columns) if found is None else []
+            if spoken:
+                return [name for name in (*spoken, SYNTHETIC_COLUMN) if name in columns]
             if found is None and form == SQLITE:  # its query selects the columns: the first one of text
                 found = next((name for name, kind in columns.items() if kind == TEXT), None)
             if found is None:
@@ -286,7 +291,7 @@ class _Members:
 
         for row in read_rows(table, choose) if form else self._divided(decode(data).text):
             try:
-                text = row.text(column)
+                text = spoken_text(row, spoken) if spoken else row.text(column)
                 raw = text.encode()
                 self._budget.take(len(raw))
                 entry = Entry(str(row.number), raw, text=text, detected=Detected("text", "text/plain"))

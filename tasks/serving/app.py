@@ -171,7 +171,7 @@ class Answer:
                 message = "this model has no chat template: it continues texts; use /v1/completions"
                 raise Refusal(400, message, "model", "unsupported_model")
             self.form = ChatForm(request.top_logprobs)
-            request = request.completion(self.served.template)
+            request = request.completion(self.served.template, self.served.bundle.model_config.max_seq_len)
         self.asked = asked = request
         bundle = self.served.bundle
         self.prompts = asked.prompts(bundle)

@@ -12,6 +12,7 @@ from typing import Any
 from model.accounting import count_parameters
 from storage.home import Home
 from storage.manifest import ArtifactRef
+from tasks.chat.template import Template
 from tasks.core.machine import Machine
 from tasks.core.run import Run
 from tasks.core.settings import load_settings
@@ -19,7 +20,6 @@ from tasks.lineage.memorised import memorised_spans
 from tasks.lineage.training_data import datasets_of
 from tasks.registry.models import checkpoint_of, resolve_version, version_checkpoint
 from tasks.report.page import render
-from tasks.serving.chat import Template
 from tasks.training.bundle import CHAT_FILE, Bundle, read_sampling
 
 LEAST_WORDS = 8  # of a passage that is shown
@@ -79,7 +79,7 @@ def load_served(home: Home, model: str, corpus: str, current: Served | None = No
     template = None
     if chat.is_file():
         try:
-            template = Template(chat.read_text(encoding="utf-8"), bundle)
+            template = Template(chat.read_text(encoding="utf-8"), bundle.tokenizer)
         except ValueError as error:
             _log.warning("%s does not chat: %s", name, error)
     return Served(name, names, checkpoint.digest, bundle, defaults, sources, template)

@@ -29,6 +29,7 @@ from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.schemas import (
     COUNTS_FILE,
     DATASET_FILE,
+    EXAMPLES_FILE,
     GROUPS_FILE,
     SEQUENCES,
     SEQUENCES_FILE,
@@ -54,6 +55,7 @@ from tasks.tokens.packing import (
 from tasks.tokens.settings import DatasetSettings, MixSettings
 
 EVERYTHING = "all"  # the single group without a mix
+CONVERSATIONS = "conversations"  # packing of conversations as `pack` packs documents, of which none is cut
 ROWS_AT_ONCE = 2**16
 IDS_AT_ONCE = 2**21
 ZSTD_LEVEL = 1  # higher levels compress the random ids no better and take twice the time
@@ -82,14 +84,30 @@ class DatasetIndexSettings:
             )
 
     @classmethod
-    def of(cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None) -> DatasetIndexSettings:
-        """Build the settings from the sections of a run's settings; a mix without `by` becomes None."""
+    def of(
+        cls, seq_len: int, dataset: DatasetSettings, mix: MixSettings | None = None, chats: bool = False
+    ) -> DatasetIndexSettings:
+        """Build the settings from the sections of a run's settings; a mix without `by` becomes None.
+
+        Args:
+            chats: the sequences are of conversations.
+
+        Raises:
+            UserError: conversations are to be cut.
+        """
         wanted = mix if mix is not None and mix.by else None
-        return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
+        if not chats:
+            return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
+        if dataset != DatasetSettings():
+            raise UserError(
+                f"dataset.packing is {dataset.packing}, but chat.pairs packs conversations; unset one of them"
+            )
+        return cls(seq_len, CONVERSATIONS, mix=wanted)
 
     def pieces(self, lengths: np.ndarray, training: bool) -> Pieces:
         """Cut documents of these lengths; `drop_last` applies to training documents only."""
-        return pieces_of(lengths, self.seq_len, self.packing, self.stride, self.drop_last and training)
+        packing = "pack" if self.packing == CONVERSATIONS else self.packing
+        return pieces_of(lengths, self.seq_len, packing, self.stride, self.drop_last and training)
 
 
 @dataclass(frozen=True)
@@ -134,6 +152,41 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
     return documents
 
 
+def kept_conversations(store: Store, curated: ArtifactRef, tokens: RefSet, seq_len: int) -> tuple[TokenDocuments, int]:
+    """Return the conversations of the kept documents as documents of their own, and the number of those left out.
+
+    These have more than `seq_len` ids. A document is named by each of its conversations.
+    """
+    documents = kept_tokens(store, curated, tokens)
+    columns = ["offset", "length", "n_bytes"]
+    rows, offset, length, n_bytes = [], [], [], []
+    for shard, ref in enumerate(tokens.refs):
+        examples = pq.read_table(store.folder(ref) / EXAMPLES_FILE, columns=columns)
+        begins, lengths, sizes = (examples[name].to_numpy() for name in columns)
+        own = np.flatnonzero((documents.shard == shard) & (documents.length > 0))
+        first = np.searchsorted(begins, documents.offset[own])
+        counts = np.searchsorted(begins, documents.offset[own] + documents.length[own]) - first
+        places = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        rows.append(np.repeat(own, counts))
+        offset.append(begins[places])
+        length.append(lengths[places])
+        n_bytes.append(sizes[places])
+    place, starts, sizes = np.concatenate(rows), np.concatenate(offset), np.concatenate(length)
+    order = np.lexsort((starts, place))
+    order = order[sizes[order] <= seq_len]
+    chosen = place[order]
+    kept = TokenDocuments(
+        documents.ids.take(pa.array(chosen)),
+        documents.digests.take(pa.array(chosen)),
+        documents.train[chosen],
+        documents.shard[chosen],
+        starts[order],
+        sizes[order],
+        np.concatenate(n_bytes)[order],
+    )
+    return kept, len(sizes) - len(order)
+
+
 @dataclass(frozen=True)
 class Group:
     """Training documents with the same number of reads per epoch.
@@ -172,7 +225,11 @@ def dataset(
         groups: group of each document; an empty set without a mix.
     """
     isolated = is_isolated(settings.packing)
-    documents = kept_tokens(work.store, curated, tokens)
+    n_long = 0
+    if settings.packing == CONVERSATIONS:
+        documents, n_long = kept_conversations(work.store, curated, tokens, settings.seq_len)
+    else:
+        documents = kept_tokens(work.store, curated, tokens)
     names = _group_names(work, documents, groups) if settings.mix is not None else None
     planned = _plan(settings, documents, names)
     used = [group for group in planned if group.reads]
@@ -194,6 +251,8 @@ def dataset(
     counts = _count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
     write_columns(work.out / COUNTS_FILE, TOKEN_COUNTS, {"token": range(len(counts)), "count": counts.tolist()})
     record = _record(settings, documents, planned, accounts)
+    if n_long:
+        record["notes"].append(f"{n_long:,} conversation(s) of more than {settings.seq_len} tokens are in no sequence")
     (work.out / DATASET_FILE).write_text(json.dumps(record, indent=1, ensure_ascii=False), "utf-8")
     work.counts.update(
         rows=sum(map(len, sides.values())),
@@ -268,6 +327,11 @@ def _check_training(settings: DatasetIndexSettings, documents: TokenDocuments, t
         return
     n_ids = int(documents.length[documents.train].sum())
     what = "add documents"
+    if settings.packing == CONVERSATIONS:
+        raise UserError(
+            f"there is no conversation to train on: chat.pairs finds none of up to {settings.seq_len} tokens in the "
+            "training documents; ask for more kinds (chat.pairs=all), or add documents with questions and answers"
+        )
     if settings.drop_last and n_ids:
         what += ", lower model.max_seq_len or unset dataset.drop_last"
     if settings.mix is not None:

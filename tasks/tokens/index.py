@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.schemas import DATASET_FILE, SEQUENCES_FILE, SHARD_FILE
+from storage.schemas import DATASET_FILE, LEARNT_FILE, SEQUENCES_FILE, SHARD_FILE
 from tasks.text.words import flat_places
 from tasks.tokens.packing import is_isolated
 from tasks.tokens.tokenizer_kinds import PAD
@@ -109,7 +109,11 @@ def open_sequences(
     index = load_index(dataset, split)
     if limit is not None and len(index) > limit:
         index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
-    shards = [np.load(shard_folders[key] / SHARD_FILE, mmap_mode="r", allow_pickle=False) for key in index.shards]
+    folders = [shard_folders[key] for key in index.shards]
+    shards, learnt = (
+        [np.load(folder / name, mmap_mode="r", allow_pickle=False) for folder in folders if (folder / name).is_file()]
+        for name in (SHARD_FILE, LEARNT_FILE)
+    )
     single = len(index) == len(index.shard)  # sequences of one piece need no mask
     return SpanSource(
         shards,
@@ -121,4 +125,5 @@ def open_sequences(
         offsets=None if single else index.offsets,
         ahead=index.ahead,
         isolated=index.isolated and not single,
+        learnt=learnt or None,
     )

@@ -386,8 +386,13 @@ def train(
             raise
     watch.journal.write(work.out)
     shutil.copyfile(result.weights, work.out / WEIGHTS_FILE)
-    if base is not None and (template := work.folder(base) / CHAT_FILE).is_file():
-        shutil.copyfile(template, work.out / CHAT_FILE)
+    # the form of the chats that were learnt, else that of the base
+    forms = [
+        folder / CHAT_FILE
+        for folder in (*shard_folders(work, dataset).values(), *([work.folder(base)] if base else []))
+    ]
+    if form := next(filter(Path.is_file, forms), None):
+        shutil.copyfile(form, work.out / CHAT_FILE)
     if base is not None and settings.train.get("adapter", "none") != "none":
         _write_adapter(result.weights.with_name(ADAPTER_FILE), work.out / ADAPTER_FOLDER, settings, base)
     framing = framing_of(work.store, dataset)

@@ -21,15 +21,25 @@ from storage.catalog import read_state
 from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet, StageFacts
-from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE, SEQUENCES_FILE, SHARD_COUNTS_FILE, SHARD_FILE, TOKENS_FILE
+from storage.schemas import (
+    DOCUMENTS_FILE,
+    EXAMPLES_FILE,
+    LEARNT_FILE,
+    SELECTION_FILE,
+    SEQUENCES_FILE,
+    SHARD_COUNTS_FILE,
+    SHARD_FILE,
+    TOKENS_FILE,
+)
 from storage.store import Store, StoreError
 from storage.tables import read_columns, read_places, stream_rows
 from storage.verify import Check, check_store, repair
+from tasks.chat.tokenise_pairs import tokenise_pairs
 from tasks.curate.corpus import Corpus, kept_documents, parquet, tables_of
 from tasks.text.minhash import gram_hashes
 from tasks.text.overlap import judged_share, shared_grams
 from tasks.text.words import I64, Hashes
-from tasks.tokens.dataset import TokenDocuments, kept_tokens
+from tasks.tokens.dataset import CONVERSATIONS, TokenDocuments, kept_conversations, kept_tokens
 from tasks.tokens.index import load_index, read_record
 from tasks.tokens.packing import Pieces, account, is_isolated
 from tasks.tokens.tokenise import TokeniseSettings
@@ -198,6 +208,9 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
         counts += np.bincount(shard[first : first + IDS_AT_ONCE], minlength=len(counts))
     if not np.array_equal(counts, np.load(folder / SHARD_COUNTS_FILE, allow_pickle=False)):
         yield f"{SHARD_COUNTS_FILE} differs from the counts of its ids"
+    if manifest.stage == tokenise_pairs.name:
+        yield from _example_problems(folder, len(shard))
+        return
     frame = TokeniseSettings(**manifest.settings).frame(tokenizer)
     yield from _framing_problems(frame, shard, offsets, lengths, counts, tokenizer.unk_id)
     order = sorted(range(len(lengths)), key=lambda place: hashlib.sha256(columns["doc_id"][place].encode()).digest())
@@ -210,6 +223,22 @@ def _shard_problems(store: Store, ref: ArtifactRef, tokenizer: Tokenizer, check:
     }
     source = store.folder(manifest.input_refs("documents")[0]) / DOCUMENTS_FILE
     yield from _decoding_problems(tokenizer, ids, source)
+
+
+def _example_problems(folder: Path, n_ids: int) -> Iterator[str]:
+    """Check that the conversations of a shard cover its ids, and that in each something is learnt."""
+    columns = read_columns(folder / EXAMPLES_FILE, ["offset", "length", "learnt"])
+    offsets, lengths, learnt = (np.array(column, dtype=np.int64) for column in columns.values())
+    if not np.array_equal(offsets, np.cumsum(lengths) - lengths) or int(lengths.sum()) != n_ids:
+        yield f"its conversations are not contiguous or do not cover its {n_ids} ids"
+        return
+    marks = np.load(folder / LEARNT_FILE, mmap_mode="r", allow_pickle=False)
+    if len(marks) != n_ids:
+        yield f"{LEARNT_FILE} has {len(marks)} marks, expected one for each of its {n_ids} ids"
+        return
+    sums = np.add.reduceat(marks, offsets, dtype=np.int64) if len(offsets) else learnt
+    for row in np.flatnonzero((sums != learnt) | (learnt == 0))[:1]:
+        yield f"conversation {row} has {sums[row]} marked ids, expected {learnt[row]}, and more than none"
 
 
 def _framing_problems(
@@ -256,8 +285,12 @@ def check_sequences(store: Store, state: State) -> Check:
     folder = store.folder(ref)
     manifest = manifest_of(store, ref)
     shards = manifest.input_refs("tokens")
-    documents = kept_tokens(store, state["curate"][0], RefSet(tuple(shards), ""))
     record = read_record(folder)
+    tokens = RefSet(tuple(shards), "")
+    if record["packing"] == CONVERSATIONS:
+        documents, _ = kept_conversations(store, state["curate"][0], tokens, record["seq_len"])
+    else:
+        documents = kept_tokens(store, state["curate"][0], tokens)
     table = pq.read_table(folder / SEQUENCES_FILE)
     for split in ("train", "validation"):
         rows = table.filter(pc.equal(table["split"], split))
@@ -281,7 +314,10 @@ def _problems(
     """
     noted = record["splits"][split]
     own = documents.train if split == "train" else ~documents.train
-    document = _index_in(rows["doc_id"], documents.ids)
+    if record["packing"] == CONVERSATIONS:  # several have one document
+        document = _conversations_of(rows, documents, shards)
+    else:
+        document = _index_in(rows["doc_id"], documents.ids)
     for row in np.flatnonzero(document < 0)[:1]:
         yield f"piece {row} is of a document that is not kept"
         return
@@ -306,6 +342,16 @@ def _problems(
         yield f"{found.sequences} sequences of {record['seq_len']} tokens are not the sum of kept, repeated and padded"
     if found.kept + found.cut != n_ids:
         yield f"{found.kept} kept and {found.cut} cut ids differ from the {n_ids} of the documents"
+
+
+def _conversations_of(rows: pa.Table, documents: TokenDocuments, shards: list[str]) -> np.ndarray:
+    """Return (n,) the index of the conversation that each piece is, or -1."""
+    shard = _index_in(rows["shard"], pa.array(shards, pa.string()))
+    known = {
+        place: row for row, place in enumerate(zip(documents.shard.tolist(), documents.offset.tolist(), strict=True))
+    }
+    places = zip(shard.tolist(), rows["start"].to_pylist(), strict=True)
+    return np.array([known.get(place, -1) for place in places], dtype=np.int64)
 
 
 def _index_in(names: pa.ChunkedArray, known: pa.Array) -> np.ndarray:

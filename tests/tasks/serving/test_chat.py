@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from model import ModelConfig, Transformer
 from model.hf import to_hf
 from storage.home import Home
-from tasks.serving.chat import Template
+from tasks.chat.template import Template
 from tasks.serving.served import load_served
 from tasks.tokens.tokenizer import learn_merges
 from tasks.training.bundle import CHAT_FILE, Bundle
@@ -80,7 +80,7 @@ def imported(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def client(imported: Path) -> Iterator[openai.OpenAI]:
     bundle = Bundle(imported)
-    with running(bundle, template=Template((imported / CHAT_FILE).read_text(), bundle)) as (_, address):
+    with running(bundle, template=Template((imported / CHAT_FILE).read_text(), bundle.tokenizer)) as (_, address):
         yield client_of(address)
 
 
@@ -94,14 +94,14 @@ def test_a_chat_has_the_ids_that_transformers_gives_it(folder: Path, imported: P
     theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
     )
-    assert Template((imported / CHAT_FILE).read_text(), bundle).ids(messages) == theirs
+    assert Template((imported / CHAT_FILE).read_text(), bundle.tokenizer).prompt(messages) == theirs
 
 
 def test_an_answer_is_what_the_model_completes(client: openai.OpenAI, imported: Path) -> None:
     bundle = Bundle(imported)
     answer = chat(client, CHATS[1], max_tokens=12, temperature=0, logprobs=True, top_logprobs=2, n=2)
     assert [choice.message.role for choice in answer.choices] == ["assistant"] * 2
-    ids = Template((imported / CHAT_FILE).read_text(), bundle).ids(CHATS[1])
+    ids = Template((imported / CHAT_FILE).read_text(), bundle.tokenizer).prompt(CHATS[1])
     assert answer.usage.prompt_tokens == len(ids)
     same = client.completions.create(model="sheepfold", prompt=ids, max_tokens=12, temperature=0, logprobs=2)
     for choice in answer.choices:
@@ -163,15 +163,15 @@ def test_a_chat_model_goes_to_gguf_and_comes_back(imported: Path, tmp_path: Path
     export_gguf(imported, tmp_path / "chat.gguf", "f32")
     import_gguf(tmp_path / "chat.gguf", tmp_path / "back")
     first, second = (
-        Template((place / CHAT_FILE).read_text(), Bundle(place)) for place in (imported, tmp_path / "back")
+        Template((place / CHAT_FILE).read_text(), Bundle(place).tokenizer) for place in (imported, tmp_path / "back")
     )
-    assert [first.ids(messages) for messages in CHATS] == [second.ids(messages) for messages in CHATS]
+    assert [first.prompt(messages) for messages in CHATS] == [second.prompt(messages) for messages in CHATS]
 
 
 def test_a_served_folder_has_its_template(imported: Path, tmp_path: Path) -> None:
     served = load_served(Home.from_environment(tmp_path / "home").create(), str(imported), "default")
     assert served is not None and served.template is not None
-    assert served.template.ids(CHATS[0]) == Template(CHATML, Bundle(imported)).ids(CHATS[0])
+    assert served.template.prompt(CHATS[0]) == Template(CHATML, Bundle(imported).tokenizer).prompt(CHATS[0])
 
 
 def test_an_answer_that_is_sent_back_is_taken(client: openai.OpenAI) -> None:
@@ -195,7 +195,7 @@ def test_the_mark_of_answers_in_a_template_is_passed_over(imported: Path) -> Non
     bundle = Bundle(imported)
     marked = "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}"
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    assert Template(marked, bundle).ids(CHATS[1]) == Template(plain, bundle).ids(CHATS[1])
+    assert Template(marked, bundle.tokenizer).prompt(CHATS[1]) == Template(plain, bundle.tokenizer).prompt(CHATS[1])
 
 
 @pytest.mark.parametrize("template", ["{% for %}", None, ["x"]])

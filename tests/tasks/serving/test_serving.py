@@ -20,9 +20,9 @@ import torch
 import uvicorn
 
 from model import ModelConfig, Transformer, save_weights
+from tasks.chat.template import Template
 from tasks.generation.completions import noise_key
 from tasks.serving.app import MOST_BYTES, Server, application
-from tasks.serving.chat import Template
 from tasks.serving.run import Announced
 from tasks.serving.served import Served
 from tasks.tokens.tokenizer_kinds import ByteTokenizer
