@@ -7,8 +7,9 @@ libraries are imported by the commands that need them, so that `--help`, `sql` a
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -217,6 +218,51 @@ def continue_prompt(
     return rows, time.monotonic() - begun
 
 
+@command(models.GenerateOptions, leave_out=("prompts", "template", "workers"))
+def chat(
+    options: Any,
+    system: Annotated[str, typer.Option("--system", help="Message that opens every chat.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Chat with a model at the keyboard: /new begins again, /bye ends; more settings by --set generate.NAME=VALUE."""
+    from tasks.chat.talk import ANEW, END, form_of, talk
+    from tasks.core.machine import Machine
+    from tasks.core.settings import GenerateSettings
+    from tasks.training.bundle import Bundle, read_sampling
+
+    folder = model_folder(options.home or "", options.model, options.corpus)
+    settings = options.load().generate_with(read_sampling(folder))
+    with Machine(deterministic=settings.deterministic) as machine:
+        machine.seed(settings.seed)
+        try:
+            bundle = Bundle(folder, machine.device, **settings.stretch())
+            template = form_of(bundle, options.model)
+            if sys.stdin.isatty():
+                say(f"{options.model} answers; {ANEW} begins another chat, {END} ends")
+            show = partial(print, end="", flush=True)
+            sampling = settings.sampling()
+            if sampling["max_new_tokens"] == GenerateSettings().max_new_tokens:  # of a continuation: answers end
+                del sampling["max_new_tokens"]
+            said = talk(bundle, template, _typed_lines(), _silent if as_json else show, system, **sampling)
+        except ValueError as error:
+            raise UserError(f"chat: {error}") from error
+    if as_json:
+        answer({"messages": said}, as_json)
+
+
+def _silent(_: str) -> None:
+    """Show nothing."""
+
+
+def _typed_lines() -> Iterator[str]:
+    """Yield the lines of standard input, each with a prompt at a terminal."""
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+
+
 def _continue_file(options: Any) -> dict[str, Any]:
     from storage.tables import read_rows
     from tasks.generation.completions import given_id
@@ -276,7 +322,7 @@ def down(home: HomeFolder = "", as_json: AsJson = False) -> None:
 
 
 PANELS = {
-    "Start here": ("run", "plan", "generate", "status", "sample"),
+    "Start here": ("run", "plan", "generate", "chat", "status", "sample"),
     "Steps of a run": ("ingest", "prepare", "suggest", "train", "evaluate", "promote"),
     "Documents and lineage": ("sql", "why", "layout", "forget", "export-corpus"),
     "Models": ("compare", "ablate", "lm-eval", "serve", "rollback", "export", "import"),

@@ -1,7 +1,7 @@
 """Extract the text of HTML, XML and Jupyter notebooks, in reading order.
 
 HTML: the main content, without menus, footers, cookie notices and scripts. Resiliparse parses as browsers do and
-selects the content by tags, class names and positions. Code, tables, lists and captions stay.
+selects the content by tags, class names and positions. Code, tables, lists and captions stay; headings are Markdown's.
 
 XML: the character data in order, with line breaks around elements whose parent has no text. Expat parses as a stream,
 so depth and size cost no memory. Entities are not expanded and no other file is opened: references stay as they are
@@ -54,6 +54,7 @@ def read_html(data: bytes) -> Decoded:
         note = f"elements are nested more than {MAX_DEPTH} deep, so the whole text was read, menus and all"
     else:
         _protect_lists(tree)
+        _mark_headings(tree)
         content = extract_plain_text(tree, main_content=True, alt_texts=False)
         if not content:
             note = "no main content was found, so the whole text was read, menus and all"
@@ -90,6 +91,15 @@ def _protect_lists(tree: HTMLTree) -> None:
             inner.parent.replace_child(box, inner)
             box.append_child(inner)
             inner = box
+
+
+def _mark_headings(tree: HTMLTree) -> None:
+    """Write headings as Markdown, as those of all other formats are."""
+    for level in range(1, 7):
+        headings: Any = [] if tree.body is None else tree.body.get_elements_by_tag_name(f"h{level}")
+        for heading in headings:
+            if heading.text.strip():
+                heading.insert_before(tree.create_text_node(f"{'#' * level} "), heading.first_child)
 
 
 # XML

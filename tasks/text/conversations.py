@@ -312,10 +312,14 @@ class _Heading(NamedTuple):
 
 
 def _headings(lines: Sequence[_Line]) -> Iterator[_Heading]:
-    """Yield headings of Markdown, and lines that are underlined."""
+    """Yield headings of Markdown, and lines that are underlined.
+
+    A line between others that begins with # is a comment, as in the listings of manuals.
+    """
     for number, line in enumerate(lines):
         after = lines[number + 1].text if number + 1 < len(lines) else ""
-        if heading := _HEADING.match(line.text):
+        is_apart = not after and (not number or not lines[number - 1].text)
+        if is_apart and (heading := _HEADING.match(line.text)):
             yield _Heading(heading[1].strip(" #"), line.text.partition(" ")[0], number, number + 1)
         elif (
             line.text

@@ -143,8 +143,8 @@ class Bundle:
         )
         return [self.text_of(encoded[item.prompt], item) for item in found]
 
-    def stream(self, prompt: str, *, key: int = 0, **sampling: Any) -> Iterator[str | TextCompletion]:
-        """Complete one prompt, piece by piece.
+    def stream(self, prompt: str | list[int], *, key: int = 0, **sampling: Any) -> Iterator[str | TextCompletion]:
+        """Complete one prompt, a text or its ids, piece by piece.
 
         A piece is delayed while it may begin a stop string, or ends in an incomplete character.
 
@@ -159,11 +159,12 @@ class Bundle:
             ValueError: see `complete`.
         """
         config = self.sampling_config(**{**sampling, "n_samples": 1})
+        ids = self._window(self.encode_prompts([prompt])[0] if isinstance(prompt, str) else prompt, config)
         if config.is_search:
-            (whole,) = self.complete([prompt], **{**sampling, "n_samples": 1})
+            (found,) = self.network.generate(self.model, [ids], config, decode=self.tokenizer.decode_continuation)
+            whole = self.text_of(ids, found)
             yield from (whole.text, whole)
             return
-        ids = self._window(self.encode_prompts([prompt])[0], config)
         pieces, item = Pieces(self, ids, config.stop), None
         # `model.generation.stream`
         for item in self.network.stream(self.model, ids, config, key=key, decode=self.tokenizer.decode_continuation):

@@ -32,7 +32,8 @@ def xml(body: str) -> str:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("<h1>Title</h1><p>One <b>bo</b>ld\n  word.</p><p>Two", "Title\n\nOne bold word.\n\nTwo"),
+        ("<h1>Title</h1><p>One <b>bo</b>ld\n  word.</p><p>Two", "# Title\n\nOne bold word.\n\nTwo"),
+        ("<h2>One<a href=x></a></h2><p>a</p><h3> </h3><h3><b>Two</b></h3>b", "## One\n\na\n\n### Two\n\nb"),
         ("a<br>b<br/>c", "a\nb\nc"),
         ("<ul><li>one<li>two</ul>after", "  • one\n  • two\nafter"),
         ("<p>x</p><ol><li>one<li>two</ol>", "x\n\n  1. one\n  2. two"),

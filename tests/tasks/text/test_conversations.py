@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tasks.text.conversations import Conversation, Message, conversation_text, find_conversations
@@ -68,15 +70,19 @@ def test_a_third_speaker_begins_another_dialogue() -> None:
         "What is it? A thing, they said. Why is it here?\n\nNobody knew.\n",
         "> A quotation in a text.\n\nWhat follows it.\n",
         "Q: A question without an answer?\n",
+        "$ cd\n# this is a comment in a listing\n$ make all the things that there are\n",
         "",
     ],
-    ids=["fields", "remarks", "rhetoric", "quotation", "unanswered", "empty"],
+    ids=["fields", "remarks", "rhetoric", "quotation", "unanswered", "comment", "empty"],
 )
 def test_what_only_looks_like_a_conversation_is_none(text: str) -> None:
     assert said(text) == []
 
 
-MAIL = "# Re: boats\n\nAnn wrote:\n\n> Can it swim?\n>> older\n> I doubt it.\n\nYes, it can.\n\n> And fly?\n\nNo.\n\n-- \nBob\n"
+MAIL = (
+    "# Re: boats\n\nAnn wrote:\n\n> Can it swim?\n>> older\n> I doubt it.\n\nYes, it can.\n\n"
+    "> And fly?\n\nNo.\n\n-- \nBob\n"
+)
 
 
 def test_a_reply_answers_what_it_quotes() -> None:
@@ -88,7 +94,10 @@ def test_a_reply_answers_what_it_quotes() -> None:
 
 
 def test_a_heading_is_asked_for_under_that_of_the_document_and_is_synthetic() -> None:
-    text = "# Guide\n\nIt says how wool is made.\n\n## Shearing\n\nShear the sheep in spring.\n\n## 2. Why in spring?\n\nThen it is warm enough.\n"
+    text = (
+        "# Guide\n\nIt says how wool is made.\n\n## Shearing\n\nShear the sheep in spring.\n\n"
+        "## 2. Why in spring?\n\nThen it is warm enough.\n"
+    )
     found = find_conversations(text)
     assert [(item.kind, item.messages[0].content, item.synthetic) for item in found] == [
         ("section", "Guide", True),
@@ -132,5 +141,5 @@ def test_a_written_conversation_is_read_again(synthetic: bool) -> None:
 def test_passages_do_not_overlap_and_are_in_order() -> None:
     text = "\n".join([QUESTIONS, INTERVIEW, "# One\n\nText of some length below it.\n\n# Two\n", QUESTIONS])
     found = find_conversations(text)
-    assert all(one.end <= other.start for one, other in zip(found, found[1:], strict=False))
+    assert all(one.end <= other.start for one, other in pairwise(found))
     assert {item.kind for item in found} == {"questions", "interview", "section"}
