@@ -138,6 +138,12 @@ def promotion_settings(
     return replace(found, ngram_order=baseline["order"], ngram_tokens=baseline["max_tokens"]), None
 
 
+def base_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
+    """Return the base of a trained model, if it has one."""
+    made = manifest_of(store, checkpoint)
+    return made.input_refs("base")[0] if "base" in made.inputs else None
+
+
 @subflow("trace")
 def trace_model(
     run: Run, settings: EvaluationSettings, checkpoint: ArtifactRef, evalset: ArtifactRef, completions: ArtifactRef
@@ -179,7 +185,9 @@ def measure_beside(
     """
     rival, figures = _other_champion(run, checkpoint, evalset, settings, questions)
     found, seen = trace_model(run, settings, checkpoint, evalset, completions)
-    measured = Measured(model, checkpoint, evalset, evaluation, rival, completions, found, seen)
+    base = run.read(checkpoint, lambda ref: base_of(run.store, ref), None) if questions is not None else None
+    beside = None if base is None else ("its base", evaluate_model(run, base, evalset, questions=questions)[0])
+    measured = Measured(model, checkpoint, evalset, evaluation, rival, beside, completions, found, seen)
     return measured, champion_figures(figures)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.evaluate import evaluate_model, remember_evaluation
+from flows.evaluate import base_of, evaluate_model, remember_evaluation
 from flows.options import SettingsOptions
 from flows.report import finish
 from flows.train import latest_training
@@ -138,8 +138,7 @@ def _verdicts(
     if settings.gates.max_quantisation_loss and questions is None:
         rounded = EvaluateSettings(settings.evaluate.stride, settings.gates.quantisation)
         inputs["quantised"] = evaluate(run, rounded, checkpoint=checkpoint, evalset=evalset)
-    trained = manifest_of(run.store, checkpoint)
-    base = trained.input_refs("base")[0] if "base" in trained.inputs else None
+    base = base_of(run.store, checkpoint)
     if settings.gates.replay and base is not None:
         inputs["base"] = evaluate_model(run, base, evalset, settings.evaluate)[0]
         if questions is not None:  # what is to be remembered are texts

@@ -36,7 +36,7 @@ from tasks.core.stage import Work, stage
 from tasks.evaluation.tables import METRICS_FILE
 from tasks.lineage.places import spot_on_page
 from tasks.lineage.trace_index import ANCHOR_WORDS, FOUND_WORDS, STRIDE, TracedSegment, trace_indexes
-from tasks.lineage.training_data import datasets_of, sources_of, training_texts
+from tasks.lineage.training_data import datasets_of, pairs_of, sources_of, training_texts
 from tasks.text.cleaning import PRINT
 from tasks.text.words import I64, U64, word_hashes
 
@@ -155,14 +155,21 @@ def memorised_spans(run: Run, text: str, datasets: Sequence[ArtifactRef], min_wo
     (spans,) = _spans_in(run.store, [text], texts, trace_indexes(run, texts), min_words)
     groups = outstanding(spans)
     shown = groups[:SHOWN_SPANS]
-    sources = sources_of(run.store, datasets, texts, {one.doc_id for group in shown for one in group[:SHOWN_DOCUMENTS]})
+    doc_ids = {one.doc_id for group in shown for one in group[:SHOWN_DOCUMENTS]}
+    sources, pairs = sources_of(run.store, datasets, texts, doc_ids), pairs_of(run.store, datasets, doc_ids)
     places = ("doc_id", "doc_start", "doc_length", "before", "passage", "after")
 
     def place(span: SharedSpan) -> dict[str, Any]:
         source = sources[span.doc_id]
         told = {name: value for name, value in source.items() if name != "segment"}
         spot = spot_on_page(run.store, source["segment"], span.doc_id, span.passage) if source["kind"] in PRINT else {}
-        return {**told, **spot, **{name: getattr(span, name) for name in places}}
+        end = span.doc_start + span.doc_length
+        own = [
+            pair
+            for pair in pairs[span.doc_id]
+            if pair["start"] < end and span.doc_start < pair["start"] + pair["length"]
+        ]
+        return {**told, **spot, **{name: getattr(span, name) for name in places}, **({"pairs": own} if own else {})}
 
     return {
         "characters": len(text),

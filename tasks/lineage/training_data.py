@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from storage.lineage import ancestors, manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.registry import ModelVersion, registered_versions
-from storage.schemas import DOCUMENTS_FILE, FILES_FILE, SELECTION_FILE, SEQUENCES_FILE
+from storage.schemas import DOCUMENTS_FILE, FILES_FILE, PAIRS_FILE, SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.tables import union_digest
 from storage.tombstones import read_tombstones
@@ -131,6 +131,28 @@ def datasets_of(store: Store, ref: ArtifactRef) -> list[ArtifactRef]:
     """
     found = (manifest for _, manifest in ancestors(store, ref) if manifest.stage == "dataset")
     return [manifest.ref for manifest in found if store.find(manifest.stage, manifest.key) is not None]
+
+
+def pairs_of(
+    store: Store, datasets: Sequence[ArtifactRef], doc_ids: Collection[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the conversations in each document that models were trained on; none for trainings on text.
+
+    Each has `number` in its document, `kind`, `start` and `length` in characters, `synthetic`, and its `question`.
+    """
+    tokens = [ref for dataset in datasets for ref in manifest_of(store, dataset).input_refs("tokens")]
+    made = [manifest_of(store, ref) for ref in tokens if ref.stage == "tokenise_pairs"]
+    columns = ["doc_id", "number", "kind", "start", "length", "synthetic", "messages"]
+    found: dict[str, dict[int, dict[str, Any]]] = {doc_id: {} for doc_id in doc_ids}
+    for manifest in made:
+        for ref in manifest.input_refs("pairs"):
+            if store.find(ref.stage, ref.key) is None:
+                continue  # forgotten
+            for row in rows_of(store.folder(ref) / PAIRS_FILE, doc_ids, columns):
+                if row["kind"] in manifest.settings["kinds"]:
+                    question = row.pop("messages")[-2]["content"]
+                    found[row.pop("doc_id")][row["number"]] = {**row, "question": question}
+    return {doc_id: [*own.values()] for doc_id, own in found.items()}
 
 
 def trained_texts(run: Run, checkpoint: ArtifactRef) -> RefSet | None:

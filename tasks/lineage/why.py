@@ -5,6 +5,8 @@ Everything is read from manifests and tables of the store; nothing is computed o
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -111,13 +113,15 @@ def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
 def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None:
     """Explain a completion by KEY/ID, where KEY may be a prefix, or by its ID, which gives the newest.
 
-    `7#2` is the ID of the third completion of the prompt `7`.
+    `7#2` is the ID of the third completion of the prompt `7`. An answer to a question of an evaluation document is a
+    completion too.
     """
-    key, _, name = thing.removeprefix("generate/").partition("/") if by_key else ("", "", thing)
+    key, _, name = re.sub(r"^(?:generate|answers)/", "", thing).partition("/") if by_key else ("", "", thing)
     if by_key and not (key and name):
         return None
     found = []
-    for manifest in sorted(store.manifests("generate"), key=lambda made: (made.created, made.key), reverse=True):
+    made = [*store.manifests("generate"), *store.manifests("answers")]
+    for manifest in sorted(made, key=lambda made: (made.created, made.key), reverse=True):
         if manifest.key.startswith(key):
             rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, COLUMNS)
             found += [(manifest, row) for row in rows if _name(row) == name]
@@ -129,9 +133,10 @@ def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None
         raise UserError(f"{thing!r} matches {len(found)} completions: give a longer prefix of one of {listed}")
     if len(found) > 1:
         note = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}"}
-    made, row = found[0]
+    newest, row = found[0]
     shown = {**{column: row[column] for column in COLUMNS[:-1]}, "id": given_id(row)}
-    return {**note, "completion": shown, "address": f"{made.key}/{name}", **_lineage(store, made.ref)}
+    asked = {"asked_from": json.loads(row["fields"])} if newest.stage == "answers" else {}
+    return {**note, "completion": shown, **asked, "address": f"{newest.key}/{name}", **_lineage(store, newest.ref)}
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
@@ -45,7 +46,8 @@ class Measured:
     Attributes:
         model: name for people.
         rival: name and evaluation on the same documents of another champion, if any.
-        completions: an artefact of the stage `generate`.
+        base: the same of the base of a model that answers.
+        completions: an artefact of the stage `generate` or `answers`.
         memorised, contamination: artefacts of these stages, if training text was searched.
         texts: name of the documents; empty for the frozen evaluation set.
         read: True if the model was trained on some of the documents.
@@ -56,6 +58,7 @@ class Measured:
     evalset: ArtifactRef
     evaluation: ArtifactRef
     rival: tuple[str, ArtifactRef] | None = None
+    base: tuple[str, ArtifactRef] | None = None
     completions: ArtifactRef | None = None
     memorised: ArtifactRef | None = None
     contamination: ArtifactRef | None = None
@@ -86,12 +89,14 @@ class Completion(NamedTuple):
     Attributes:
         marks: the spans, longest first; None if not measured.
         error: reason why the prompt was not completed; empty if it was.
+        expected: the answer in the document, of a question.
     """
 
     prompt: str
     text: str
     marks: Sequence[Mark] | None = None
     error: str = ""
+    expected: str = ""
 
     @property
     def pieces(self) -> list[tuple[str, str]]:
@@ -125,7 +130,8 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         (`doc_id`, `path`, `kind`, `sums`, `begins`, and `seen`, the share of its 13-grams in training text); `rival`,
         the other champion (`name`, `metrics`, `bits` per byte by dimension and value, and the `difference` to it), or
         None; `exposures`, slices by the share of 13-grams in training text; `completions`; `memorised`, metrics of that
-        stage; `pages`. Parts that were not measured are empty.
+        stage; `answering`, name and metrics of the models that were asked; `pages`. Parts that were not measured are
+        empty.
 
     Raises:
         StoreError: an artefact is missing.
@@ -142,6 +148,7 @@ def collect_evaluation(store: Store, measured: Measured, pages: Collection[str] 
         exposures=[] if seen is None else by_share_seen(seen, documents),
         completions=first_completions(store, measured.completions, _marks(store, measured)),
         memorised=read_metrics(store, measured.memorised) if measured.memorised else {},
+        answering=_answering(store, measured),
         pages=sorted(pages),
     )
 
@@ -170,6 +177,12 @@ def beginnings(store: Store, evalset: ArtifactRef, doc_ids: Collection[str]) -> 
     return {row["doc_id"]: row["text"][:1_000] for row in texts}
 
 
+def _answering(store: Store, measured: Measured) -> list[tuple[str, dict[str, float]]]:
+    found = [("this model", measured.evaluation), *filter(None, (measured.rival, measured.base))]
+    rows = [(name, read_metrics(store, evaluation)) for name, evaluation in found]
+    return [(name, metrics) for name, metrics in rows if "val/questions" in metrics]
+
+
 def _rival(store: Store, measured: Measured) -> Row | None:
     if measured.rival is None:
         return None
@@ -191,13 +204,15 @@ def first_completions(
     """
     if made is None:
         return []
-    columns = ["id", "sample", "prompt", "text", "error"]
+    columns = ["id", "sample", "prompt", "text", "error", "fields"]
     found = []
     for row in islice(stream_rows(store.folder(made) / COMPLETIONS_FILE, columns), MOST_COMPLETIONS):
         prompt = row["prompt"]
         shown = prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:]
         of_row = None if marks is None else marks.get((row["id"], row["sample"]), [])
-        found.append(Completion(shown, row["text"], of_row, row["error"] or ""))
+        expected = json.loads(row["fields"] or "{}").get("expected", "") if made.stage == "answers" else ""
+        shown += "\n\n" if expected else ""
+        found.append(Completion(shown, row["text"], of_row, row["error"] or "", expected))
     return found
 
 
