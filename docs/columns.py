@@ -143,6 +143,27 @@ TABLES: dict[str, Meaning] = {
         "One row for every document of a token shard.",
         {"offset": "Place of its first id in the shard.", "length": "Number of its ids."},
     ),
+    "pairs": Meaning(
+        "One row for every conversation in the texts of a segment (stage `pairs`).",
+        {
+            "number": "Number of the conversation in its document.",
+            "kind": "conversation, questions, dialogue, interview, mail, faq or section.",
+            "start": "First character of its passage in the text of the document.",
+            "length": "Characters of the passage.",
+            "synthetic": "True if nobody asked: a program wrote it, or its question is a heading.",
+            "messages": "What is said: role (`user`, `assistant`, `system`) and content.",
+        },
+    ),
+    "examples": Meaning(
+        "One row for every conversation in a token shard (stage `tokenise_pairs`).",
+        {
+            "number": "Number of the conversation in its document.",
+            "offset": "Place of its first id in the shard.",
+            "length": "Number of its ids.",
+            "n_bytes": "UTF-8 bytes of its messages.",
+            "learnt": "Number of ids that are learnt: those of answers and of their ends.",
+        },
+    ),
     "groups": Meaning("The group of every training document, for a mix.", {"group": "Name of the group."}),
     "sequences": Meaning(
         "One row for every piece of a sequence: a span of a token shard. Pieces of a sequence follow one another.",
@@ -407,6 +428,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], Meaning]] = {
             },
         ),
     ),
+    "pairs": (("pairs", "selection"), Meaning("Conversations in the documents in use, of a training on them.")),
     "near_pairs": (("near_pairs",), Meaning(TABLES["near_pairs"].table)),
     "clusters": (("clusters",), Meaning(TABLES["clusters"].table)),
     "completions": (("completions",), Meaning("Completions of the last run.")),

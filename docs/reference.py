@@ -30,7 +30,7 @@ FOLDER = Path(__file__).with_name("reference")
 MADE = "<!-- made by `make reference`: change the code, not this page -->"
 COMMANDS = {
     "From documents to a model": ("run", "plan", "ingest", "prepare", "suggest", "train", "evaluate", "promote"),
-    "Generation": ("generate", "serve"),
+    "Generation": ("generate", "chat", "serve"),
     "Comparison": ("compare", "ablate", "lm-eval"),
     "Look-ups": ("sql", "why", "layout", "inspect", "status"),
     "Calculations": ("count", "optimizer"),

@@ -63,6 +63,10 @@ _UNPLANNED: dict[str, tuple[str, dict[str, str]]] = {
         {"segment": "extract", "documents": "normalise", "measures": "measure", "characters": "characters"},
     ),
     "evalset_leaks": ("prepare", {"curated": "curate", "overlaps": "evalset_overlap", "evalset": "evalset"}),
+    "pairs": ("prepare", {"documents": "refine"}),
+    "tokenise_pairs": ("prepare", {"pairs": "pairs", "documents": "refine", "tokenizer": "tokenizer"}),
+    "answers": ("evaluate", {"checkpoint": "train", "evalset": "evalset"}),
+    "evaluate_answers": ("evaluate", {"checkpoint": "train", "evalset": "evalset", "answers": "answers"}),
     "texts": ("evaluate", {}),
     "split": (
         "evaluate",
@@ -85,6 +89,7 @@ _UNPLANNED: dict[str, tuple[str, dict[str, str]]] = {
     ),
 }
 _READ_BY = {"ablate": ("dataset", "curated"), "texts": ("evaluate", "evalset"), "split": ("evaluate", "evalset")}
+_READ_BY |= {"tokenise_pairs": ("dataset", "tokens"), "evaluate_answers": ("gates", "evaluation")}
 _READ_BY |= {"fresh": ("evaluate", "evalset"), "legibility": ("curate", "legibility")}
 # A plan that does not know an input gives the artefact that it waits for in its place.
 _STAND_INS = {("trace_index", "documents"), ("gram_overlap", "documents"), ("memorised", "texts")}
@@ -103,7 +108,8 @@ def wiring() -> dict[str, Wiring]:
     found["generate"].inputs["parts"] = {"complete"}
     for stage, (flow, inputs) in _UNPLANNED.items():
         found[stage] = Wiring(flow, defaultdict(set, {name: {source} for name, source in inputs.items()}))
-    found["legibility"].many = True
+    for stage in ("legibility", "pairs", "tokenise_pairs"):
+        found[stage].many = True
     found["refine"].inputs["legibility"].add("legibility")
     for stage, (reader, name) in _READ_BY.items():
         found[reader].inputs[name].add(stage)

@@ -410,11 +410,12 @@ KEYS = {
     "tokenizer": "c8f7f0af2be7107d",
     "dataset": "8d70e8752594ce06",
     "mix": "7aa22c9868e2dd31",
+    "chat": "b685b8b3850d76b9",
     "model": "c516c48bd0aa3a38",
     "train": "4217de8c69a1a288",
     "execution": "cb1a03730ece1670",
     "evaluate": "cc7757b92f702002",
-    "gates": "99bdb69454bb206b",
+    "gates": "622160a0c3ce65e7",
     "generate": "35bacf218e8a5261",
 }
 

@@ -73,6 +73,7 @@ def test_a_clean_and_better_model_passes_every_gate() -> None:
         *("passed", "passed", "passed", "passed", "passed"),
         "skipped",  # no slice is large enough
         "skipped",  # no base
+        *("skipped", "skipped"),  # it does not answer
         *("passed", "skipped", "passed"),
     ]
 
@@ -92,6 +93,8 @@ def test_a_clean_and_better_model_passes_every_gate() -> None:
         ("size_mb", facts(BETTER, size=10_100_000), 10.1),
         ("quantisation_loss", facts(BETTER, quantised=compared(2.06, 2.0, 0.05, 0.07)), 0.03),
         ("tokens_per_second", facts(BETTER, tokens_per_second=999.0), 999.0),
+        ("answer_loss", facts(BETTER, base_answers=compared(2.2, 2.0, 0.1, 0.3)), 0.1),
+        ("format_obedience", facts(BETTER, obedience=0.89), 0.89),
     ],
 )
 def test_each_gate_holds_back_what_is_beyond_its_limit_and_no_other_does(
@@ -113,6 +116,8 @@ def test_each_gate_holds_back_what_is_beyond_its_limit_and_no_other_does(
         ("size_mb", facts(size=10_000_000)),
         ("quantisation_loss", facts(quantised=compared(2.03, 2.0, 0.02, 0.04))),
         ("tokens_per_second", facts(tokens_per_second=1_000.0)),
+        ("answer_loss", facts(base_answers=compared(2.2, 2.0, -0.1, 0.5))),
+        ("format_obedience", facts(obedience=0.9)),
     ],
 )
 def test_up_to_its_limit_a_gate_lets_through(gate: str, found: Facts) -> None:
