@@ -87,6 +87,10 @@ def rich() -> Row:
             Completion("Two", "", []),
             Completion("", "", [], f"the prompt is empty, {HOSTILE}"),
         ],
+        answering=[
+            (name, {"val/questions": 7.0, "val/format_obedience": share, "val/exact_match": 0.1, "val/bits_per_byte": 2.0})
+            for name, share in (("this model", 0.9), (f"its base {HOSTILE}", 0.0))
+        ],
         memorised={
             "completions/memorised_share": 0.5,
             "completions/memorised_chars": 0.2,
@@ -103,7 +107,7 @@ def bare() -> Row:
     alone = Evaluation({**metrics, "val/documents": 1.0}, [])
     return Row(
         measured=Measured("folder", CHECKPOINT, EVALSET, REF), evaluation=alone, best=[], worst=[], rival=None,
-        exposures=[], completions=[], memorised={}, pages=[],
+        exposures=[], completions=[], memorised={}, answering=[], pages=[],
     )  # fmt: skip
 
 
