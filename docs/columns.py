@@ -152,12 +152,14 @@ TABLES: dict[str, Meaning] = {
             "length": "Characters of the passage.",
             "synthetic": "True if nobody asked: a program wrote it, or its question is a heading.",
             "messages": "What is said: role (`user`, `assistant`, `system`) and content.",
+            "asked_in": "Document of the question, another one where a mail replies to it.",
         },
     ),
     "examples": Meaning(
         "One row for every conversation in a token shard (stage `tokenise_pairs`).",
         {
             "number": "Number of the conversation in its document.",
+            "asked_in": "Document of the question.",
             "offset": "Place of its first id in the shard.",
             "length": "Number of its ids.",
             "n_bytes": "UTF-8 bytes of its messages.",

@@ -65,6 +65,8 @@ def forecast_training(run: Run, settings: Settings, prepared: Prepared, suggesti
     """Say what the training is expected to reach, if its settings are those that forecasts are fitted to."""
     asked, usual, order = settings.train, TrainSettings(), settings.evaluate.ngram_order
     free: dict[str, Any] = {"minutes": asked.minutes, "max_epochs": asked.max_epochs, "seed": asked.seed}
+    if prepared.questions is not None:  # of texts
+        return
     if settings.model != ModelSettings() or asked != replace(usual, **free) or order != NgramSettings().order:
         return
     found = forecast(

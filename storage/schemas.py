@@ -138,14 +138,15 @@ DROPPED = _schema("dropped", "doc_id reason_code reason")
 # One row per document of a token shard; `offset` and `length` are the place of its ids in the shard.
 TOKENS = _schema("tokens", "doc_id offset:int64 length:int64 n_bytes:int64 lost_bytes:int64 digest")
 
-# One row per conversation in the refined texts of a segment; `start` and `length` are its passage, in characters.
+# One row per conversation in the refined texts of a segment; `start` and `length` are its passage, in characters. The
+# question of a mail may stand in another document, `asked_in`.
 # `synthetic` is true if nobody asked: a program wrote it, or its question is a heading.
 CHAT_PAIRS = _schema(
-    "pairs", "doc_id number:int32 kind start:int64 length:int64 synthetic:bool messages:[message] digest"
+    "pairs", "doc_id number:int32 kind start:int64 length:int64 synthetic:bool messages:[message] asked_in digest"
 )
 
 # One row per conversation in a token shard, in the order of the shard; `learnt` counts the ids of its answers.
-EXAMPLES = _schema("examples", "doc_id number:int32 offset:int64 length:int64 n_bytes:int64 learnt:int64")
+EXAMPLES = _schema("examples", "doc_id number:int32 asked_in offset:int64 length:int64 n_bytes:int64 learnt:int64")
 
 # The group of every training document that a mix reads.
 GROUPS = _schema("groups", "doc_id group")

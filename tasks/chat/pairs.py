@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from storage.manifest import ArtifactRef
 from storage.schemas import CHAT_PAIRS, DOCUMENTS_FILE, PAIRS_FILE
 from storage.tables import stream_rows, unpacked_size, write_table
 from tasks.core.stage import NoSettings, Work, stage
-from tasks.text.conversations import find_conversations
+from tasks.text.conversations import Conversation, Mail, answered, find_conversations, mail_of
 
 
 @stage("pairs", version=1, unit="document", tables={PAIRS_FILE: CHAT_PAIRS})
@@ -28,14 +28,28 @@ def find_pairs(source: Path, out: Path, progress: Callable[[int, int], None]) ->
     """Write the conversations in the texts of a table; return counts and a digest."""
     digests: list[tuple[str, str]] = []
     n_documents = 0
+    threads: dict[str, tuple[str, Mail]] = {}  # latest message of each subject, with its document
+
+    def conversations(row: Mapping[str, Any]) -> Iterator[tuple[str, Conversation]]:
+        """Yield the conversations of a document, each with the document of its question."""
+        doc_id, own = row["doc_id"], find_conversations(row["text"], row["kind"])
+        yield from ((doc_id, found) for found in own)
+        mail = mail_of(row["text"]) if row["kind"] == "text" else None
+        if mail is None:
+            return
+        # a mailbox has its messages in order, without the quotes that stand in earlier ones
+        if mail.is_reply and mail.subject in threads and not any(found.kind == "mail" for found in own):
+            asked_in, question = threads[mail.subject]
+            yield asked_in, answered(question, mail)
+        threads[mail.subject] = doc_id, mail
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal n_documents
         for row in stream_rows(source, ["doc_id", "kind", "text"]):
             n_documents += 1
-            for number, found in enumerate(find_conversations(row["text"], row["kind"])):
+            for number, (asked_in, found) in enumerate(conversations(row)):
                 messages = [message._asdict() for message in found.messages]
-                content = {**asdict(found), "messages": messages}
+                content = {**asdict(found), "messages": messages, "asked_in": asked_in}
                 digest = sha256_json(content)
                 digests.append((f"{row['doc_id']}:{number}", digest))
                 yield {"doc_id": row["doc_id"], "number": number, **content, "digest": digest}

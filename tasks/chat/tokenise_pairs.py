@@ -107,7 +107,8 @@ def encode_pairs(
                 ids.append(np.array(tokens, dtype))
                 learnt.append(np.array(marks, np.uint8))
                 digest.update(ids[-1].tobytes() + learnt[-1].tobytes())
-                place = {"doc_id": doc_id, "number": row["number"], "offset": offset, "length": len(tokens)}
+                named = {name: row[name] for name in ("doc_id", "number", "asked_in")}
+                place = {**named, "offset": offset, "length": len(tokens)}
                 examples.append({**place, "n_bytes": 0 if number else n_bytes, "learnt": int(learnt[-1].sum())})
                 offset += len(tokens)
         of_document = sum(example["n_bytes"] for example in examples[n_examples:])

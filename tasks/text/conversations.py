@@ -301,6 +301,44 @@ def _reply(quoted: Sequence[_Line], reply: Sequence[_Line]) -> Iterator[Conversa
         yield from _made("mail", quoted[0].start, said[-1].end, [(USER, asked), (ASSISTANT, content)])
 
 
+class Mail(NamedTuple):
+    """A message of a thread; `body` has its own words, without quotes and signature, and `end` is where they end."""
+
+    subject: str  # without the signs of a reply
+    is_reply: bool
+    start: int
+    end: int
+    body: str
+
+
+def mail_of(text: str) -> Mail | None:
+    """Return a document as a message of a thread, whose subject is its heading; None without one, or without words."""
+    lines = _lines(text)
+    heading = _HEADING.match(lines[0].text)
+    if heading is None:
+        return None
+    subject, is_reply = lines[0].text, False
+    while reply := _REPLY.match(subject):
+        subject, is_reply = f"# {subject[reply.end() :].strip()}", True
+    own: list[_Line] = []
+    for line in lines[1:]:
+        if line.text == "--":
+            break
+        if not line.text.startswith(">") and not _WROTE.search(line.text):
+            own.append(line)
+    said = [line for line in own if line.text]
+    if not said:
+        return None
+    body = "\n".join(line.text for line in own).strip()
+    return Mail(subject.casefold(), is_reply, said[0].start, said[-1].end, body)
+
+
+def answered(question: Mail, reply: Mail) -> Conversation:
+    """Return a message with the reply in another document, in which the passage is."""
+    messages = Message(USER, question.body), Message(ASSISTANT, reply.body)
+    return Conversation("mail", reply.start, reply.end - reply.start, messages)
+
+
 # headings and what stands below them
 
 

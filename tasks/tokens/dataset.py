@@ -155,13 +155,17 @@ def kept_tokens(store: Store, curated: ArtifactRef, tokens: RefSet) -> TokenDocu
 def kept_conversations(store: Store, curated: ArtifactRef, tokens: RefSet, seq_len: int) -> tuple[TokenDocuments, int]:
     """Return the conversations of the kept documents as documents of their own, and the number of those left out.
 
-    These have more than `seq_len` ids. A document is named by each of its conversations.
+    These have more than `seq_len` ids. A document is named by each of its conversations. A reply to a document that is
+    not kept, or on the other side of the split, is none.
     """
     documents = kept_tokens(store, curated, tokens)
     columns = ["offset", "length", "n_bytes"]
     rows, offset, length, n_bytes = [], [], [], []
     for shard, ref in enumerate(tokens.refs):
-        examples = pq.read_table(store.folder(ref) / EXAMPLES_FILE, columns=columns)
+        examples = pq.read_table(store.folder(ref) / EXAMPLES_FILE, columns=["doc_id", "asked_in", *columns])
+        known = [pc.index_in(examples[name], value_set=documents.ids) for name in ("doc_id", "asked_in")]
+        answers, questions = (pa.array(documents.train).take(found.combine_chunks()) for found in known)
+        examples = examples.filter(pc.fill_null(pc.equal(answers, questions), False))
         begins, lengths, sizes = (examples[name].to_numpy() for name in columns)
         own = np.flatnonzero((documents.shard == shard) & (documents.length > 0))
         first = np.searchsorted(begins, documents.offset[own])

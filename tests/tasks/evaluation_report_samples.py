@@ -19,6 +19,9 @@ CHECKPOINT, EVALSET, REF = (
 BIT = math.log(2)
 
 
+ASKED = ("val/questions", "val/exact_match", "val/bits_per_byte")
+
+
 def sums(bits: float, n_bytes: int = 8_000, documents: int = 4) -> Sums:
     """Sums of so many bits per byte."""
     tokens, nats = n_bytes // 4, bits * n_bytes * BIT
@@ -88,7 +91,7 @@ def rich() -> Row:
             Completion("", "", [], f"the prompt is empty, {HOSTILE}"),
         ],
         answering=[
-            (name, {"val/questions": 7.0, "val/format_obedience": share, "val/exact_match": 0.1, "val/bits_per_byte": 2.0})
+            (name, {"val/format_obedience": share, **dict.fromkeys(ASKED, 1.0)})
             for name, share in (("this model", 0.9), (f"its base {HOSTILE}", 0.0))
         ],
         memorised={

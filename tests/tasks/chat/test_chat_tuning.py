@@ -49,6 +49,15 @@ def faq(number: int) -> str:
     )
 
 
+def message(reply: str, number: int) -> str:
+    quoted = "".join(f"> This is what message {earlier} says.\n" for earlier in range(1, number))
+    return (
+        f"From ann@fold.example Mon Jan  5 10:0{number}:00 2026\nFrom: ann@fold.example\n"
+        f"Subject: {reply}The old gate\n\n"
+        f"{'Ann wrote:' if quoted else ''}\n{quoted}\nThis is what message {number} says.\n\n"
+    )
+
+
 def write_corpus(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for number in range(CORPUS):
@@ -57,6 +66,7 @@ def write_corpus(folder: Path) -> Path:
         {"messages": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"I say {n} to you."}]}
         for n in range(8)
     ]
+    (folder / "thread.mbox").write_text("".join(map(message, ("", "Re: ", "Re: "), (1, 2, 3))))
     (folder / "chats.jsonl").write_text("".join(json.dumps({**row, "synthetic": True}) + "\n" for row in rows))
     return folder
 
@@ -91,11 +101,22 @@ def test_every_pair_has_its_document_and_passage(tuned: Tuned) -> None:
     rows = Catalog(tuned.store, "default").query(
         "select p.*, d.text from pairs p join documents d using (doc_id) order by doc_id, number"
     )
-    assert {row["kind"] for row in rows} == {"questions", "conversation"}
-    assert all(row["synthetic"] == (row["kind"] == "conversation") for row in rows)
+    assert {row["kind"] for row in rows} == {"questions", "conversation", "mail", "section"}
+    assert all(row["synthetic"] == (row["kind"] in ("conversation", "section")) for row in rows)
+    texts = {row["doc_id"]: row["text"] for row in rows}
     for row in rows:
         passage = row["text"][row["start"] : row["start"] + row["length"]]
-        assert all(message["content"] in passage for message in row["messages"])
+        question, answer = (message["content"] for message in row["messages"])
+        assert answer in passage
+        assert question in (passage if row["asked_in"] == row["doc_id"] else texts[row["asked_in"]])
+
+
+def test_a_reply_in_a_mailbox_answers_the_message_before_it(tuned: Tuned) -> None:
+    query = "select messages, doc_id <> asked_in as apart from pairs where kind = 'mail'"
+    rows = Catalog(tuned.store, "default").query(query)
+    said = sorted([message["content"] for message in row["messages"]] for row in rows)
+    assert said == [[f"This is what message {n} says." for n in pair] for pair in ((1, 2), (2, 3))]
+    assert all(row["apart"] for row in rows)
 
 
 def test_labels_are_the_answers_alone_and_attention_stays_within_a_conversation(tuned: Tuned) -> None:
