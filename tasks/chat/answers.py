@@ -145,12 +145,11 @@ def template_of(bundle: Bundle, asked: Questions) -> Template:
     "answers", version=1, unit="question", tables={COMPLETIONS_FILE: COMPLETIONS}, keep_with=("checkpoint", "evalset")
 )
 def answers(work: Work, settings: Questions, *, checkpoint: ArtifactRef, evalset: ArtifactRef) -> str:
-    """Ask a model the questions of an evaluation set; it answers by its likeliest tokens."""
+    """Ask a model the questions of an evaluation set, with the sampling settings by which it is served."""
     work.seed(0)
     bundle = Bundle(work.folder(checkpoint), work.machine.device)
     template, asked = template_of(bundle, settings), read_questions(work.store, evalset, settings)
-    longest = min(settings.max_tokens, bundle.model_config.max_seq_len // 2)
-    rows = list(_answered(work, bundle, template, asked, longest, checkpoint.digest))
+    rows = list(_answered(work, bundle, template, asked, settings.max_tokens, checkpoint.digest))
     work.counts["rows"] = work.counts["units"] = write_table(work.out / COMPLETIONS_FILE, COMPLETIONS, rows)
     work.counts["tokens"] = sum(row["n_tokens"] for row in rows)
     return sha256_json([[row["id"], row["text"], row["fields"], row["error"]] for row in rows])
@@ -159,17 +158,20 @@ def answers(work: Work, settings: Questions, *, checkpoint: ArtifactRef, evalset
 def _answered(
     work: Work, bundle: Bundle, template: Template, asked: Sequence[Question], max_tokens: int, model: str
 ) -> Iterator[dict[str, Any]]:
-    config = bundle.sampling_config(temperature=0.0, max_new_tokens=max_tokens, top_k=None, top_p=None)
+    config = bundle.sampling_config(max_new_tokens=max_tokens, n_samples=1, seed=0)
     for first in range(0, len(asked), BATCH):
         some = asked[first : first + BATCH]
         prompts: list[list[int]] = []
         errors: list[str | None] = []
         for question in some:
-            ids, error = _prompt(template, question, bundle.model_config.max_seq_len - max_tokens)
+            ids, error = _prompt(template, question, bundle.model_config.max_seq_len)
             errors.append(error)
             if error is None:
                 prompts.append(ids)
-        made = iter(bundle.network.generate(bundle.model, prompts, config, batch_size=BATCH) if prompts else [])
+        limits = [min(max_tokens, bundle.model_config.max_seq_len - len(ids)) for ids in prompts]
+        keys = [first + number for number, error in enumerate(errors) if error is None]  # seeds of their own
+        how = {"keys": keys, "limits": limits, "decode": bundle.tokenizer.decode_continuation}
+        made = iter(bundle.network.generate(bundle.model, prompts, config, **how) if prompts else [])
         for question, error in zip(some, errors, strict=True):
             item = None if error is not None else next(made)
             found = TextCompletion("", "", 0, []) if item is None else bundle.text_of(prompts[item.prompt], item)
@@ -177,14 +179,14 @@ def _answered(
         work.progress.update(first + len(some), len(asked), "questions")
 
 
-def _prompt(template: Template, question: Question, room: int) -> tuple[list[int], str | None]:
+def _prompt(template: Template, question: Question, context: int) -> tuple[list[int], str | None]:
     """Return the ids of a question, and why it cannot be asked."""
     try:
         ids = template.prompt(question.messages[:-1])
     except ChatError as error:
         return [], str(error)
-    if len(ids) > room:
-        return [], f"the chat has {len(ids)} tokens, and the context has room for {max(room, 0)} beside the answer"
+    if len(ids) >= context:
+        return [], f"the question has {len(ids)} tokens, and the context holds {context}"
     return ids, None
 
 

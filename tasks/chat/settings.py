@@ -32,7 +32,7 @@ class ChatSettings:
     answers: int = option(
         100, "Questions of evaluation documents that a model is asked, chosen by hash; 0 takes all.", ge=0
     )
-    answer_tokens: int = option(128, "Most tokens of an answer to them.", ge=1)
+    answer_tokens: int = option(512, "Most tokens of an answer to them, as far as the context has room.", ge=1)
 
     def __post_init__(self) -> None:
         unknown = set(self.kinds) - set(KINDS)
