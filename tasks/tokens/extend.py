@@ -78,8 +78,8 @@ def check_extendable(tokenizer: Tokenizer, n_pieces: int) -> LibraryTokenizer:
 def extend_tokenizer(base: Tokenizer, texts: Sequence[bytes], n_pieces: int) -> Extended:
     """Add the pieces that shorten texts most, as byte-pair encoding finds them.
 
-    New ids follow all ids in use, and take reserved ones first. Special ids, ids of single bytes and added tokens are
-    never joined, and neither are ids whose spelling is in the vocabulary already.
+    New ids follow all ids in use, and take reserved ones first. Never joined are special ids, those of bytes under byte
+    fallback, and pairs whose spelling is in the vocabulary already.
 
     Args:
         texts: UTF-8; every tenth is not counted, and measured.
@@ -179,16 +179,13 @@ class _Joining:
     def __init__(self, base: LibraryTokenizer, spec: Spec, words: Mapping[bytes, int]) -> None:
         self._model, self._first = spec["model"], base.used_ids
         self._spelled = base.vocabulary()
-        added = {token["id"] for token in spec.get("added_tokens") or []}
-        bytes_alone = self._model.get("byte_fallback")
-        # ids that may be joined
+        # ids that may be joined; added tokens are words of their own
+        kept_out, bytes_alone = set(base.special_ids), self._model.get("byte_fallback")
         self._tokens = {
             index: token
             for token, index in self._model["vocab"].items()
-            if index not in added and not (bytes_alone and _BYTE.fullmatch(token))
+            if index not in kept_out and not (bytes_alone and _BYTE.fullmatch(token))
         }
-        for index in base.special_ids:
-            self._tokens.pop(index, None)
         self._words = [np.frombuffer(word, np.uint32).tolist() for word in words]
         self._times = list(words.values())
         self._counts: Counter[tuple[int, int]] = Counter()
@@ -197,9 +194,6 @@ class _Joining:
             self._add(number, word)
         self._queue = [(-count, *pair) for pair, count in self._counts.items()]
         heapq.heapify(self._queue)
-        self._whole: dict[str, int] = {}  # words that become an id of their own spelling without merges
-        if self._model.get("ignore_merges") and _cuts_words(base):
-            self._whole = {"".join(self._tokens.get(part, "\0") for part in w): n for n, w in enumerate(self._words)}
 
     def learn(self, n_pieces: int) -> list[tuple[str, str]]:
         """Return at most so many merges; of equally frequent pairs the one of lowest ids comes first."""
@@ -222,8 +216,6 @@ class _Joining:
             self._tokens[new] = piece
             self._spelled[piece] = new
             self._join(pair, new)
-            if (number := self._whole.get(piece)) is not None:
-                self._replace(number, [new])
         return merges
 
     def _join(self, pair: tuple[int, int], new: int) -> None:
