@@ -266,7 +266,7 @@ def _silence() -> Iterator[None]:
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
 ) -> str:
-    """Fit the tokeniser on training documents, or take it from a file."""
+    """Fit the tokeniser on training documents, or take it from a file and extend it under `ExtendSettings`."""
     path = None if file is None else work.folder(file)
     if settings.kind == "file" and (path is None or digest_of_tokenizer_file(path) != settings.file):
         raise UserError("the tokeniser's file changed since this run began: run again")
@@ -392,5 +392,7 @@ def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef
 
 def _has_pieces(known: ArtifactRef, before: Mapping[str, Any] | None, settings: TokenizerSettings) -> bool:
     """Return True if the file has the pieces of this corpus already, as a base that was trained with them."""
-    is_asked = settings.extend and before is not None and before.get("extend") == settings.extend
-    return bool(is_asked) and sha256_file(Path(settings.file).expanduser()) == known.digest
+    if not settings.extend or before is None or before.get("extend") != settings.extend:
+        return False
+    main = next(iter(tokenizer_files(Path(settings.file).expanduser()).values()))
+    return sha256_file(main) == known.digest

@@ -95,6 +95,17 @@ def test_the_choice_tells_what_the_pieces_save(tmp_path: Path) -> None:
     assert f"Choice: {why}." in dataset_page(figures, ran.run.corpus)[0]
 
 
+def test_another_file_is_extended_anew(tmp_path: Path) -> None:
+    folder, source, home = tmp_path / "file", write_texts(tmp_path / "texts"), home_at(tmp_path / "home")
+    folder.mkdir()
+    asked = tiny_settings("tokenizer.kind=file", f"tokenizer.file={folder}", f"tokenizer.extend={EXTEND}")
+    computed = []
+    for text in ("a shepherd. ", "a shepherd. ", "the fold. "):
+        learn_merges([text * 9], 264).save(folder / "tokenizer.json")
+        computed.append(run_prepare(home, source, asked).reports["tokenizer"].computed)
+    assert computed == [1, 0, 1]
+
+
 def test_before_there_is_a_champion_nothing_is_extended(run: Run) -> None:
     settings = continuing(run, tiny_settings("tokenizer.extend=5"), "champion")
     assert settings.tokenizer == tiny_settings().tokenizer
