@@ -116,7 +116,8 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
             network, fitting = found["model"], found["max_steps"]
             suggested = {name: found["train"][name] for name in SUGGESTED}
         if base is not None:
-            network["vocab_size"] = base.shape["vocab_size"]  # may be larger than the tokeniser's
+            # the base may have more rows than its tokeniser has ids, and a tokeniser may be extended
+            network["vocab_size"] = max(base.shape["vocab_size"], vocab_size_of(run, prepared.tokenizer))
         device = detect_device()
         probe = train_config(budget, network, device, 1_000, **suggested)
         steps = steps_of(run, budget, probe, prepared.dataset, fitting)

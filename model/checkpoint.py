@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,13 +234,21 @@ def save_weights(path: Path | str, model: Transformer) -> None:
     _flushed_sha256(Path(path))
 
 
-def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device | str = "cpu") -> Transformer:
+def load_weights(
+    path: Path | str,
+    config: ModelConfig,
+    *,
+    device: torch.device | str = "cpu",
+    new_rows: Sequence[tuple[int, Sequence[int]]] = (),
+) -> Transformer:
     """Return a network with weights from a safetensors file, in evaluation mode.
 
     Args:
         path: the file.
         config: configuration of the saved network.
         device: device of the returned network.
+        new_rows: ids whose rows of embedding and head begin as the mean of the rows of other ids; the saved network may
+            have fewer rows than the configuration.
 
     Raises:
         ValueError: the file is not a safetensors file, or its tensors do not fit the configuration.
@@ -249,6 +257,8 @@ def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device 
         weights = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file ({error}); expected a file of save_weights") from error
+    if new_rows:
+        _add_rows(weights, config.padded_vocab_size, new_rows)
     with torch.random.fork_rng(devices=[]):  # initialisation must not advance the caller's generator
         model = Transformer(config)
     try:
@@ -259,6 +269,15 @@ def load_weights(path: Path | str, config: ModelConfig, *, device: torch.device 
             f"they were saved with"
         ) from error
     return model.to(device).eval()
+
+
+def _add_rows(weights: dict[str, Tensor], n_rows: int, new_rows: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Give embedding and head `n_rows` rows, of which the new ones are means of others."""
+    for name in {"token_embedding.weight", "untied_head.weight", "head_bias"} & weights.keys():
+        old = weights[name]
+        weights[name] = torch.cat([old, old.new_zeros(n_rows - len(old), *old.shape[1:])])
+        for index, parts in new_rows:
+            weights[name][index] = old[list(parts)].float().mean(0)
 
 
 def _place(folder: Path, step: int) -> Path:

@@ -65,6 +65,11 @@ def check_base(run: Run, settings: Settings) -> Base | None:
         raise BaseError(f"train.adapter={adapter} trains small matrices beside the weights of a base; set train.base")
     if not name:
         return None
+    if adapter != "none" and settings.tokenizer.extend:
+        raise BaseError(
+            f"tokenizer.extend={settings.tokenizer.extend} adds rows to the embedding, which train.adapter={adapter} "
+            "freezes, so they would never be learned; leave one of them out"
+        )
     if adapter != "none" and settings.execution.sharding == "fsdp" and settings.execution.processes != 1:
         raise BaseError(f"train.adapter={adapter} is not sharded: set execution.sharding=ddp")
     checkpoint = _checkpoint(run, name)
@@ -121,7 +126,7 @@ def continuing(run: Run, settings: Settings, base: str | None) -> Settings:
             resolve_version(run, base)
     except UnknownModel:
         run.note("there is no champion as base yet, so this training starts from random weights")
-        return settings
+        return settings.replace(tokenizer=replace(settings.tokenizer, extend=0))
     return settings.replace(train=replace(settings.train, base=base))
 
 
@@ -153,7 +158,7 @@ def already_read(run: Run, asked: str | None, base: Base | None, dataset: Artifa
 
 
 def with_base(settings: Settings, base: Base | None) -> Settings:
-    """Return the settings with the tokeniser and the network of a base.
+    """Return the settings with the tokeniser and the network of a base; the tokeniser may be extended.
 
     Dropout may differ, and without learned positions also the context and the scaling of RoPE wavelengths.
 
@@ -167,7 +172,8 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
             f"train.base has its own network, but the preset {settings.model.preset} is set as well; unset one of them"
         )
     asked = settings.tokenizer
-    own = TokenizerSettings(engine=asked.engine)
+    own = TokenizerSettings(engine=asked.engine, extend=asked.extend)
+    own = replace(own, fit_bytes=asked.fit_bytes if asked.extend else own.fit_bytes)
     foreign = [item.name for item in fields(asked) if getattr(asked, item.name) != getattr(own, item.name)]
     if foreign:
         raise BaseError(
@@ -181,7 +187,8 @@ def with_base(settings: Settings, base: Base | None) -> Settings:
                 f"model.{name} is {value}, but the weights of the base have {base.shape.get(name)}; "
                 f"unset it (only {', '.join(free)} may differ)"
             )
-    taken = TokenizerSettings(kind="file", file=str(base.folder / TOKENIZER_FILE), engine=asked.engine, **base.framing)
+    bos, eos = base.framing["bos"], base.framing["eos"]
+    taken = replace(own, kind="file", file=str(base.folder / TOKENIZER_FILE), bos=bos, eos=eos)
     stretch = {name: given[name] for name in STRETCH_FIELDS if name in given}
     try:
         shape = {**ModelConfig.from_dict(base.shape).stretched(**stretch).to_dict(), **given}

@@ -47,6 +47,12 @@ class TokenizerSettings:
         'such as `{" ": 4, "!": 5}`: ids 0 to 3 are special, and gaps are allowed.',
     )
     reserved: int = option(0, "Unused ids at the end of the vocabulary, for later use.", ge=0)
+    extend: int = option(
+        0,
+        "Number of pieces of the training text to add to the vocabulary of `train.base` or of `file`, which must be "
+        "byte-pair encoding; they take reserved ids first.",
+        ge=0,
+    )
     bos: bool = option(True, "Begin every document with the id that begins a text.")
     eos: bool = option(True, "End every document with the id that ends a text.")
     engine: Literal["auto", "reference"] = option(
@@ -60,7 +66,7 @@ class TokenizerSettings:
             )
         if self.vocab_size:
             self._check_size()
-        for name in ("vocab_size", "reserved"):
+        for name in ("vocab_size", "reserved", "extend"):
             if getattr(self, name) >= LARGEST_VOCAB:  # some engines end the process for lack of memory
                 raise ValueError(
                     f"tokenizer.{name} is {getattr(self, name):,}, expected less than {LARGEST_VOCAB:,}: every id "

@@ -1,4 +1,4 @@
-"""The stage `tokenizer`: fits a tokeniser on training documents, or takes one from a file.
+"""The stage `tokenizer`: fits a tokeniser on training documents, or takes one from a file and may extend it.
 
 Documents are chosen by hash up to a number of bytes, which is deterministic and independent of the files of the corpus.
 Byte-pair encoding is learned by `tokenizers`, or for large texts by gigatoken, which is about twenty times as fast, if
@@ -8,6 +8,7 @@ both learn the same merges from a sample.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from storage.schemas import DOCUMENTS_FILE, SELECTION_FILE
 from storage.tables import read_places
 from tasks.core.stage import Work, stage
 from tasks.curate.corpus import Corpus, tables_of
+from tasks.tokens.extend import check_extendable, extend_tokenizer
 from tasks.tokens.foreign import digest_of_tokenizer_file, read_tokenizer_file, tokenizer_files
 from tasks.tokens.hf_spec import byte_level_spec, byte_spellings, cut_text, library_tokenizer
 from tasks.tokens.tokenise import EngineError, engine_errors
@@ -44,6 +46,8 @@ from tasks.tokens.tokenizer_kinds import (
 if TYPE_CHECKING:
     from tasks.core.run import Run
     from tasks.tokens.settings import TokenizerSettings
+
+logger = logging.getLogger("sheepfold")
 
 CHOICE_FILE = "choice.json"
 
@@ -90,8 +94,20 @@ class FitSettings:
             file = pinned["file"]
         elif settings.file:
             file = digest_of_tokenizer_file(path)
-        fit_bytes = settings.fit_bytes if settings.kind in FITTED else 0
-        return cls(settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
+        fit_bytes = settings.fit_bytes if settings.kind in FITTED or settings.extend else 0
+        found = (settings.kind, settings.vocab_size, fit_bytes, settings.reserved, file)
+        return ExtendSettings(*found, settings.extend) if settings.extend else cls(*found)
+
+
+@dataclass(frozen=True)
+class ExtendSettings(FitSettings):
+    """Settings of a file's tokeniser that is extended; a class of its own, so that other tokenisers keep their keys.
+
+    Attributes:
+        extend: number of pieces to add.
+    """
+
+    extend: int = 0
 
 
 def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | None = None) -> None:
@@ -101,11 +117,18 @@ def check_tokenizer(settings: TokenizerSettings, pinned: Mapping[str, Any] | Non
         pinned: `FitSettings` of the corpus's tokeniser; if they are the same, no file is read.
 
     Raises:
-        UserError: the tokeniser's file does not exist or is not valid.
+        UserError: the tokeniser's file does not exist or is not valid, or the tokeniser cannot be extended.
     """
+    if settings.extend and settings.kind != "file":
+        raise UserError(
+            f"tokenizer.extend={settings.extend} adds pieces to an existing vocabulary, and there is none: set "
+            "train.base, or tokenizer.kind=file and tokenizer.file, or leave it out"
+        )
     asked = FitSettings.of(settings, pinned)
     if settings.file and asdict(asked) != pinned:
-        read_tokenizer_file(Path(settings.file).expanduser(), settings.reserved)
+        found = read_tokenizer_file(Path(settings.file).expanduser(), settings.reserved)
+        if settings.extend:
+            check_extendable(found, settings.extend)
 
 
 def pinned_settings(run: Run) -> dict[str, Any] | None:
@@ -243,11 +266,11 @@ def _silence() -> Iterator[None]:
 def tokenizer(
     work: Work, settings: FitSettings, *, curated: ArtifactRef, documents: RefSet, file: ArtifactRef | None = None
 ) -> str:
-    """Fit the tokeniser on training documents, or take it from a file."""
-    if settings.kind == "file":
-        path = None if file is None else work.folder(file)
-        if path is None or digest_of_tokenizer_file(path) != settings.file:
-            raise UserError("the tokeniser's file changed since this run began: run again")
+    """Fit the tokeniser on training documents, or take it from a file and extend it under `ExtendSettings`."""
+    path = None if file is None else work.folder(file)
+    if settings.kind == "file" and (path is None or digest_of_tokenizer_file(path) != settings.file):
+        raise UserError("the tokeniser's file changed since this run began: run again")
+    if path is not None and not isinstance(settings, ExtendSettings):
         found = read_tokenizer_file(path, settings.reserved)
         choice = _save(found, f"the file {next(iter(tokenizer_files(path)))}: asked for", work.out)
     else:
@@ -259,8 +282,10 @@ def tokenizer(
             settings=settings,
             n_bytes=n_bytes,
             out=work.out,
+            file=path,
         )
         choice = made["choice"]
+        logger.info("tokenizer: %s", choice["why"])
         work.tools.update(made["tools"])
         work.counts.update(documents=made["documents"], bytes=made["bytes"])
     (work.out / CHOICE_FILE).write_text(json.dumps(choice))
@@ -323,8 +348,13 @@ def fit_documents(
     n_bytes: int,
     out: Path,
     progress: Callable[[int, int], None],
+    file: Path | None = None,
 ) -> dict[str, Any]:
-    """Fit a tokeniser on the documents of `_choose_documents`, write it, and return its record."""
+    """Fit a tokeniser on the documents of `_choose_documents`, write it, and return its record.
+
+    Args:
+        file: the tokeniser to extend, under `ExtendSettings`.
+    """
     texts: dict[int, bytes] = {}
     for folder, rows in chosen.items():
         found = read_places(Path(folder) / DOCUMENTS_FILE, "text", [row for row, *_ in rows])
@@ -332,18 +362,37 @@ def fit_documents(
         progress(len(texts), sum(map(len, chosen.values())))
     # drop a character that the limit cuts
     ordered = [texts.pop(turn).decode(errors="ignore").encode() for turn in sorted(texts)]
-    fitted, why, tools = fit_tokenizer(ordered, settings, n_bytes)
+    if file is not None and isinstance(settings, ExtendSettings):
+        fitted, why, tools = extend_file(file, ordered, settings)
+    else:
+        fitted, why, tools = fit_tokenizer(ordered, settings, n_bytes)
     choice = _save(fitted, why, out)
     return {"choice": choice, "tools": tools, "documents": len(ordered), "bytes": sum(map(len, ordered))}
+
+
+def extend_file(file: Path, texts: Sequence[bytes], settings: ExtendSettings) -> tuple[Tokenizer, str, dict[str, str]]:
+    """Extend a file's tokeniser; returns as `fit_tokenizer`."""
+    made = extend_tokenizer(read_tokenizer_file(file, settings.reserved), texts, settings.extend)
+    asked = "" if made.n_pieces == settings.extend else f" of the {settings.extend:,} asked for"
+    main = next(iter(tokenizer_files(file)))
+    return made.tokenizer, f"the file {main}, extended by {made.n_pieces:,} pieces{asked}: {made.measured}", {}
 
 
 def corpus_tokenizer(run: Run, settings: TokenizerSettings, curated: ArtifactRef, documents: RefSet) -> ArtifactRef:
     """Return the pinned tokeniser of the corpus if its settings are unchanged, else make a new one."""
     known, before = tokenizer.pinned(run), pinned_settings(run)
     asked = FitSettings.of(settings, before)
-    if known is not None and before == asdict(asked):
+    if known is not None and (before == asdict(asked) or _has_pieces(known, before, settings)):
         return run.reuse(tokenizer, known)
     file = None
     if settings.file:
         file, _ = run.add("tokenizer_file", tokenizer_files(Path(settings.file).expanduser()))
     return tokenizer(run, asked, curated=curated, documents=documents, file=file)
+
+
+def _has_pieces(known: ArtifactRef, before: Mapping[str, Any] | None, settings: TokenizerSettings) -> bool:
+    """Return True if the file has the pieces of this corpus already, as a base that was trained with them."""
+    if not settings.extend or before is None or before.get("extend") != settings.extend:
+        return False
+    main = next(iter(tokenizer_files(Path(settings.file).expanduser()).values()))
+    return sha256_file(main) == known.digest

@@ -339,6 +339,10 @@ class LibraryTokenizer(Tokenizer):
         self._tokenizer = library_tokenizer(spec)
         self.used_ids = int(self._tokenizer.get_vocab_size())
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the ids of all tokens in the library's spelling."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     @property
     def encoding_spec(self) -> str:
         """JSON of the tokeniser that encodes, which may differ from `spec`."""
@@ -427,10 +431,6 @@ class HfTokenizer(LibraryTokenizer):
             if not (is_id(value) and value <= largest):
                 raise ValueError(f"{name} is {value!r}; expected an id of the vocabulary, 0 to {largest}")
             self._special.add(value)
-
-    def vocabulary(self) -> dict[str, int]:
-        """Return the ids of all tokens in the library's spelling."""
-        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     @cached_property
     def encoding_spec(self) -> str:

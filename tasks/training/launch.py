@@ -66,6 +66,7 @@ class Job:
     checkpoints: str = ""  # folder of checkpoints
     identity: dict[str, str] = field(default_factory=dict)  # see `model.Trainer`
     initial_weights: str = ""  # safetensors file; empty for random weights
+    new_rows: list[tuple[int, list[int]]] = field(default_factory=list)  # see `model.checkpoint.load_weights`
     began: float | None = None  # time.monotonic() from which a budget in minutes counts; None for now
 
 
@@ -458,6 +459,9 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
 
     network, plan = ModelConfig.from_dict(job.model), TrainConfig.from_dict(job.train)
     dataset, shards = Path(job.dataset), {key: Path(folder) for key, folder in job.shards.items()}
+    initial_weights = None
+    if job.initial_weights:
+        initial_weights = load_weights(job.initial_weights, network, new_rows=job.new_rows).state_dict()
     trainer = Trainer(
         network,
         plan,
@@ -467,7 +471,7 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
         device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,
         identity=job.identity,
-        initial_weights=load_weights(job.initial_weights, network).state_dict() if job.initial_weights else None,
+        initial_weights=initial_weights,
         callbacks=callbacks or Callbacks(),
         execution=Execution.from_dict(job.execution),
         began=job.began,

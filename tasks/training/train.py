@@ -35,6 +35,7 @@ from tasks.core.machine import describe_device, threads_each
 from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
 from tasks.lineage.training_data import name_documents
+from tasks.tokens.extend import parts_of_new_ids
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
 from tasks.training.bundle import CHAT_FILE, CONFIG_FILE, WEIGHTS_FILE
@@ -288,6 +289,12 @@ def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network
     return Sampler(known, first_ids(index, folders, known, network.max_seq_len), network.vocab_size)
 
 
+def new_rows_of(work: Work, base: ArtifactRef, tokenizer: ArtifactRef) -> list[tuple[int, list[int]]]:
+    """Return the ids that a tokeniser has beyond its base's, with the ids that they replace."""
+    before, known = (load_tokenizer(work.folder(ref) / TOKENIZER_FILE) for ref in (base, tokenizer))
+    return parts_of_new_ids(before, known)
+
+
 def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
     """Return `bos` and `eos`: True if the documents of a dataset begin or end with these ids."""
     shards = manifest_of(store, dataset).input_refs("tokens")
@@ -368,6 +375,7 @@ def train(
         identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
         began=began,
         initial_weights="" if base is None else str(work.folder(base) / WEIGHTS_FILE),
+        new_rows=[] if base is None else new_rows_of(work, base, tokenizer),
     )
     stop = threading.Event()
     compute = partial(train_job, job, work.scratch, watch, stop)

@@ -352,6 +352,29 @@ def test_weights_round_trip(tied: bool, tmp_path: Path, model_config: ModelConfi
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("vocab_multiple", [1, 64])
+@pytest.mark.parametrize("head", [{}, {"tie_weights": False}, {"tie_weights": False, "head_bias": True}])
+def test_rows_of_new_ids_begin_as_the_mean_of_others(
+    head: dict[str, bool], vocab_multiple: int, tmp_path: Path, model_config: ModelConfig
+) -> None:
+    config = dataclasses.replace(model_config, **head, vocab_multiple=vocab_multiple)
+    model, n = Transformer(config).eval(), config.vocab_size
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    save_weights(tmp_path / "weights", model)
+    grown = dataclasses.replace(config, vocab_size=n + 3)
+    new_rows = [(n - 1, [1]), (n, [3, 5]), (n + 1, [2, 2, 7]), (n + 2, [0])]
+    found = load_weights(tmp_path / "weights", grown, new_rows=new_rows)
+    ids = torch.arange(8)[None]
+    expected, logits = model(ids)[..., :n], found(ids)[..., : n + 3]
+    assert torch.equal(logits[..., : n - 1], expected[..., : n - 1])
+    for index, parts in new_rows:
+        mean = model.token_embedding.weight[parts].mean(0)
+        torch.testing.assert_close(found.token_embedding.weight[index], mean)
+        torch.testing.assert_close(logits[..., index], expected[..., parts].mean(-1))
+
+
 def test_weights_of_another_shape_are_refused(tmp_path: Path, model_config: ModelConfig) -> None:
     save_weights(tmp_path / "weights", Transformer(model_config))
     with pytest.raises(ValueError, match="do not fit the configuration"):

@@ -407,7 +407,7 @@ KEYS = {
     "policy": "a989d6dae91cddd3",
     "curate": "4163c541c3bbacec",
     "refine": "4d0ec362c97645b0",
-    "tokenizer": "c8f7f0af2be7107d",
+    "tokenizer": "d9c782bc205bb595",
     "dataset": "8d70e8752594ce06",
     "mix": "7aa22c9868e2dd31",
     "chat": "b685b8b3850d76b9",

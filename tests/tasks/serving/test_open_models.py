@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_serving import client_of, running
-from tiny_run import direct_run, home_at, with_tracking, write_texts
+from tiny_run import direct_run, home_at, train_in, with_tracking, write_texts
 
 from flows.evaluate import evaluate_model
 from flows.prepare import ingest_and_prepare
@@ -19,8 +19,9 @@ from model import ModelConfig, Transformer, to_hf
 from tasks.core.settings import load_settings, parse_assignments
 from tasks.serving.served import load_served
 from tasks.tokens.tokenizer import learn_merges
+from tasks.tokens.tokenizer_kinds import load_tokenizer
 from tasks.training.bundle import CHAT_FILE, Bundle
-from tasks.training.gguf_file import export_gguf
+from tasks.training.gguf_file import export_gguf, import_gguf
 from tasks.training.hugging_face import export_bundle
 
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
@@ -113,3 +114,36 @@ def test_an_open_model_goes_all_the_way(layout: str, tmp_path: Path) -> None:
     if layout in ("gpt2", "llama", "qwen2", "qwen3"):
         export_gguf(folder, tmp_path / "out.gguf", "f32")
         assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
+
+
+@pytest.mark.parametrize("layout", ["llama", pytest.param("gpt2", marks=pytest.mark.full)])
+def test_an_extended_open_model_is_exported_with_its_pieces(layout: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    base = open_model(tmp_path / "base", layout)
+    asked = [f"train.base={base}", "tokenizer.extend=12", "train.max_steps=4", "train.batch_size=4"]
+    settings = load_settings(None, parse_assignments(["curate.validation_share=0.3", *asked]))
+    with direct_run(home_at(tmp_path / "home")) as run:
+        folder = run.store.folder(train_in(run, write_texts(tmp_path / "texts"), settings))
+    export_bundle(folder, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    opened, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), Bundle(folder)
+    text = "the shepherd counts his sheep at dusk and closes the fold"
+    (ids,) = ours.tokenizer.encode([text])
+    before = transformers.AutoTokenizer.from_pretrained(base)
+    assert opened(text)["input_ids"] == ids.tolist() and ids.max() >= len(before)
+    with torch.no_grad():
+        expected, logits = theirs(torch.tensor(ids)[None]).logits, ours.model(torch.tensor(ids)[None])
+    assert logits.shape[-1] == len(before) + 12
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    messages = [{"role": "user", "content": "sheep"}]
+    (one, other) = (
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        for tokenizer in (before, opened)
+    )
+    assert one == other and (folder / CHAT_FILE).read_text() == TEMPLATE
+    marks = [before.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>")]
+    assert [index for index in opened(one)["input_ids"] if index in marks] == [marks[0], marks[1], marks[0]]
+    export_gguf(folder, tmp_path / "out.gguf", "f32")
+    import_gguf(tmp_path / "out.gguf", tmp_path / "again")
+    again = load_tokenizer(tmp_path / "again" / "tokenizer.json")
+    assert again.encode([text])[0].tolist() == ids.tolist()
