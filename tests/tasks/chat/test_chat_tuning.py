@@ -29,6 +29,7 @@ from storage.store import open_store
 from storage.tables import read_rows
 from tasks.chat.talk import talk
 from tasks.chat.template import Template
+from tasks.core.settings import load_settings, parse_assignments
 from tasks.lineage.memorised import explain_memorised
 from tasks.lineage.why import explain
 from tasks.serving.served import load_served
@@ -36,6 +37,7 @@ from tasks.tokens.index import open_sequences
 from tasks.training.bundle import CHAT_FILE, Bundle
 from tasks.upkeep.forget import forget
 from tasks.upkeep.verify import check_sequences, check_tokens
+from tests.open_models import TEMPLATE, open_model
 
 CHATS = ("model.max_seq_len=128", "chat.pairs=all", "chat.answers=0", "chat.answer_tokens=24", "train.max_steps=60")
 CORPUS = 24
@@ -262,6 +264,34 @@ def test_forgetting_a_document_takes_its_pairs(tmp_path: Path) -> None:
     )
     assert any(item["training"].endswith(tuned.checkpoint.key) for item in found["seen_by"])
     assert store.find("train", tuned.checkpoint.key) is not None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["qwen2", "gemma"])
+def test_adapters_of_an_open_model_learn_to_answer_in_its_own_form(layout: str, tmp_path: Path) -> None:
+    base = open_model(tmp_path / "base", layout)
+    home = with_tracking(home_at(tmp_path / "home"))
+    asked = ("curate.validation_share=0.3", "evaluate.trace=false", "train.max_steps=40", "train.batch_size=4")
+    asked += ("train.lr=0.01", f"train.base={base}", "train.adapter=lora", "train.adapter_rank=4")
+    asked += ("chat.pairs=questions", "chat.answer_tokens=16", "gates.replay=texts", "gates.slice_documents=2")
+    settings = load_settings(None, parse_assignments(asked))
+    write_texts(tmp_path / "all" / "texts", range(20, 50))
+    pens = tmp_path / "all" / "pens"
+    pens.mkdir()
+    for number in range(CORPUS):
+        (pens / f"{number}.txt").write_text(f"Q: Who is in {number}?\nA: Sheep.\n\nQ: And at {number}?\nA: A dog.\n")
+    with direct_run(home) as run:
+        _, prepared, found = ingest_and_prepare(run, str(tmp_path / "all"), settings)
+        checkpoint = train_model(run, settings, prepared, found)
+        evaluation, metrics = evaluate_model(run, checkpoint, prepared.evalset, questions=prepared.questions)
+        promotion, _ = promote_model(run, checkpoint, evaluation, settings, prepared.questions)
+        folder = run.store.folder(checkpoint)
+    gates = {item.gate: item for item in promotion.verdicts}
+    assert "not clearly worse than the base" in gates["answer_loss"].sentence
+    assert gates["base_loss"].number is not None and "bits per byte on texts" in gates["base_loss"].sentence
+    assert metrics["val/questions"] > 4
+    assert (folder / CHAT_FILE).read_text() == TEMPLATE
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
