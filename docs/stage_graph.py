@@ -63,7 +63,7 @@ _UNPLANNED: dict[str, tuple[str, dict[str, str]]] = {
         {"segment": "extract", "documents": "normalise", "measures": "measure", "characters": "characters"},
     ),
     "evalset_leaks": ("prepare", {"curated": "curate", "overlaps": "evalset_overlap", "evalset": "evalset"}),
-    "pairs": ("prepare", {"documents": "refine"}),
+    "pairs": ("prepare", {"segment": "extract", "documents": "refine"}),
     "tokenise_pairs": ("prepare", {"pairs": "pairs", "documents": "refine", "tokenizer": "tokenizer"}),
     "answers": ("evaluate", {"checkpoint": "train", "evalset": "evalset"}),
     "evaluate_answers": ("evaluate", {"checkpoint": "train", "evalset": "evalset", "answers": "answers"}),

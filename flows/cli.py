@@ -227,11 +227,11 @@ def chat(
     """Chat with a model at the keyboard: /new begins again, /bye ends; more settings by --set generate.NAME=VALUE."""
     from tasks.chat.talk import ANEW, END, form_of, talk
     from tasks.core.machine import Machine
-    from tasks.core.settings import GenerateSettings
     from tasks.training.bundle import Bundle, read_sampling
 
+    given = options.load()
     folder = model_folder(options.home or "", options.model, options.corpus)
-    settings = options.load().generate_with(read_sampling(folder))
+    settings = given.generate_with(read_sampling(folder))
     with Machine(deterministic=settings.deterministic) as machine:
         machine.seed(settings.seed)
         try:
@@ -240,8 +240,8 @@ def chat(
             if sys.stdin.isatty():
                 say(f"{options.model} answers; {ANEW} begins another chat, {END} ends")
             show = partial(print, end="", flush=True)
-            sampling = settings.sampling()
-            if sampling["max_new_tokens"] == GenerateSettings().max_new_tokens:  # of a continuation: answers end
+            sampling = {**settings.sampling(), "n_samples": 1, "max_length": 0}
+            if "generate.max_new_tokens" not in given.given:  # the default is for continuations, and answers end
                 del sampling["max_new_tokens"]
             said = talk(bundle, template, _typed_lines(), _silent if as_json else show, system, **sampling)
         except ValueError as error:

@@ -50,9 +50,10 @@ def plan_retraining(run: Run, source: str, settings: Settings) -> None:
     """
     _, prepared, base = ingest_and_prepare(run, source, settings)
     checkpoint = train_model(run, settings, prepared, base)
-    evaluation, _ = evaluate_model(run, checkpoint, prepared.evalset, settings.evaluate, prepared.dataset)
-    made = sample(run, settings, checkpoint, prepared.evalset)
-    trace_model(run, settings.evaluate, checkpoint, prepared.evalset, made)
+    evalset, questions = prepared.evalset, prepared.questions
+    evaluation, _ = evaluate_model(run, checkpoint, evalset, settings.evaluate, prepared.dataset, questions)
+    made = sample(run, settings, checkpoint, evalset, questions)
+    trace_model(run, settings.evaluate, checkpoint, evalset, made)
     run.remember(train=checkpoint, evaluate=evaluation, generate=made)
 
 

@@ -10,6 +10,7 @@ from flows.context import flow, open_run, subflow
 from flows.ingest import Ingested, ingest_documents
 from flows.options import PrepareOptions
 from flows.report import finish
+from storage.errors import UserError
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef, RefSet
 from storage.schemas import OVERLAP_FILE, TOKENS_FILE
@@ -74,6 +75,7 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
     evalset = _evalset(run, settings, ingested)
     tokenizer = corpus_tokenizer(run, settings.tokenizer, curated, texts)
     if questions is None:
+        run.remember(pairs=())
         shards = segments.map(
             run,
             tokenise,
@@ -84,7 +86,7 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
         )
     else:
         run.read(evalset, lambda ref: check_questions(run.store, ref, questions), None)
-        shards = _tokenise_pairs(run, ingested, tokenizer, questions)
+        shards = _tokenise_pairs(run, ingested, tokenizer, questions, settings.tokenizer.bos)
     groups = group_documents(
         run,
         settings.mix,
@@ -106,11 +108,18 @@ def prepare_documents(run: Run, settings: Settings, ingested: Ingested, base: Ba
     return Prepared(evalset, tokenizer, shards, cut, seq_len, questions)
 
 
-def _tokenise_pairs(run: Run, ingested: Ingested, tokenizer: ArtifactRef, questions: Questions) -> list[ArtifactRef]:
-    """Find the conversations of each segment, and encode them."""
-    found = ingested.segments.map(run, pairs, NoSettings(), documents=ingested.refined)
+def _tokenise_pairs(
+    run: Run, ingested: Ingested, tokenizer: ArtifactRef, questions: Questions, bos: bool
+) -> list[ArtifactRef]:
+    """Find the conversations of each segment, and encode them.
+
+    Raises:
+        UserError: none goes with the template.
+    """
+    segments = ingested.segments
+    found = segments.map(run, pairs, NoSettings(), segment=segments.refs, documents=ingested.refined)
     run.remember(pairs=found)
-    form = TokenisePairsSettings(questions.template, questions.kinds)
+    form = TokenisePairsSettings(questions.template, questions.kinds, bos)
     shards = ingested.segments.map(
         run, tokenise_pairs, form, pairs=found, documents=ingested.refined, tokenizer=tokenizer
     )
@@ -118,6 +127,8 @@ def _tokenise_pairs(run: Run, ingested: Ingested, tokenizer: ArtifactRef, questi
     refused = sum(manifest.counts["refused"] for manifest in made)
     if refused:
         reason = next(manifest.tools["refused"] for manifest in made if "refused" in manifest.tools)
+        if not any(manifest.counts["examples"] for manifest in made):
+            raise UserError(f"none of {refused:,} conversations goes with the template of chats, such as {reason}")
         run.note(f"{refused:,} conversations do not go with the template and are left out, such as {reason}")
     return shards
 

@@ -135,7 +135,9 @@ def _verdicts(
     leaks = known_leaks(run.store, checkpoint, evalset)
     if leaks is not None:
         inputs["leaks"] = leaks
-    if settings.gates.max_quantisation_loss and questions is None:
+    if settings.gates.max_quantisation_loss and questions is not None:
+        run.note("gates.max_quantisation_loss is for models of texts: what rounding costs answers is not measured")
+    elif settings.gates.max_quantisation_loss:
         rounded = EvaluateSettings(settings.evaluate.stride, settings.gates.quantisation)
         inputs["quantised"] = evaluate(run, rounded, checkpoint=checkpoint, evalset=evalset)
     base = base_of(run.store, checkpoint)

@@ -1,4 +1,4 @@
-"""The stage `answers`: what a model answers to questions of the evaluation documents, and whether it keeps the form.
+"""The stage `answers`: answers of a model to questions of the evaluation documents, and if they keep the form.
 
 The questions are those of the conversations in the frozen documents, so that every model is asked the same. A chat has
 the model's own template, or without one that of the settings.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -21,10 +22,10 @@ from storage.schemas import COMPLETIONS, COMPLETIONS_FILE, DOCUMENTS_FILE
 from storage.store import Store
 from storage.tables import read_rows, write_table
 from tasks.chat.settings import ChatSettings
-from tasks.chat.template import ChatError, Template, plain_template
+from tasks.chat.template import ChatError, Template, plain_template, read_template, stopped_clock
 from tasks.core.stage import Work, stage
 from tasks.generation.prompts import SAMPLED_ID
-from tasks.text.conversations import Conversation, find_conversations
+from tasks.text.conversations import ASSISTANT, USER, Conversation, find_conversations
 from tasks.training.bundle import CHAT_FILE, Bundle, TextCompletion
 
 BATCH = 16
@@ -129,14 +130,18 @@ def check_questions(store: Store, evalset: ArtifactRef, asked: Questions) -> Non
 
 
 def template_of(bundle: Bundle, asked: Questions) -> Template:
-    """Return the form of chats with a model.
+    """Return the form of chats with a model: its own, if its answers end in it, else that of the questions.
 
     Raises:
-        UserError: its template cannot be read.
+        UserError: a template cannot be read.
     """
-    own = bundle.folder / CHAT_FILE
     try:
-        return Template(own.read_text(encoding="utf-8") if own.is_file() else asked.template, bundle.tokenizer)
+        own = read_template(bundle.folder, bundle.tokenizer, stopped_clock)
+        if own is not None:
+            with suppress(ChatError):
+                own.examples([{"role": USER, "content": "a"}, {"role": ASSISTANT, "content": "b"}])
+                return own
+        return Template(asked.template, bundle.tokenizer, stopped_clock)
     except ValueError as error:
         raise UserError(f"{bundle.folder}: {error}") from error
 
@@ -145,7 +150,10 @@ def template_of(bundle: Bundle, asked: Questions) -> Template:
     "answers", version=1, unit="question", tables={COMPLETIONS_FILE: COMPLETIONS}, keep_with=("checkpoint", "evalset")
 )
 def answers(work: Work, settings: Questions, *, checkpoint: ArtifactRef, evalset: ArtifactRef) -> str:
-    """Ask a model the questions of an evaluation set, with the sampling settings by which it is served."""
+    """Ask a model the questions of an evaluation set, with the sampling settings by which it is served.
+
+    A question that has no room in the context beside its expected answer is not asked, as none such is learnt.
+    """
     work.seed(0)
     bundle = Bundle(work.folder(checkpoint), work.machine.device)
     template, asked = template_of(bundle, settings), read_questions(work.store, evalset, settings)
@@ -158,7 +166,7 @@ def answers(work: Work, settings: Questions, *, checkpoint: ArtifactRef, evalset
 def _answered(
     work: Work, bundle: Bundle, template: Template, asked: Sequence[Question], max_tokens: int, model: str
 ) -> Iterator[dict[str, Any]]:
-    config = bundle.sampling_config(max_new_tokens=max_tokens, n_samples=1, seed=0)
+    config = bundle.sampling_config(max_new_tokens=max_tokens, max_length=0, n_samples=1, seed=0)
     for first in range(0, len(asked), BATCH):
         some = asked[first : first + BATCH]
         prompts: list[list[int]] = []
@@ -185,8 +193,10 @@ def _prompt(template: Template, question: Question, context: int) -> tuple[list[
         ids = template.prompt(question.messages[:-1])
     except ChatError as error:
         return [], str(error)
-    if len(ids) >= context:
-        return [], f"the question has {len(ids)} tokens, and the context holds {context}"
+    n_answer = len(template.tokenizer.encode([question.expected])[0]) + 1
+    if len(ids) + n_answer > context:
+        told = f"the question has {len(ids)} tokens, {len(ids) + n_answer} with the expected answer"
+        return [], f"{told}; the context holds {context}"
     return ids, None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from storage.digest import sha256_json
+from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS_FILE, COUNTS_FILE
 from storage.tables import read_columns
@@ -24,7 +25,8 @@ from tasks.evaluation.evaluate import figures
 from tasks.evaluation.tables import DIMENSIONS, TABLES, Evaluated, write_evaluation
 from tasks.training.bundle import Bundle
 
-EXACT, IN_FORM, ASKED = "val/exact_match", "val/format_obedience", "val/questions"
+EXACT, IN_FORM = "val/exact_match", "val/format_obedience"
+ASKED, UNASKED = "val/questions", "val/questions_without_room"
 
 
 @stage("evaluate_answers", version=1, modules=("model.checkpoint",), tables=TABLES, keep_with=("checkpoint", "evalset"))
@@ -39,17 +41,26 @@ def evaluate_answers(
     work.seed(0)
     bundle = Bundle(work.folder(checkpoint), work.machine.device)
     asked = read_questions(work.store, evalset, settings)
+    rows = read_columns(work.folder(answers) / COMPLETIONS_FILE, ["fields", "error"])
+    told = [json.loads(fields) for fields, error in zip(*rows.values(), strict=True) if error is None]
+    if not told:
+        first = next(filter(None, rows["error"]), "the evaluation documents have none")
+        raise UserError(f"the model could be asked none of {len(asked)} questions, so it cannot be judged: {first}")
     documents = _measured(work, bundle, template_of(bundle, settings), asked)
-    rows = read_columns(work.folder(answers) / COMPLETIONS_FILE, ["fields"])["fields"]
-    told = [json.loads(fields) for fields in rows]
+    if np.isnan(documents.sums["nll_nats"]).any():
+        raise UserError(
+            f"the model {checkpoint.key[:12]} gives NaN for expected answers: its weights are broken; train it again, "
+            "with a lower train.lr if its loss diverged"
+        )
     metrics = {
         **figures(documents),
         EXACT: sum(row["exact"] for row in told) / len(told),
         IN_FORM: sum(row["in_form"] for row in told) / len(told),
         ASKED: float(len(told)),
+        UNASKED: float(len(asked) - len(told)),
     }
     write_evaluation(work.out, metrics, documents)
-    work.counts.update(rows=len(metrics), documents=len(documents), tokens=int(metrics["val/tokens"]))
+    work.counts.update(rows=len(metrics), documents=len(documents))
     nll = documents.sums["nll_nats"].tolist()
     return sha256_json([sorted(metrics.items()), list(zip(documents.doc_id, nll, strict=True))])
 
@@ -82,6 +93,7 @@ def _measured(work: Work, bundle: Bundle, template: Template, asked: Sequence[Qu
             text = question.expected
             lost[row] += bundle.tokenizer.lost_bytes(text, bundle.tokenizer.encode([text])[0])
     found = continuation_likelihoods(bundle.model, [item for _, item in scored])
+    work.counts["tokens"] = sum(len(item.ids) for _, item in scored)  # all that were read, for the speed
     counts = np.array(read_columns(bundle.folder / COUNTS_FILE, ["count"])["count"], dtype=np.int64)
     unigram = unigram_log_probabilities(counts)
     owner = np.array([row for row, _ in scored], dtype=np.int64)

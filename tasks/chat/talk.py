@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from storage.errors import UserError
-from tasks.chat.template import ChatError, Template
-from tasks.training.bundle import CHAT_FILE, Bundle, TextCompletion
+from tasks.chat.template import ChatError, Template, read_template
+from tasks.training.bundle import Bundle, TextCompletion
 
 ANEW, END = "/new", "/bye"
 LONGEST = 512  # tokens of an answer
@@ -22,13 +22,13 @@ def form_of(bundle: Bundle, name: str) -> Template:
     Raises:
         UserError: it has none.
     """
-    form = bundle.folder / CHAT_FILE
-    if not form.is_file():
+    template = read_template(bundle.folder, bundle.tokenizer)
+    if template is None:
         raise UserError(
             f"{name} continues texts and does not chat: it has no template. `sheepfold run SOURCE --set "
             "chat.pairs=all` trains one on the conversations in documents; `sheepfold generate` continues a text"
         )
-    return Template(form.read_text(encoding="utf-8"), bundle.tokenizer)
+    return template
 
 
 def talk(
@@ -53,7 +53,7 @@ def talk(
     opening = [{"role": "system", "content": system}] if system else []
     said: list[dict[str, str]] = list(opening)
     context, longest = bundle.model_config.max_seq_len, sampling.pop("max_new_tokens", LONGEST)
-    number = 0
+    reserved, number = min(longest, context // 4), 0
     for line in lines:
         text = line.strip()
         if text == END:
@@ -65,7 +65,7 @@ def talk(
         asked = [*said, {"role": "user", "content": text}]
         try:
             ids = template.prompt(asked)
-            while len(ids) >= context and len(asked) > len(opening) + 2:
+            while len(ids) > context - reserved and len(asked) > len(opening) + 2:
                 asked = [*opening, *asked[len(opening) + 2 :]]  # without its first question and answer
                 ids = template.prompt(asked)
         except ChatError as error:

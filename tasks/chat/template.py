@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -22,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tasks.tokens.hf_spec import library_tokenizer
 from tasks.tokens.tokenizer_kinds import N_SPECIAL, SPECIAL_TOKENS, HfTokenizer, Tokenizer
+from tasks.training.bundle import CHAT_FILE
 
 ASSISTANT = "assistant"
 
@@ -48,6 +50,21 @@ def plain_template(names: Mapping[str, str]) -> str:
     )
 
 
+def read_template(folder: Path, tokenizer: Tokenizer, clock: Callable[[str], str] = time.strftime) -> Template | None:
+    """Return the template of a bundle, if it has one.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    path = folder / CHAT_FILE
+    return Template(path.read_text(encoding="utf-8"), tokenizer, clock) if path.is_file() else None
+
+
+def stopped_clock(form: str) -> str:
+    """Return a fixed date in a form of `strftime`: a stage gives the same result on every day."""
+    return time.strftime(form, time.gmtime(1_767_225_600))  # 1 January 2026
+
+
 class _Generation(Extension):
     """The block `generation`, by which `transformers` finds the answers of a chat."""
 
@@ -63,12 +80,13 @@ class Template:
 
     Args:
         text: in Jinja.
+        clock: returns the date for a template that writes it.
 
     Raises:
         ValueError: it is no template.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, clock: Callable[[str], str] = time.strftime) -> None:
         self.tokenizer = tokenizer
         if isinstance(tokenizer, HfTokenizer):
             by_id = {index: token for token, index in tokenizer.vocabulary().items()}
@@ -89,7 +107,7 @@ class Template:
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals |= {name: "" if index is None else by_id[index] for name, index in ids.items()}
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": clock}
         try:
             self._template = environment.from_string(text)
         except TemplateError as error:

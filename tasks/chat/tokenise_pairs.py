@@ -33,7 +33,7 @@ from storage.schemas import (
     TOKENS_FILE,
 )
 from storage.tables import read_columns, stream_rows, unpacked_size, write_table
-from tasks.chat.template import ChatError, Template
+from tasks.chat.template import ChatError, Template, stopped_clock
 from tasks.core.stage import Work, stage
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, Tokenizer, load_tokenizer, smallest_dtype
 from tasks.training.bundle import CHAT_FILE
@@ -41,10 +41,14 @@ from tasks.training.bundle import CHAT_FILE
 
 @dataclass(frozen=True)
 class TokenisePairsSettings:
-    """Form of the chats as a Jinja template, and kinds of conversations to take."""
+    """Form of the chats as a Jinja template, and kinds of conversations to take.
+
+    `bos` is recorded for the trained model: True if texts begin with that id, which is the template's to write.
+    """
 
     template: str
     kinds: tuple[str, ...]
+    bos: bool = True
 
 
 @stage("tokenise_pairs", version=1, unit="document", tables={TOKENS_FILE: TOKENS, EXAMPLES_FILE: EXAMPLES})
@@ -82,16 +86,18 @@ def encode_pairs(
 ) -> dict[str, Any]:
     """Write the shard of a table of conversations; return counts, a digest and the reason of the first refusal."""
     known = load_tokenizer(tokenizer, fingerprint)
-    template = Template(settings.template, known)
+    template = Template(settings.template, known, clock=stopped_clock)
     dtype = smallest_dtype(known.vocab_size).newbyteorder("<")
     ids: list[np.ndarray] = [np.zeros(0, dtype)]
     learnt: list[np.ndarray] = [np.zeros(0, np.uint8)]
     examples: list[dict[str, Any]] = []
-    rows = dict.fromkeys(doc_ids, (0, 0, 0, 0, hashlib.sha256().hexdigest()))
+    # the trained model keeps the template, so that it is part of the digest
+    nothing = hashlib.sha256(settings.template.encode())
+    found_in = dict.fromkeys(doc_ids, (0, 0, 0, nothing.hexdigest()))
     offset = refused = 0
     reason = ""
     for done, (doc_id, own) in enumerate(groupby(stream_rows(source), key=lambda row: str(row["doc_id"])), 1):
-        digest, first, lost = hashlib.sha256(), offset, 0
+        digest, first, lost = nothing.copy(), offset, 0
         n_examples = len(examples)
         for row in own:
             if row["kind"] not in settings.kinds:
@@ -112,17 +118,19 @@ def encode_pairs(
                 examples.append({**place, "n_bytes": 0 if number else n_bytes, "learnt": int(learnt[-1].sum())})
                 offset += len(tokens)
         of_document = sum(example["n_bytes"] for example in examples[n_examples:])
-        rows[doc_id] = first, offset - first, of_document, lost, digest.hexdigest()
-        progress(done, len(rows))
+        found_in[doc_id] = offset - first, of_document, lost, digest.hexdigest()
+        progress(done, len(doc_ids))
     whole = np.concatenate(ids)
     np.save(out / SHARD_FILE, whole, allow_pickle=False)
     np.save(out / LEARNT_FILE, np.concatenate(learnt), allow_pickle=False)
     np.save(out / SHARD_COUNTS_FILE, np.bincount(whole, minlength=known.vocab_size), allow_pickle=False)
     write_table(out / EXAMPLES_FILE, EXAMPLES, examples)
-    names = ("offset", "length", "n_bytes", "lost_bytes", "digest")
-    listed: list[dict[str, Any]] = [
-        {"doc_id": doc_id, **dict(zip(names, row, strict=True))} for doc_id, row in rows.items()
-    ]
+    names = ("length", "n_bytes", "lost_bytes", "digest")
+    listed: list[dict[str, Any]] = []
+    begin = 0
+    for doc_id, values in found_in.items():  # in the order of the conversations
+        listed.append({"doc_id": doc_id, "offset": begin, **dict(zip(names, values, strict=True))})
+        begin += values[0]
     return {
         "rows": write_table(out / TOKENS_FILE, TOKENS, listed),
         "examples": len(examples),

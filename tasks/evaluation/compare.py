@@ -252,6 +252,12 @@ def _check_same(store: Store, a: ArtifactRef, b: ArtifactRef) -> None:
             f"the evaluations {a.key[:12]} and {b.key[:12]} are of stages {one.stage} and {other.stage}, so their "
             "figures cannot be compared: measure both models on texts, or both on answers"
         )
+    asked = [{name: found.settings.get(name) for name in ("kinds", "most")} for found in (one, other)]
+    if asked[0] != asked[1]:
+        raise UserError(
+            f"the evaluations {a.key[:12]} and {b.key[:12]} asked different questions ({asked[0]} and {asked[1]}), so "
+            "their figures cannot be compared: measure both models with equal settings"
+        )
     strides = [found.settings.get("stride", 0) for found in (one, other)]
     if strides[0] != strides[1]:
         raise UserError(

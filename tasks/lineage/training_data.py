@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from storage.lineage import ancestors, manifest_of
 from storage.manifest import ArtifactRef, Manifest, RefSet
 from storage.registry import ModelVersion, registered_versions
-from storage.schemas import DOCUMENTS_FILE, FILES_FILE, PAIRS_FILE, SELECTION_FILE, SEQUENCES_FILE
+from storage.schemas import DOCUMENTS_FILE, EXAMPLES_FILE, FILES_FILE, PAIRS_FILE, SELECTION_FILE, SEQUENCES_FILE
 from storage.store import Store
 from storage.tables import union_digest
 from storage.tombstones import read_tombstones
@@ -283,6 +283,15 @@ def _trainings(store: Store) -> list[Manifest]:
     return sorted(store.manifests("train"), key=lambda found: (found.created, found.key))
 
 
+def _asks(store: Store, dataset: ArtifactRef, doc_id: str) -> bool:
+    """Return True if a reply in another document answers a document in a dataset of conversations."""
+    for ref in manifest_of(store, dataset).input_refs("tokens"):
+        table = store.folder(ref) / EXAMPLES_FILE
+        if table.is_file() and pq.read_table(table, columns=[], filters=[("asked_in", "=", doc_id)]).num_rows:
+            return True
+    return False
+
+
 def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen:
     (curated,) = manifest_of(store, dataset).input_refs("curated")
     if store.find(curated.stage, curated.key) is None:
@@ -293,5 +302,6 @@ def _seen(store: Store, dataset: ArtifactRef, doc_ids: Collection[str]) -> _Seen
     if selected and store.find(dataset.stage, dataset.key) is not None:
         read = rows_of(store.folder(dataset) / SEQUENCES_FILE, doc_ids, ["doc_id", "split"])
         trained = [row["doc_id"] for row in read if row["split"] == "train"]
-        return _Seen(frozenset(trained), held_out, len(trained))  # a mix may leave out selected documents
+        asked = {doc_id for doc_id in selected if doc_id not in trained and _asks(store, dataset, doc_id)}
+        return _Seen(frozenset(trained) | asked, held_out, len(trained))  # a mix may leave out selected documents
     return _Seen(selected, held_out)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.readers.archives import TAR_BLOCK, is_tar_header
-from tasks.readers.conversations import conversation_columns
+from tasks.readers.chat_rows import conversation_columns
 from tasks.readers.decode import utf16_without_mark
 from tasks.readers.records import Detected, ExtractionProblem, ExtractOptions, Kind
 from tasks.readers.rows import LINES, Table, document_column, line_columns

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from tasks.readers.archives import Budget, Entry, numbered, read_archive, unique_locator
-from tasks.readers.conversations import SYNTHETIC_COLUMN, conversation_columns, spoken_text
+from tasks.readers.chat_rows import SYNTHETIC_COLUMN, conversation_columns, spoken_text
 from tasks.readers.decode import Decoded, clean, decode
 from tasks.readers.detect import (
     EML,

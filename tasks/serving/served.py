@@ -12,7 +12,7 @@ from typing import Any
 from model.accounting import count_parameters
 from storage.home import Home
 from storage.manifest import ArtifactRef
-from tasks.chat.template import Template
+from tasks.chat.template import Template, read_template
 from tasks.core.machine import Machine
 from tasks.core.run import Run
 from tasks.core.settings import load_settings
@@ -20,7 +20,7 @@ from tasks.lineage.memorised import memorised_spans
 from tasks.lineage.training_data import datasets_of
 from tasks.registry.models import checkpoint_of, resolve_version, version_checkpoint
 from tasks.report.page import render
-from tasks.training.bundle import CHAT_FILE, Bundle, read_sampling
+from tasks.training.bundle import Bundle, read_sampling
 
 LEAST_WORDS = 8  # of a passage that is shown
 _log = logging.getLogger("sheepfold.serve")
@@ -75,13 +75,11 @@ def load_served(home: Home, model: str, corpus: str, current: Served | None = No
     folder = run.store.folder(checkpoint)
     defaults = load_settings(None, {}).generate_with(read_sampling(folder)).sampling()
     sources = _sources(home, corpus, checkpoint) if datasets_of(run.store, checkpoint) else None
-    bundle, chat = Bundle(folder), folder / CHAT_FILE
-    template = None
-    if chat.is_file():
-        try:
-            template = Template(chat.read_text(encoding="utf-8"), bundle.tokenizer)
-        except ValueError as error:
-            _log.warning("%s does not chat: %s", name, error)
+    bundle, template = Bundle(folder), None
+    try:
+        template = read_template(folder, bundle.tokenizer)
+    except ValueError as error:
+        _log.warning("%s does not chat: %s", name, error)
     return Served(name, names, checkpoint.digest, bundle, defaults, sources, template)
 
 

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
@@ -32,7 +32,9 @@ ROLES = {
 _TURN = re.compile(
     r"(?:\*\*|__)?(\w[\w.'\u2019 -]{0,39}?)(?:\*\*|__)?\s?:(?:\*\*|__)?[ \t]+(?=\S)|([QAFR])[.)][ \t]+(?=\S)"
 )
-_CAST = re.compile(r"([^\W\d_a-z][^\W\d_a-z .'\u2019-]{1,29})\.?$")  # a speaker of a play, on a line of its own
+_CAST = re.compile(
+    r"([A-Z\u00c0-\u00de](?:[A-Z\u00c0-\u00de]|[ .'\u2019-](?! )){1,29}?)\.?$"
+)  # a speaker of a play, on a line of its own
 _ASKS = frozenset(("q", "question", "frage", "f", "pregunta", "p", "domanda", "d", "vraag"))
 _ANSWERS = frozenset(("a", "answer", "antwort", "respuesta", "r", "reponse", "r\u00e9ponse", "risposta", "antwoord"))
 _NUMBER = re.compile(r"^(?:[QqFf]?\s?(?:\d{1,3}[.)])*\d{1,3}[.):]?\s+|[-*]\s+)")
@@ -49,7 +51,7 @@ _REPLY = re.compile(r"#\s*(?:re|aw|sv|antw|r\u00e9f?|res|rif)\s*(?:\[\d+\])?\s*:
 
 
 class Message(NamedTuple):
-    """What one side says; `role` is `user`, `assistant` or `system`."""
+    """Words of one side; `role` is `user`, `assistant` or `system`."""
 
     role: str
     content: str
@@ -101,7 +103,10 @@ def find_conversations(text: str, kind: str = "text") -> list[Conversation]:
     lines = _lines(text)
     found: list[Conversation] = []
     for find in (_conversation, _spoken, _mails, _headed, _asked):
-        apart = [item for item in find(lines) if _is_apart(item, found)]
+        apart: list[Conversation] = []
+        for item in find(lines):
+            if _is_apart(item, found) and (not apart or apart[-1].end <= item.start):
+                apart.append(item)
         found = sorted([*found, *apart], key=lambda item: item.start)
     return found
 
@@ -220,10 +225,8 @@ def _runs(turns: Sequence[_Turn | None]) -> Iterator[list[_Turn]]:
     """Yield consecutive turns in which two sides alternate; one who speaks twice says one thing."""
     run: list[_Turn] = []
     sides: set[str] = set()
-    for turn in [*turns, None]:
-        if turn is not None and run and turn.speaker == run[-1].speaker:
-            run[-1] = _Turn(turn.speaker, f"{run[-1].content}\n{turn.content}", run[-1].start, turn.end)
-        elif turn is not None and (len(sides) < 2 or turn.speaker in sides):
+    for turn in [*_joined(turns), None]:
+        if turn is not None and (len(sides) < 2 or turn.speaker in sides):
             run.append(turn)
             sides.add(turn.speaker)
         else:
@@ -231,6 +234,18 @@ def _runs(turns: Sequence[_Turn | None]) -> Iterator[list[_Turn]]:
                 yield run
             run = [] if turn is None else [*run[-1:], turn]
             sides = {item.speaker for item in run}
+
+
+def _joined(turns: Sequence[_Turn | None]) -> Iterator[_Turn | None]:
+    """Yield turns, of which those that follow one another of one speaker are one."""
+    for _, own in groupby(turns, key=lambda turn: turn and turn.speaker):
+        same = list(own)
+        first, last = same[0], same[-1]
+        if first is None or last is None:
+            yield None
+        else:
+            content = "\n".join(turn.content for turn in same if turn is not None)
+            yield _Turn(first.speaker, content, first.start, last.end)
 
 
 def _questions(run: Sequence[_Turn], names: Sequence[str]) -> Iterator[Conversation]:
@@ -257,7 +272,8 @@ def _dialogues(run: Sequence[_Turn]) -> Iterator[Conversation]:
     user = second if asking[second] > asking[first] else first
     n_turns = sum(turn.speaker == user for turn in run)
     is_interview = asking[user] >= SPEECH_SHARE * n_turns and asking[user] > 2 * min(asking.values())
-    said = run if run[0].speaker == user else run[1:]
+    said = run[run[0].speaker != user :]
+    said = said[: len(said) - (said[-1].speaker == user)]  # the last word is an answer
     messages = [(USER if turn.speaker == user else ASSISTANT, turn.content) for turn in said]
     yield from _made("interview" if is_interview else "dialogue", said[0].start, said[-1].end, messages)
 

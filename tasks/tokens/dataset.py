@@ -31,6 +31,7 @@ from storage.schemas import (
     DATASET_FILE,
     EXAMPLES_FILE,
     GROUPS_FILE,
+    LEARNT_FILE,
     SEQUENCES,
     SEQUENCES_FILE,
     SHARD_COUNTS_FILE,
@@ -98,10 +99,9 @@ class DatasetIndexSettings:
         wanted = mix if mix is not None and mix.by else None
         if not chats:
             return cls(seq_len, dataset.packing, dataset.stride, dataset.drop_last, wanted)
-        if dataset != DatasetSettings():
-            raise UserError(
-                f"dataset.packing is {dataset.packing}, but chat.pairs packs conversations; unset one of them"
-            )
+        for name, usual in asdict(DatasetSettings()).items():
+            if (found := getattr(dataset, name)) != usual:
+                raise UserError(f"dataset.{name} is {found}, but chat.pairs packs conversations; unset one of them")
         return cls(seq_len, CONVERSATIONS, mix=wanted)
 
     def pieces(self, lengths: np.ndarray, training: bool) -> Pieces:
@@ -252,7 +252,8 @@ def dataset(
     for group in used:
         begin[group.rows], end[group.rows] = predicted_spans(group.pieces, len(group.rows), isolated)
     folders = [work.folder(ref) for ref in tokens.refs]
-    counts = _count_ids(folders, documents.shard, documents.offset + begin, documents.offset + end)
+    spans = documents.shard, documents.offset + begin, documents.offset + end
+    counts = _count_learnt(folders, *spans) if settings.packing == CONVERSATIONS else _count_ids(folders, *spans)
     write_columns(work.out / COUNTS_FILE, TOKEN_COUNTS, {"token": range(len(counts)), "count": counts.tolist()})
     record = _record(settings, documents, planned, accounts)
     if n_long:
@@ -366,6 +367,17 @@ def _count_ids(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, en
             _add_spans(counts, ids, left_begin, left_end, -1)
         else:
             _add_spans(counts, ids, begin[own], end[own], 1)
+    return counts
+
+
+def _count_learnt(folders: Sequence[Path], shard: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the occurrences of each id that is learnt in n spans of token shards, (vocab_size,) int64."""
+    counts = np.zeros_like(np.load(folders[0] / SHARD_COUNTS_FILE, allow_pickle=False))
+    for number, folder in enumerate(folders):
+        ids, marks = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in (SHARD_FILE, LEARNT_FILE))
+        own = np.flatnonzero(shard == number)
+        for first, last in zip(begin[own].tolist(), end[own].tolist(), strict=True):
+            counts += np.bincount(ids[first:last][marks[first:last] > 0], minlength=len(counts))
     return counts
 
 

@@ -282,11 +282,16 @@ def sync_run(tracking: Tracking, store: Store, manifest: Manifest, tags: dict[st
 
 
 def sampler_of(work: Work, dataset: ArtifactRef, tokenizer: ArtifactRef, network: Any) -> Sampler:
-    """Return a sampler that completes the beginnings of training documents."""
+    """Return a sampler that completes the beginnings of training documents; of conversations it draws nothing.
+
+    Their beginnings are questions behind the words of a template, in which a forgotten document would not be found.
+    """
     index = load_index(work.folder(dataset), "train")
     folders = shard_folders(work, dataset)
     known = load_tokenizer(work.folder(tokenizer) / TOKENIZER_FILE)
-    return Sampler(known, first_ids(index, folders, known, network.max_seq_len), network.vocab_size)
+    is_chat = any((folder / CHAT_FILE).is_file() for folder in folders.values())
+    prompts = [] if is_chat else first_ids(index, folders, known, network.max_seq_len)
+    return Sampler(known, prompts, network.vocab_size)
 
 
 def new_rows_of(work: Work, base: ArtifactRef, tokenizer: ArtifactRef) -> list[tuple[int, list[int]]]:

@@ -67,7 +67,10 @@ _DENSE = "\u0e00"
 TEXT_STAGES = ("import", "normalise", "refine", "evalset")  # their `documents.parquet` has texts
 # lineage is followed no further than these: models, completions and metrics are kept, except samples and completions
 # that quote a forgotten document (`find_quotes`)
-KEPT = ("train", "bundle", "suggest", "tokenizer", "evaluate", "gates", "complete", "generate", "prompts")
+KEPT = (
+    *("train", "bundle", "suggest", "tokenizer", "evaluate", "evaluate_answers", "gates"),
+    *("complete", "generate", "prompts"),
+)
 
 _Instead = Mapping[tuple[str, str], ArtifactRef | None]  # replacements of removed artefacts, by stage and key
 

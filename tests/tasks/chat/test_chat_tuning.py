@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from forgotten_texts import holders_of
 from tiny_run import direct_run, home_at, tiny_settings, with_tracking, write_texts
 
 from flows.evaluate import evaluate_model
 from flows.generate import sample
+from flows.plan import plan_retraining
 from flows.prepare import ingest_and_prepare
 from flows.promote import promote_model
 from flows.report import publish
@@ -29,9 +30,11 @@ from storage.store import open_store
 from storage.tables import read_rows
 from tasks.chat.talk import talk
 from tasks.chat.template import Template
+from tasks.core.run import Run
 from tasks.core.settings import load_settings, parse_assignments
 from tasks.lineage.memorised import explain_memorised
 from tasks.lineage.why import explain
+from tasks.registry.promote import rebuild
 from tasks.serving.served import load_served
 from tasks.tokens.index import open_sequences
 from tasks.training.bundle import CHAT_FILE, Bundle
@@ -68,6 +71,7 @@ def write_corpus(folder: Path) -> Path:
         {"messages": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"I say {n} to you."}]}
         for n in range(8)
     ]
+    write_texts(folder, range(3))  # without a conversation
     (folder / "thread.mbox").write_text("".join(map(message, ("", "Re: ", "Re: "), (1, 2, 3))))
     (folder / "chats.jsonl").write_text("".join(json.dumps({**row, "synthetic": True}) + "\n" for row in rows))
     return folder
@@ -249,7 +253,7 @@ def test_why_leads_from_an_answer_to_the_pairs_that_it_repeats(tuned: Tuned) -> 
 
 def test_forgetting_a_document_takes_its_pairs(tmp_path: Path) -> None:
     tuned = Tuned(tmp_path)
-    words = "How many sheep are in pen 7?"
+    words = "How many sheep are in pen 7"
     doc_id = next(
         row["doc_id"]
         for row in Catalog(tuned.store, "default").query("select doc_id, text from documents")
@@ -258,12 +262,33 @@ def test_forgetting_a_document_takes_its_pairs(tmp_path: Path) -> None:
     found = forget(tuned.home, tuned.store, doc_id, "asked to", "default", dry_run=False)
     assert {"pairs", "tokenise_pairs", "dataset"} <= found["removed"].keys()
     store = open_store(tuned.home.store, tuned.home.cache)
-    assert not any(
-        words in json.dumps(pq.read_table(path).to_pylist(), default=str)
-        for path in Path(tuned.home.store).rglob("*.parquet")
-    )
+    assert holders_of(tuned.home, words) == []
     assert any(item["training"].endswith(tuned.checkpoint.key) for item in found["seen_by"])
     assert store.find("train", tuned.checkpoint.key) is not None
+
+
+def test_a_registered_model_is_rebuilt_after_a_held_out_document_is_forgotten(tmp_path: Path) -> None:
+    tuned = Tuned(tmp_path)
+    evalset = read_rows(tuned.store.folder(tuned.prepared.evalset) / "documents.parquet")
+    forget(tuned.home, tuned.store, evalset[0]["doc_id"], "asked to", "default", dry_run=False)
+    rebuilt = rebuild(tuned.home, open_store(tuned.home.store, tuned.home.cache))
+    assert (rebuilt.versions, rebuilt.lost) == (["sheepfold/1"], [])
+
+
+def test_a_plan_of_what_was_done_finds_all_of_it(tuned: Tuned) -> None:
+    run = Run(tuned.home, None, plan=True)
+    plan_retraining(run, str(tuned.source), tiny_settings(*CHATS))
+    assert {name: line.computed for name, line in run.reports.items() if line.computed} == {}
+    assert {"pairs", "tokenise_pairs", "answers", "evaluate_answers"} <= run.reports.keys()
+    assert "tokenise" not in run.reports
+
+
+def test_another_template_is_another_training(tuned: Tuned) -> None:
+    run = Run(tuned.home, None, plan=True)
+    plan_retraining(run, str(tuned.source), tiny_settings(*CHATS, "chat.roles=system=Rules"))
+    assert run.reports["pairs"].computed == 0
+    assert run.reports["tokenise_pairs"].computed > 0
+    assert run.reports["train"].computed == 1
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.readers.records import ExtractionProblem
-from tasks.readers.rows import TEXT, Columns, Row
+from tasks.readers.rows import TEXT, Columns, Row, encoding_fault
 from tasks.text.conversations import ASSISTANT, ROLES, SYSTEM, USER, Message, conversation_text
 
 SYNTHETIC_COLUMN = "synthetic"  # true in a row that a program wrote
@@ -52,7 +52,8 @@ def spoken_text(row: Row, columns: Sequence[str]) -> str:
     said = [message for message in messages if message.content.strip()]
     if len(said) < 2 or said[-1].role != ASSISTANT or all(message.role == SYSTEM for message in said[:-1]):
         raise ExtractionProblem("skipped", "empty", f"{row.place} has no question with an answer behind it")
-    return conversation_text(said, bool(row.values.get(SYNTHETIC_COLUMN)))
+    synthetic = str(row.values.get(SYNTHETIC_COLUMN, "")).casefold() in ("true", "yes", "1")  # CSV has texts
+    return conversation_text(said, synthetic)
 
 
 def _listed(row: Row, column: str) -> list[Any]:
@@ -70,6 +71,8 @@ def _message(row: Row, item: Any) -> Message:
     if role is None or not isinstance(said, str):
         reason = f"{row.place}: a message is {str(item)[:80]!r}, expected a role ({', '.join(ROLES)}) and a content"
         raise ExtractionProblem("rejected", "unsupported", reason)
+    if fault := encoding_fault(said):
+        raise ExtractionProblem("failed", "corrupt", f"{row.place}: a message {fault}")
     return Message(role, said)
 
 
