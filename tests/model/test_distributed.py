@@ -99,7 +99,9 @@ def test_two_ranks_measure_a_part_of_the_validation_sequences_from_step_0(shardi
     assert first["history"] == second["history"]
     assert_like(first["history"][1:], expected[1:])
     for name in ("val/replay_bits_per_byte", "val/own_bits_per_byte"):
-        left, right = ([(row["step"], row[name]) for row in rows if name in row] for rows in (first["history"], expected))
+        left, right = (
+            [(row["step"], row[name]) for row in rows if name in row] for rows in (first["history"], expected)
+        )
         assert [step for step, _ in left] == [0, 3, 6]
         np.testing.assert_allclose(left, right, rtol=2e-5)
 
