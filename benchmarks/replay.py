@@ -4,11 +4,11 @@
         [--seed 0] [--set NAME=VALUE]
 
 The corpus has two folders: `general`, modules of Python's standard library, and `notes`, English text: Python's manual
-by topics, then documents that Debian installs. A base is trained on `general` alone. From it two trainings of equally
-many steps continue on both folders, whose weights in the mix are 0 and 1, or the share and the rest. All three predict
-the held-out documents of both folders, as in `benchmarks.recipe`. Intervals of differences are those of comparisons of
-evaluations (`paired_bootstrap`); that of the ratio is of 10,000 resamples of the documents of `general`, for both
-differences at once.
+by topics, then documents that Debian and packages install. A base is trained on `general` alone. From it two trainings
+of equally many steps continue on both folders, whose weights in the mix are 0 and 1, or the share and the rest. All
+three predict the held-out documents of both folders, as in `benchmarks.recipe`. Intervals of differences are those of
+comparisons of evaluations (`paired_bootstrap`); that of the ratio is of 10,000 resamples of the documents of `general`,
+for both differences at once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def train(store: Store, source: Path, corpus: str, *settings: str) -> ArtifactRe
     return next(made.ref for made in store.manifests("train") if made.key == key)
 
 
-def bits_of(model: Path, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def nats_of(model: Path, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return nats and bytes of each text."""
     bundle = Bundle(model)
     documents = encode_documents(bundle.tokenizer, TokeniseSettings(bos=bundle.bos, eos=bundle.eos), texts)
@@ -117,7 +117,7 @@ def rows(asked: argparse.Namespace, place: Path) -> Iterator[Row]:
         texts = [row["text"] for row in held if row["source"].partition("/")[0] == folder]
         nats, n_bytes = {}, np.empty(0)
         for name, model in models.items():
-            nats[name], n_bytes = bits_of(store.folder(model), texts)
+            nats[name], n_bytes = nats_of(store.folder(model), texts)
         bits = {name: values.sum() / math.log(2) / n_bytes.sum() for name, values in nats.items()}
         found = {name: paired_bootstrap(nats[name], nats["base"], n_bytes) for name in mixes}
         on = f"{len(texts)} held-out documents of {folder}, {n_bytes.sum() / 1e3:,.0f} kB"
