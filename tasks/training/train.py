@@ -341,7 +341,7 @@ def _kept(path: Path, value: str) -> str:
     """Return the content of a file in the scratch folder, written first if it is missing, so that a resume reads it."""
     if not path.exists():
         write_file(path, value.encode())
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 def _write_adapter(weights: Path, folder: Path, settings: TrainStageSettings, base: ArtifactRef) -> None:

@@ -284,6 +284,20 @@ def test_a_run_with_a_part_of_the_validation_sequences_resumes_to_the_same_histo
     assert_same_run(undisturbed, resumed)
 
 
+def test_a_part_measured_at_step_0_only_is_followed_by_a_mark_of_other_validation_sequences(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
+    part = Part(build_source(n=2, seed=1), (40, 0), (60, 0))
+    with pytest.raises(Interrupted):
+        sources = build_source(), build_source(n=5, seed=1)
+        Trainer(model_config, train_config, *sources, replay=part, **settings, callbacks=stop_at(2)).fit()
+    with pytest.warns(UserWarning, match=r"from step 3 on, .* other validation sequences"):
+        sources = build_source(), build_source(n=6, seed=2)
+        resumed = Trainer(model_config, train_config, *sources, replay=part, **settings).fit()
+    assert [row["step"] for row in resumed.history if "val/source_changed" in row] == [3]
+
+
 def state_at(step: int, model: Transformer) -> Checkpoint:
     counter = torch.tensor(float(step))
     return Checkpoint(
