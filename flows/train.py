@@ -129,7 +129,8 @@ def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | N
     if base is not None:
         inputs["base"] = base.checkpoint
     after = () if suggestion is None else (suggestion,)
-    checkpoint = train_stage(run, asked, **inputs, execution=settings.execution, tags=run.tags, after=after)
+    unkeyed = {"execution": settings.execution, "tags": run.tags, "replay": settings.gates.replay if base else ""}
+    checkpoint = train_stage(run, asked, **inputs, **unkeyed, after=after)
     run.remember(train=checkpoint)
     return checkpoint
 

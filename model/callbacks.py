@@ -22,7 +22,8 @@ class Callbacks:
     def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
         """Receive the metric row of a step, with "time/step_seconds" and "time/tokens_per_second" added.
 
-        Steps after the last checkpoint of a killed run are computed, and reported, again.
+        Steps after the last checkpoint of a killed run are computed, and reported, again. Step 0 is the network before
+        the training, of which only bits per byte are measured.
         """
 
     def checkpoint(self, step: int) -> None:

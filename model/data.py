@@ -48,6 +48,20 @@ class SequenceSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the validation sequences whose bits per byte are measured beside those of the rest.
+
+    Attributes:
+        source: the sequences with labels of the part; all other labels are -100.
+        size, rest: UTF-8 bytes of the labels of the part and of the rest, and how many of them the tokeniser lost.
+    """
+
+    source: SequenceSource
+    size: tuple[int, int]
+    rest: tuple[int, int]
+
+
 class SpanSource:
     """Sequences of one or more pieces; a piece is a span [start, start + length) of a token shard.
 

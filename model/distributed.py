@@ -176,6 +176,16 @@ def shard(
     register_fsdp_forward_method(model, "nll")
 
 
+def gather_once(model: Any) -> None:
+    """Gather and free each block of a sharded network, which allocates its buffers; every rank calls it.
+
+    An evaluation before the first step would allocate them as tensors of inference mode, which training cannot fill.
+    """
+    for module in (*model.blocks, model):
+        module.unshard()
+        module.reshard()
+
+
 def replicate(model: Transformer) -> Any:
     """Return a DistributedDataParallel whose call is `model.nll` and whose gradients are summed over the ranks."""
     replicated = nn.parallel.DistributedDataParallel

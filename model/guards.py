@@ -42,7 +42,7 @@ def spike_of(history: Rows, row: Mapping[str, Any], zscore: float) -> tuple[floa
     """
     found = []
     for name, (words, noise) in _NOISE.items():
-        logs = [math.log(one[name]) for one in history[-WINDOW:] if one[name] > 0]
+        logs = [math.log(one[name]) for one in history[-WINDOW:] if one.get(name, 0) > 0]  # step 0 has no loss
         if row[name] > 0 and len(logs) >= MIN_STEPS:
             middle = median(logs)
             spread = _SIGMA * median(abs(one - other) for one, other in pairwise(logs)) / math.sqrt(2)

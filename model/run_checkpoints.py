@@ -112,7 +112,7 @@ class RunCheckpoints:
         changed = (
             (self.stepper.config.minutes or saved.step < self.stepper.config.max_steps)
             and self.val_source is not None
-            and any("val/loss" in row for row in saved.history)
+            and any("val/loss" in row or row["step"] == 0 for row in saved.history)
             and saved.validation != self._validation
         )
         if changed and ranks.is_first:

@@ -27,9 +27,10 @@ from .architecture import ModelConfig
 from .budget import Budget
 from .callbacks import Callbacks, TrainingStopped
 from .config import Execution, TrainConfig
-from .data import Batch, Group, Order, SequenceSource, read_ahead, trim
-from .distributed import SINGLE, Ranks, check_share, evaluate
+from .data import Batch, Group, Order, Part, SequenceSource, read_ahead, trim
+from .distributed import SINGLE, Ranks, check_share, evaluate, gather_once
 from .guards import NonFiniteLoss, advice, best_step, is_out_of_patience, spike_of
+from .metrics import NllSum, bits_per_byte
 from .run_checkpoints import RunCheckpoints, weights_digest
 from .schedule import learning_rate
 from .step import Stepper, new_stepper
@@ -52,7 +53,8 @@ class TrainResult:
             an evaluation, and spike/score at a spike of the loss or gradient norm. A row with val/source_changed (1) is
             the first after a resume with other validation sequences, whose losses are not comparable with earlier ones.
             Rows have no times, so that equal runs have equal histories; only a budget in minutes adds its seconds, and
-            at a new plan the share of the budget used and the steps planned (see `budget`).
+            at a new plan the share of the budget used and the steps planned (see `budget`). With `replay` evaluations
+            add val/replay_bits_per_byte and val/own_bits_per_byte (of the rest), and there is a row of step 0.
         steps: optimiser steps of the run, those before a resume included.
         resumed_from: step of the checkpoint from which the run resumed; 0 without one.
         best_step: with patience, the step with the lowest validation loss, whose weights the network has.
@@ -76,6 +78,7 @@ class Trainer:
         train_config: hyperparameters.
         train_source: training sequences.
         val_source: validation sequences; None does not evaluate.
+        replay: their part that is to be remembered; None measures the whole only.
         groups: groups of training sequences with their reads per epoch; None reads each sequence once.
         device: device of this rank.
         checkpoint_dir: folder of the run's checkpoints; None saves none. Saved are a step every
@@ -102,6 +105,7 @@ class Trainer:
     train_source: SequenceSource
     val_source: SequenceSource | None = None
     _: KW_ONLY
+    replay: Part | None = None
     groups: Sequence[Group] | None = None
     device: torch.device | str = "cpu"
     checkpoint_dir: Path | str | None = None
@@ -161,6 +165,12 @@ class Trainer:
                 self._event(step, "advice", sentence)
             for note in stepper.notes:
                 self._event(step, "execution", note)
+        if self.replay is not None and not history:
+            if stepper.is_sharded:
+                gather_once(stepper.model)
+            history.append({"step": 0, "tokens": 0, **self._measure(stepper, 0)[1]})
+            if self.ranks.is_first:
+                self.callbacks.step(0, self.budget.plan.steps, history[0])
         ahead = count(step + 1) if self.train_config.minutes else range(step + 1, self.train_config.max_steps + 1)
         batches = read_ahead(lambda number: self._data(number, stepper), ahead, AHEAD)
         with closing(batches):
@@ -255,14 +265,30 @@ class Trainer:
         if self.val_source is None or (step % config.eval_every and step != self.budget.plan.steps):
             return
         began = self.budget.seconds
-        with stepper.explaining_memory(f"the evaluation after step {step}"):
-            found = evaluate(stepper.model, self.val_source, config.batch_size, self._device, self.ranks)
-        if found.tokens and not math.isfinite(found.loss):
-            raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
-        row["val/loss"] = found.loss
+        found, bits = self._measure(stepper, step)
+        row.update({"val/loss": found.loss, **bits})
         if self.ranks.world_size == 1:
             self.callbacks.sample(step, stepper.model)
         self.budget.reserve = self.budget.seconds - began  # the last evaluation will take as long
+
+    def _measure(self, stepper: Stepper, step: int) -> tuple[NllSum, Row]:
+        """Evaluate. Returns the sum over the validation sequences, and bits per byte of `replay` and of the rest."""
+
+        def total(source: SequenceSource) -> NllSum:
+            with stepper.explaining_memory(f"the evaluation after step {step}"):
+                return evaluate(stepper.model, source, self.train_config.batch_size, self._device, self.ranks)
+
+        assert self.val_source is not None
+        found = total(self.val_source)
+        if found.tokens and not math.isfinite(found.loss):
+            raise NonFiniteLoss(f"the validation loss is {found.loss}", step, [])
+        if self.replay is None:
+            return found, {}
+        nats = total(self.replay.source).nll_nats
+        return found, {
+            "val/replay_bits_per_byte": bits_per_byte(nats, *self.replay.size),
+            "val/own_bits_per_byte": bits_per_byte(found.nll_nats - nats, *self.replay.rest),
+        }
 
     def _is_last(self, history: list[Row]) -> bool:
         if not history:

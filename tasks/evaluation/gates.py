@@ -82,8 +82,9 @@ class GateSettings:
     )
     replay: str = option(
         "",
-        "Source, or first folders of paths, of the evaluation documents on which a model is compared with its base, "
-        "such as general text that is to be remembered; empty compares nothing.",
+        "Source, or first folders of paths, of the held-out documents on which a model is compared with its base, "
+        "at the end by `max_base_loss` and during the training by a curve, such as general text that is to be "
+        "remembered; empty compares nothing.",
     )
     max_base_loss: float = option(
         0.0, "Largest significant loss on `replay`, relative to the base's bits per byte there.", ge=0

@@ -24,11 +24,12 @@ from tasks.report.wording import cut, legible
 from tasks.tokens.index import read_record
 from tasks.training.telemetry import TELEMETRY_FILE, Sample, read_notes
 from tasks.training.throughput import duration, flops_per_token
-from tasks.training.train import HISTORY_FILE
+from tasks.training.train import HISTORY_FILE, REPLAY_MODE
 
 EVENTS = {  # titles of kinds of events; other kinds are shown by their names
     "spike": "loss spike",
     "execution": "changed execution",
+    "replay": "no curve of forgetting",
 }
 _SMOOTHED_FROM = 40  # fewest values of a curve with a mean
 _SAMPLES = 6  # most samples per prompt
@@ -110,7 +111,7 @@ def derived(found: Row) -> Row:
         `loss` and `validation` (curves); `steps` done, and `planned` (more after early stopping); `tokens`, labels
         trained on; `sequences_per_step`; `epochs`, passes over the training split; `step_seconds`, without
         evaluations, checkpoints and repeated steps; `tokens_per_second` of the steps with a known time; `start`, the
-        last one; `mfu`, 0 to 1. Unknown values are None, or NaN for floats.
+        last one; `mfu`, 0 to 1; `forgetting`, see `_forgetting`. Unknown values are None, or NaN for floats.
     """
     loss, seconds, done = (found.curves.get(name, Curve()) for name in ("train/loss", "time/step_seconds", "tokens"))
     steps = loss.steps[-1] if loss else 0
@@ -121,10 +122,12 @@ def derived(found: Row) -> Row:
         counts = zip(done.steps, (after - before for before, after in pairwise((0.0, *done.values))), strict=True)
         speed = math.fsum(count for step, count in counts if step in known) / step_seconds
     start = found.notes.starts[-1] if found.notes.starts else None
+    validation = found.curves.get("val_sample/loss", Curve())
     planned = found.curves.get(PLANNED) or Curve([0], [found.train.get("max_steps", steps)])  # the last plan
     return Row(
         loss=loss,
-        validation=found.curves.get("val_sample/loss", Curve()),
+        validation=validation,
+        forgetting=_forgetting(found, validation.lowest[0] if found.train.get("patience") else steps),
         steps=steps,
         planned=int(planned.last),
         tokens=int(done.last) if math.isfinite(done.last) else 0,
@@ -135,6 +138,26 @@ def derived(found: Row) -> Row:
         start=start,
         mfu=speed * start.flops_per_token / start.limit if start and start.limit and speed == speed else None,
     )
+
+
+def _forgetting(found: Row, step: int) -> Row | None:
+    """Return bits per byte of the base and of the model on the replay set and on the rest of the validation sample.
+
+    Args:
+        step: the step whose weights the model has.
+
+    Returns:
+        `name` of the replay set; `replay` and `own`, a pair each. None if they were not measured, or if the validation
+        sequences changed during the training.
+    """
+    pairs = []
+    for name in ("replay", "own"):
+        curve = found.curves.get(f"val_sample/{name}_bits_per_byte", Curve())
+        values = dict(zip(curve.steps, curve.values, strict=True))
+        pairs.append((values.get(0), values.get(step)))
+    if None in (*pairs[0], *pairs[1]) or "val_sample/source_changed" in found.curves:
+        return None
+    return Row(name=found.modes[REPLAY_MODE], replay=pairs[0], own=pairs[1])
 
 
 def _curves(path: Path) -> dict[str, Curve]:
@@ -203,6 +226,7 @@ def training_page(found: Row, corpus: str) -> list[str]:
     ]
     figures = derived(found)
     losses = _losses(found)
+    bits = [_series(found, name, f"val_sample/{name}_bits_per_byte") for name in ("replay", "own")]
     memory = {"resident": "memory/resident_mb", "GPU, peak": "memory/cuda_peak_mb"}
     used = [_series(found, name, metric) for name, metric in memory.items() if metric in found.curves]
     rate = [_series(found, "learning rate", "lr")]
@@ -223,6 +247,11 @@ def training_page(found: Row, corpus: str) -> list[str]:
             line_figure("curve-speed", "Tokens per second", "labels per second of step time", speed, marks),
             line_figure("curve-memory", "Memory", "MB, of the training process", used, marks),
         ],
+        kept_chart=line_figure(
+            "curve-kept", "Forgetting", "bits per byte of the replay set and of the rest", bits, marks, size="wide"
+        )
+        if bits[0].steps
+        else "",
         samples={prompt: _spread(drawn) for prompt, drawn in samples.items()},
         event_name=event_name,
         when=lambda event: datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),

@@ -19,7 +19,7 @@ from tasks.tokens.packing import is_isolated
 from tasks.tokens.tokenizer_kinds import PAD
 
 if TYPE_CHECKING:
-    from model.data import Group, SpanSource
+    from model.data import Batch, Group, SequenceSource, SpanSource
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ class Index:
         ends = np.append(0, np.cumsum(self.length, dtype=np.int64))[self.offsets]
         return np.diff(ends) - (np.diff(self.offsets) if self.isolated else 1)
 
+    @property
+    def piece_labels(self) -> np.ndarray:
+        """(p,) int64, number of labels that are ids of each piece."""
+        unpredicted = np.ones(len(self.length), dtype=np.int64)
+        if not self.isolated:
+            unpredicted[:] = 0
+            unpredicted[self.offsets[:-1]] = 1
+        return self.length - unpredicted
+
     def take(self, sequences: np.ndarray) -> Index:
         """Return some of the sequences, in this order."""
         rows, offsets = flat_places(self.offsets, sequences)
@@ -74,15 +83,15 @@ def groups_of(folder: Path) -> list[Group]:
     return [Group(group["first"], group["count"], group["reads"]) for group in groups if group["reads"]]
 
 
-def load_index(folder: Path, split: str) -> Index:
-    """Read the sequences of one split of a dataset, `train` or `validation`."""
+def load_index(folder: Path, split: str, limit: int | None = None) -> Index:
+    """Read the sequences of one split of a dataset, `train` or `validation`; a fixed sample of more than `limit`."""
     names = ["sequence", "split", "shard", "start", "length", "ahead"]
     table = pq.read_table(folder / SEQUENCES_FILE, columns=names, read_dictionary=["split", "shard"])
     table = table.filter(pc.equal(table["split"], split)).unify_dictionaries()
     sequence = table["sequence"].to_numpy()
     opens = np.flatnonzero(np.diff(sequence, prepend=-1))
     shards = sorted(pc.unique(table["shard"]).to_pylist())
-    return Index(
+    index = Index(
         shards=shards,
         shard=pc.index_in(table["shard"], value_set=pa.array(shards, pa.string())).to_numpy().astype(np.int64),
         start=table["start"].to_numpy(),
@@ -91,11 +100,21 @@ def load_index(folder: Path, split: str) -> Index:
         offsets=np.append(opens, len(sequence)),
         isolated=is_isolated(read_record(folder)["packing"]),
     )
+    if limit is None or len(index) <= limit:
+        return index
+    from model.data import order
+
+    return index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
 
 
 def open_sequences(
-    dataset: Path, shard_folders: Mapping[str, Path], split: str, seq_len: int, limit: int | None = None
-) -> SpanSource:
+    dataset: Path,
+    shard_folders: Mapping[str, Path],
+    split: str,
+    seq_len: int,
+    limit: int | None = None,
+    counted: np.ndarray | None = None,
+) -> SequenceSource:
     """Open the sequences of one split, memory-mapped; a fixed sample if there are more than `limit`.
 
     Args:
@@ -103,19 +122,22 @@ def open_sequences(
         shard_folders: folder of each token shard, by key.
         split: `train` or `validation`.
         seq_len: context of the network.
+        counted: (p,) bool, True for the pieces to open: without sequences that have none of them, and without the
+            labels of the other pieces. None opens all.
     """
-    from model.data import SpanSource, order
+    from model.data import SpanSource
 
-    index = load_index(dataset, split)
-    if limit is not None and len(index) > limit:
-        index = index.take(np.sort(order(len(index), seed=0, epoch=0)[:limit]))
+    index = load_index(dataset, split, limit)
+    if counted is not None:
+        chosen = np.flatnonzero(np.add.reduceat(counted, index.offsets[:-1]))
+        counted, index = counted[flat_places(index.offsets, chosen)[0]], index.take(chosen)
     folders = [shard_folders[key] for key in index.shards]
     shards, learnt = (
         [np.load(folder / name, mmap_mode="r", allow_pickle=False) for folder in folders if (folder / name).is_file()]
         for name in (SHARD_FILE, LEARNT_FILE)
     )
     single = len(index) == len(index.shard)  # sequences of one piece need no mask
-    return SpanSource(
+    source = SpanSource(
         shards,
         index.shard,
         index.start,
@@ -127,3 +149,34 @@ def open_sequences(
         isolated=index.isolated and not single,
         learnt=learnt or None,
     )
+    return source if counted is None or counted.all() else CountedSource(source, index, counted)
+
+
+@dataclass(frozen=True)
+class CountedSource:
+    """Sequences of which only some pieces have labels.
+
+    Attributes:
+        index: the sequences of the source.
+        counted: (p,) bool, True for these pieces.
+    """
+
+    source: SpanSource
+    index: Index
+    counted: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Return the sequences with these numbers."""
+        from model.data import IGNORE
+
+        batch = self.source.batch(indices)
+        for labels, sequence in zip(batch.labels, indices, strict=True):
+            begin = 0
+            for piece in range(*self.index.offsets[sequence : sequence + 2]):
+                if not self.counted[piece]:
+                    labels[max(begin - 1, 0) : begin - 1 + self.index.length[piece]] = IGNORE
+                begin += self.index.length[piece] - self.index.ahead[piece]
+        return batch

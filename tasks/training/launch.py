@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from model.callbacks import Callbacks, TrainingStopped
 from storage.atomic import write_file
 from storage.errors import UserError
@@ -63,6 +65,8 @@ class Job:
     dataset: str = ""  # folder
     shards: dict[str, str] = field(default_factory=dict)  # folders of its token shards, by key
     validation_sample: int | None = None  # largest number of validation sequences; None for all
+    replay: list[bool] = field(default_factory=list)  # by piece of these, see `model.Trainer`; empty for none
+    replay_sizes: list[tuple[int, int]] = field(default_factory=list)  # `size` and `rest` of `model.data.Part`
     checkpoints: str = ""  # folder of checkpoints
     identity: dict[str, str] = field(default_factory=dict)  # see `model.Trainer`
     initial_weights: str = ""  # safetensors file; empty for random weights
@@ -454,6 +458,7 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
     from model import ModelConfig, TrainConfig, Trainer
     from model.checkpoint import load_weights, save_weights
     from model.config import Execution
+    from model.data import Part
     from model.distributed import rank_device
     from tasks.tokens.index import groups_of, open_sequences
 
@@ -462,11 +467,13 @@ def train_job(job: Job, place: Path, callbacks: Callbacks | None, stop: threadin
     initial_weights = None
     if job.initial_weights:
         initial_weights = load_weights(job.initial_weights, network, new_rows=job.new_rows).state_dict()
+    held_out = partial(open_sequences, dataset, shards, "validation", network.max_seq_len, job.validation_sample)
     trainer = Trainer(
         network,
         plan,
         open_sequences(dataset, shards, "train", network.max_seq_len),
-        open_sequences(dataset, shards, "validation", network.max_seq_len, job.validation_sample),
+        held_out(),
+        replay=Part(held_out(np.array(job.replay)), *job.replay_sizes) if job.replay else None,
         groups=groups_of(dataset),
         device=rank_device(job.device),
         checkpoint_dir=job.checkpoints,

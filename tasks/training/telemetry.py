@@ -402,7 +402,10 @@ class Watch(Callbacks):
                 raise
 
     def step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
-        """Record and show a step that is done."""
+        """Record and show a step that is done, or the base before the first one, of which nothing was timed."""
+        if not step:
+            self._points.add(step, {name: value for name, value in curve_names(metrics).items() if name != "step"})
+            return
         values = {**memory(self._device), **curve_names(metrics)}  # a rank's memory is its own
         clock = {name: value for name, value in values.items() if name.startswith(CLOCK_VALUES)}
         if self.journal.telemetry(step, clock) and step > 1:

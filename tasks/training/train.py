@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from model.callbacks import TrainingStopped, stoppable
 from storage.atomic import write_file
@@ -27,14 +28,14 @@ from storage.digest import sha256_file, sha256_json
 from storage.errors import UserError
 from storage.lineage import location_of, manifest_of
 from storage.manifest import ArtifactRef, Manifest
-from storage.schemas import COUNTS_FILE, HISTORY
+from storage.schemas import COUNTS_FILE, HISTORY, TOKENS_FILE
 from storage.store import Store
 from storage.tables import read_rows, write_table
 from storage.tracking import CORPUS_TAG, Tracking
 from tasks.core.machine import describe_device, threads_each
 from tasks.core.settings import AUTO, ExecutionSettings, ModelSettings, TrainSettings
 from tasks.core.stage import Work, stage
-from tasks.lineage.training_data import name_documents
+from tasks.lineage.training_data import first_paths, name_documents
 from tasks.tokens.extend import parts_of_new_ids
 from tasks.tokens.index import groups_of, load_index
 from tasks.tokens.tokenizer_kinds import TOKENIZER_FILE, load_tokenizer
@@ -52,10 +53,13 @@ HISTORY_FILE = "history.parquet"
 ATTEMPT_FILE = "attempt"  # in the scratch folder; a refreshed training has another one
 ADAPTER_FOLDER = "adapter"
 ATTEMPT_MODE = "attempt"  # entry of the manifest
+REPLAY_FILE = "replay"  # in the scratch folder
+REPLAY_MODE = "replay"  # entry of the manifest of a training with a curve of forgetting
 PRESET_BATCH = 8  # default batch size, in sequences
 COUNTED_AT_ONCE = 2**16  # sequences counted at once
 EVALUATION_SHARE = 0.05  # of the minutes, at most
 VALIDATION_SAMPLE = 128  # sequences; the whole evaluation set is measured by the stage `evaluate`
+FEWEST_REPLAYED = 8  # sequences of this sample with text of the replay set, and with other text, for a curve
 
 
 @dataclass(frozen=True)
@@ -307,6 +311,55 @@ def framing_of(store: Store, dataset: ArtifactRef) -> dict[str, bool]:
     return {name: bool(written.get(name, True)) for name in ("bos", "eos")}
 
 
+def _replay_fields(work: Work, dataset: ArtifactRef, replay: str, watch: Watch) -> dict[str, Any]:
+    """Return the fields of `Job` for the curve of forgetting; none, with an event, if the sample has too little text.
+
+    Args:
+        replay: source, or first folders of paths; empty for no curve.
+    """
+    if not replay:
+        return {}
+    index = load_index(work.folder(dataset), "validation", VALIDATION_SAMPLE)
+    folders = shard_folders(work, dataset)
+    if any((folder / CHAT_FILE).is_file() for folder in folders.values()):
+        told = "forgetting is not measured while a model learns from conversations: the gate base_loss does, on texts"
+        watch.event(0, "replay", told)
+        return {}
+    owners = np.empty(len(index.shard), dtype=object)
+    sizes = np.zeros((2, len(owners)))  # bytes and lost bytes of the labels of each piece
+    for number, key in enumerate(index.shards):
+        rows = np.flatnonzero(index.shard == number)
+        table = pq.read_table(folders[key] / TOKENS_FILE)
+        found = table.take(np.searchsorted(table["offset"].to_numpy(), index.start[rows], side="right") - 1)
+        owners[rows] = found["doc_id"].to_pylist()
+        share = index.piece_labels[rows] / np.maximum(1, found["length"].to_numpy() - 1)
+        sizes[:, rows] = share * [found[name].to_numpy() for name in ("n_bytes", "lost_bytes")]
+    paths = first_paths(work.store, dataset, set(owners))
+    inside = np.array([paths.get(owner, "").startswith(f"{replay}/") for owner in owners], dtype=bool)
+    sides = (inside, ~inside)
+    counts = [int(np.logical_or.reduceat(side, index.offsets[:-1]).sum()) for side in sides]
+    if min(counts) < FEWEST_REPLAYED:
+        watch.event(
+            0,
+            "replay",
+            f"forgetting is not measured: the validation sample has {counts[0]} sequences with text of {replay} and "
+            f"{counts[1]} with other text, expected at least {FEWEST_REPLAYED} of each",
+        )
+        return {}
+    work.modes[REPLAY_MODE] = replay
+    return {
+        "replay": inside.tolist(),
+        "replay_sizes": [tuple(np.rint(sizes[:, side].sum(axis=1)).astype(int).tolist()) for side in sides],
+    }
+
+
+def _kept(path: Path, value: str) -> str:
+    """Return the content of a file in the scratch folder, written first if it is missing, so that a resume reads it."""
+    if not path.exists():
+        write_file(path, value.encode())
+    return path.read_text(encoding="utf-8")
+
+
 def _write_adapter(weights: Path, folder: Path, settings: TrainStageSettings, base: ArtifactRef) -> None:
     """Write the adapters, which the weights of the artefact have, for `peft`."""
     from safetensors.torch import load_file
@@ -326,7 +379,7 @@ def _write_adapter(weights: Path, folder: Path, settings: TrainStageSettings, ba
     "train",
     version=7,
     tables={HISTORY_FILE: HISTORY, TELEMETRY_FILE: HISTORY},
-    unkeyed=("execution", "tags"),
+    unkeyed=("execution", "tags", "replay"),
 )
 def train(
     work: Work,
@@ -337,12 +390,15 @@ def train(
     base: ArtifactRef | None = None,
     execution: ExecutionSettings | None = None,
     tags: Mapping[str, str] | None = None,
+    replay: str = "",
 ) -> str:
     """Train the network, from the weights of a base if given; the artefact is a bundle.
 
     Args:
         execution: processes, compilation and sharding.
         tags: tags of the MLflow run.
+        replay: source, or first folders of paths, of the held-out documents whose bits per byte are measured from step
+            0 on, beside those of the rest; empty measures none.
     """
     began = time.monotonic()
     import torch
@@ -357,15 +413,15 @@ def train(
     device, size = work.machine.device, count_parameters(network)["total"]
     execution = settled(execution or ExecutionSettings(), device, settings.train, minutes, size)
     tracking = Tracking(work.home)
-    attempt_file = work.scratch / ATTEMPT_FILE  # a resume reads it and continues the same attempt
-    if not attempt_file.exists():
-        write_file(attempt_file, uuid.uuid4().hex.encode())
-    work.modes[ATTEMPT_MODE] = attempt_file.read_text()
+    work.modes[ATTEMPT_MODE] = _kept(work.scratch / ATTEMPT_FILE, uuid.uuid4().hex)
     run_id = _ensure_run(tracking, work.store, work.key, settings, tags, work.modes[ATTEMPT_MODE], dataset)
     sampler = sampler_of(work, dataset, tokenizer, network)
     documents_of = partial(name_documents, work.store, dataset)
     precision, processes = settings.train["precision"], execution.processes
     watch = Watch(work, tracking, run_id, network, precision, processes, sampler, documents_of)
+    replayed = _kept(work.scratch / REPLAY_FILE, replay)
+    if replayed != replay:
+        logger.warning("train: gates.replay=%s holds for the next training; this one has %r", replay, replayed)
     job = Job(
         settings.model,
         settings.train,
@@ -376,6 +432,7 @@ def train(
         dataset=str(work.folder(dataset)),
         shards={key: str(folder) for key, folder in shard_folders(work, dataset).items()},
         validation_sample=VALIDATION_SAMPLE,
+        **_replay_fields(work, dataset, replayed, watch),
         checkpoints=str(work.scratch / "checkpoints"),
         identity={"dataset": dataset.digest, "tokenizer": tokenizer.digest, "settings": sha256_json(settings)},
         began=began,

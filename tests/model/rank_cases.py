@@ -19,6 +19,7 @@ from interrupted_runs import calling
 
 from model import ModelConfig, SpanSource, TrainConfig, Trainer, TrainResult
 from model.config import Execution
+from model.data import Part
 from model.distributed import SINGLE, Ranks, connect
 from model.run_checkpoints import weights_digest
 from model.step import Stepper
@@ -57,6 +58,7 @@ def trainer_of(
     n_val: int = 5,
     recompute: bool = False,
     compiled: bool = False,
+    replay: bool = False,
 ) -> Trainer:
     """A small training; with `stop_at` all ranks are interrupted after that step."""
     trainer = Trainer(
@@ -64,6 +66,7 @@ def trainer_of(
         TrainConfig(**{"max_steps": 6, "batch_size": 4, "grad_accum": 2, "eval_every": 3, "lr": 3e-3, **train}),
         source_of(),
         source_of(n_val, seed=1),
+        replay=Part(source_of(3, seed=1), (40, 0), (60, 0)) if replay else None,
         execution=Execution(compiled, recompute, sharding, checkpoint_minutes=0),
         ranks=ranks,
         checkpoint_dir=folder,

@@ -91,6 +91,21 @@ def test_two_ranks_compute_what_one_does(
     assert second["kinds"] == (["DTensor"] if sharding == "fsdp" else ["Parameter"])
 
 
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_two_ranks_measure_a_part_of_the_validation_sequences_from_step_0(sharding: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": {}, "train": {}, "replay": True}
+    expected = alone(**settings)["history"]
+    first, second = run_ranks(rank_cases.training, tmp_path, sharding=sharding, **settings)
+    assert first["history"] == second["history"]
+    assert_like(first["history"][1:], expected[1:])
+    for name in ("val/replay_bits_per_byte", "val/own_bits_per_byte"):
+        left, right = (
+            [(row["step"], row[name]) for row in rows if name in row] for rows in (first["history"], expected)
+        )
+        assert [step for step, _ in left] == [0, 3, 6]
+        np.testing.assert_allclose(left, right, rtol=2e-5)
+
+
 def test_replicas_that_save_and_go_on_read_no_pickle_of_each_other(tmp_path: Path) -> None:
     settings = {"model": {}, "train": {"max_steps": 4}, "folder": str(tmp_path / "run")}
     run_ranks(rank_cases.training_without_pickle, tmp_path, stop_at=3, **settings)

@@ -28,7 +28,7 @@ from model import (
 )
 from model.checkpoint import Checkpoint, best_checkpoint, latest_checkpoint, newest_to_continue
 from model.config import Execution
-from model.data import Group
+from model.data import Group, Part
 from model.run_checkpoints import differences
 
 
@@ -266,6 +266,36 @@ def test_nothing_is_said_where_no_validation_loss_was_measured_before_the_change
         warnings.simplefilter("error")
         resumed = Trainer(model_config, train_config, build_source(), build_source(seed=2), **settings).fit()
     assert not any("val/source_changed" in row for row in resumed.history)
+
+
+def test_a_run_with_a_part_of_the_validation_sequences_resumes_to_the_same_history(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    sources = build_source(), build_source(n=5, seed=1)
+    part = Part(build_source(n=2, seed=1), (40, 0), (60, 0))
+    undisturbed = Trainer(model_config, train_config, *sources, replay=part).fit()
+    settings = {"replay": part, "checkpoint_dir": tmp_path, "execution": EVERY_STEP}
+    for step in (0, 5):
+        with pytest.raises(Interrupted):
+            Trainer(model_config, train_config, *sources, **settings, callbacks=stop_at(step)).fit()
+    resumed = Trainer(model_config, train_config, *sources, **settings).fit()
+    assert resumed.resumed_from == 5
+    assert [row["step"] for row in resumed.history] == list(range(11))
+    assert_same_run(undisturbed, resumed)
+
+
+def test_a_part_measured_at_step_0_only_is_followed_by_a_mark_of_other_validation_sequences(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource], tmp_path: Path
+) -> None:
+    settings = {"checkpoint_dir": tmp_path, "execution": EVERY_STEP}
+    part = Part(build_source(n=2, seed=1), (40, 0), (60, 0))
+    with pytest.raises(Interrupted):
+        sources = build_source(), build_source(n=5, seed=1)
+        Trainer(model_config, train_config, *sources, replay=part, **settings, callbacks=stop_at(2)).fit()
+    with pytest.warns(UserWarning, match=r"from step 3 on, .* other validation sequences"):
+        sources = build_source(), build_source(n=6, seed=2)
+        resumed = Trainer(model_config, train_config, *sources, replay=part, **settings).fit()
+    assert [row["step"] for row in resumed.history if "val/source_changed" in row] == [3]
 
 
 def state_at(step: int, model: Transformer) -> Checkpoint:

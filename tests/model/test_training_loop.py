@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interrupted_runs import EVERY_STEP, calling
+from interrupted_runs import EVERY_STEP, assert_same_run, calling
 
 from model import ModelConfig, NonFiniteLoss, SpanSource, TrainConfig, Trainer, evaluate_source, load_checkpoint
-from model.data import Batch, Group, order
+from model.data import Batch, Group, Part, order
+from model.metrics import bits_per_byte
 from model.step import Stepper, measure_step_seconds
 
 
@@ -63,6 +64,36 @@ def test_half_precision_ends_within_one_percent_of_float32(
     assert expected["train/loss"] < 2.5  # something was learned, so agreement says something
     for name in ("train/loss", "val/loss"):
         assert found[name] == pytest.approx(expected[name], rel=0.01)
+
+
+def test_a_part_of_the_validation_sequences_is_measured_from_step_0_and_changes_nothing_else(
+    model_config: ModelConfig, train_config: TrainConfig, build_source: Callable[..., SpanSource]
+) -> None:
+    config = dataclasses.replace(train_config, patience=2)
+    base = Trainer(model_config, train_config, build_source(seed=3)).fit().model
+    source, val = build_source(), build_source(n=6, seed=1)
+    inside = SpanSource(val.shards, val.shard[:2], val.start[:2], val.length[:2], 16, 0)
+    reported: list[int] = []
+    sides = {"initial_weights": base.state_dict()}
+    plain = Trainer(model_config, config, source, val, **sides).fit()
+    found = Trainer(
+        model_config,
+        config,
+        source,
+        val,
+        replay=Part(inside, (40, 0), (90, 3)),
+        callbacks=calling(step=lambda step, *_: reported.append(step)),
+        **sides,
+    ).fit()
+    names = ("val/replay_bits_per_byte", "val/own_bits_per_byte")
+    assert [row["step"] for row in found.history if names[0] in row] == [0, 4, 8, 10]
+    assert reported == list(range(11))
+    for row, model in ((found.history[0], base), (found.history[-1], found.model)):
+        whole, part = (evaluate_source(model, one, 4).nll_nats for one in (val, inside))
+        expected = (bits_per_byte(part, 40), bits_per_byte(whole - part, 90, 3))
+        assert tuple(row[name] for name in names) == pytest.approx(expected, rel=1e-6)
+    rest = [{name: value for name, value in row.items() if name not in names} for row in found.history[1:]]
+    assert_same_run(plain, dataclasses.replace(found, history=rest))
 
 
 def test_history_rows_are_plain_and_complete(

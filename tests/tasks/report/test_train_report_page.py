@@ -89,6 +89,31 @@ def test_a_validation_loss_that_rose_again_is_told_with_its_lowest_step() -> Non
     assert "The validation loss rose again: 2.900 at step 200, 3.200 at the end" in titles(stopped_early())
 
 
+def remembered(**more: Curve) -> Row:
+    """A training that forgot some of its base, whose lowest validation loss is at step 300."""
+    bits = {"replay": Curve([0, 300, 600], [1.9, 2.2, 2.31]), "own": Curve([0, 300, 600], [2.8, 2.0, 1.95])}
+    named = {f"val_sample/{name}_bits_per_byte": curve for name, curve in bits.items()}
+    losses = {"val_sample/loss": Curve([300, 600], [2.9, 3.0])}
+    return changed(rich(), curves={**rich().curves, **losses, **named, **more}, modes={"replay": "general"})
+
+
+def test_both_ends_of_the_replay_set_and_of_the_rest_are_told_beside_their_curves() -> None:
+    assert 'id="curve-kept"' in page_of(remembered()) and 'id="curve-kept"' not in page_of(rich())
+    sentence = "Replay set general: 1.90 → 2.31 bits per byte, forgotten +0.41; own: 2.80 → 1.95."
+    assert sentence in words_of(remembered())
+    assert facts(remembered())["Forgotten of general, bits per byte"] == "+0.41"
+
+
+def test_what_was_forgotten_is_told_of_the_weights_that_patience_kept() -> None:
+    patient = changed(remembered(), train={**remembered().train, "patience": 3})
+    assert "1.90 → 2.20 bits per byte, forgotten +0.30; own: 2.80 → 2.00." in words_of(patient)
+
+
+def test_nothing_is_told_of_forgetting_across_other_validation_sequences() -> None:
+    other = remembered(**{"val_sample/source_changed": Curve([301], [1.0])})
+    assert "forgotten" not in words_of(other) and 'id="curve-kept"' in page_of(other)
+
+
 def test_an_early_stop_is_told() -> None:
     assert "it stopped early, before 600 steps" in words_of(stopped_early())
     assert facts(stopped_early())["Steps"] == "300 of 600"

@@ -82,6 +82,24 @@ def test_a_sample_of_the_sequences_is_some_of_them(folder: Path, packing: str) -
     assert places == sorted(set(places))
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_labels_of_some_pieces_and_of_the_others_are_those_of_all(folder: Path, packing: str) -> None:
+    built = build(folder, packing)
+    index = built.index("validation")
+    work = SimpleNamespace(store=built.corpus.store, folder=built.corpus.store.folder)
+    shards = shard_folders(work, built.manifest.ref)  # type: ignore[arg-type]
+
+    def labels(counted: np.ndarray | None) -> Counter[int]:
+        found = open_sequences(built.folder, shards, "validation", T, None, counted)
+        batch = found.batch(np.arange(len(found)))
+        return Counter(batch.labels[batch.labels != IGNORE].tolist())
+
+    some = np.arange(len(index.shard)) % 3 == 1
+    sides = [labels(some), labels(~some)]
+    assert sum(sides, Counter()) == labels(None)
+    assert [side.total() for side in sides] == [index.piece_labels[some].sum(), index.piece_labels[~some].sum()]
+
+
 def test_steps_for_tokens_follow_the_order_of_a_mixed_training(folder: Path) -> None:
     built = build(folder, "pack", mix=MixSettings(by="kind", epochs="even=1.5,odd=0.4"))
     groups, labels = groups_of(built.folder), built.index().labels

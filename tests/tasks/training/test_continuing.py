@@ -12,22 +12,32 @@ from typing import Any
 import pytest
 import torch
 from generation_samples import model_folder
+from html_tags import Tags
 from tiny_run import Ran, copy_of_store, direct_run, tiny_settings, train_in, write_texts
 
+from flows.evaluate import evaluate_model
 from model.checkpoint import load_weights
+from storage.home import Home
 from storage.lineage import manifest_of
 from storage.manifest import ArtifactRef
 from storage.registry import Models, Registered, write_models
 from storage.tables import read_rows
 from storage.tombstones import Tombstone, Tombstones, write_tombstones
+from tasks.core.progress import StageProgress
 from tasks.core.run import Run
 from tasks.core.settings import Settings, load_settings, parse_assignments
+from tasks.curate.evalset import frozen_evalset
+from tasks.evaluation.compare import compare_source
 from tasks.registry.base import BaseError, check_base, with_base
+from tasks.registry.models import ensure_training_run
+from tasks.report.training import collect_training, training_page
 from tasks.training.bundle import Bundle
 from tasks.training.hugging_face import export_bundle
+from tasks.training.telemetry import read_notes
 from tasks.training.train import HISTORY_FILE
 
 LLAMA = {"pos": "rope", "norm": "rmsnorm", "act": "swiglu", "attn_bias": False, "ffn_bias": False}
+BITS = {name: f"val_sample/{name}_bits_per_byte" for name in ("replay", "own")}
 STEPS = ("curate.validation_share=0.3", "train.max_steps=4", "train.batch_size=4")
 
 
@@ -231,3 +241,80 @@ def test_a_base_that_saw_forgotten_documents_is_noted(tiny: Ran, tmp_path: Path)
 
 def test_without_a_base_nothing_is_looked_up(run: Run) -> None:
     assert check_base(run, tiny_settings()) is None
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Two folders, of which less is held out than a training samples."""
+    write_texts(tmp_path / "texts" / "notes", range(20, 27))
+    write_texts(tmp_path / "texts" / "general")
+    return tmp_path / "texts"
+
+
+def history(run: Run, checkpoint: ArtifactRef) -> list[tuple[str, int, float]]:
+    rows = read_rows(run.store.folder(checkpoint) / HISTORY_FILE)
+    return [(row["metric"], row["step"], row["value"]) for row in rows]
+
+
+def own_home(tiny: Ran, folder: Path) -> Home:
+    """A home without the model and its evaluation set."""
+    return copy_of_store(tiny, folder, "train", "bundle", "evalset")
+
+
+def test_bits_per_byte_of_the_replay_set_are_measured_from_the_base_on(
+    tiny: Ran, bundle: Path, texts: Path, tmp_path: Path
+) -> None:
+    home = own_home(tiny, tmp_path / "home")
+    with direct_run(home) as run:
+        plain = train_in(run, texts, settings_from(bundle))
+        before = history(run, plain)
+    with direct_run(home, refresh=["train"]) as run:
+        found = train_in(run, texts, settings_from(bundle, "gates.replay=general"))
+        after = history(run, found)
+        assert found == plain, "neither the key nor the weights depend on it"
+        assert [row for row in after if row[1] and row[0] not in BITS.values()] == before
+        (base,), evalset = manifest_of(run.store, found).input_refs("base"), frozen_evalset(run)
+        evaluations = [evaluate_model(run, one, evalset)[0] for one in (found, base)]
+        pair = compare_source(run.store, *evaluations, source="general")
+        assert pair is not None
+        curve = {step: value for name, step, value in after if name == BITS["replay"]}
+        assert list(curve) == [0, 1, 2, 3, 4]
+        assert curve[0] == pytest.approx(pair.b.bits_per_byte, rel=1e-4)
+        assert curve[4] == pytest.approx(pair.a.bits_per_byte, rel=1e-4)
+        logged = run.tracking.client.get_metric_history(ensure_training_run(run, found), BITS["own"])
+        assert [(point.step, point.value) for point in logged] == [row[1:] for row in after if row[0] == BITS["own"]]
+        words = " ".join(Tags(training_page(collect_training(run.store, found), "fold")[0]).words)
+        assert f"Replay set general: {curve[0]:.2f} → {curve[4]:.2f} bits per byte, forgotten " in words
+
+
+def test_a_resumed_training_goes_on_with_the_replay_set_that_it_began_with(
+    tiny: Ran, bundle: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = "execution.checkpoint_minutes=0"
+    first, other = (settings_from(bundle, f"gates.replay={name}", saving) for name in ("general", "notes"))
+    with direct_run(own_home(tiny, tmp_path / "undisturbed")) as run:
+        expected = history(run, train_in(run, texts, first))
+    home, shown = own_home(tiny, tmp_path / "interrupted"), StageProgress.update
+
+    def end(self: StageProgress, done: float, total: float, note: str = "") -> None:
+        shown(self, done, total, note)
+        if self.name == "train" and done == 3:
+            raise RuntimeError("the end")
+
+    with monkeypatch.context() as patches, direct_run(home) as run, pytest.raises(RuntimeError, match="the end"):
+        patches.setattr(StageProgress, "update", end)
+        train_in(run, texts, first)
+    with direct_run(home) as run:
+        resumed = train_in(run, texts, other)
+        assert manifest_of(run.store, resumed).counts["resumed_from"] == 2
+        assert history(run, resumed) == expected
+
+
+def test_too_little_held_out_text_of_the_replay_set_is_told_instead_of_a_curve(
+    run: Run, bundle: Path, texts: Path
+) -> None:
+    found = train_in(run, texts, settings_from(bundle, "gates.replay=elsewhere"))
+    (event,) = [event for event in read_notes(run.store.folder(found)).events if event.kind == "replay"]
+    assert "has 0 sequences with text of elsewhere and" in event.message
+    assert not {name for name, *_ in history(run, found)} & set(BITS.values())
+    assert "No curve of forgetting" in training_page(collect_training(run.store, found), "fold")[0]
