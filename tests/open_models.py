@@ -32,7 +32,7 @@ TEMPLATE = (
 )
 
 
-def open_model(folder: Path, layout: str) -> Path:
+def open_model(folder: Path, layout: str, context: int = 64) -> Path:
     """A folder in Hugging Face's layout with a byte-level tokeniser and a template of chats."""
     learned = learn_merges(["The shepherd counts the sheep at dusk.\n" * 8], 300).record()["spec"]
     first = max(learned["model"]["vocab"].values()) + 1
@@ -41,7 +41,7 @@ def open_model(folder: Path, layout: str) -> Path:
     learned["added_tokens"] = [{"id": first + n, "content": name, **flags} for n, name in enumerate(names)]
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        shape = {"max_seq_len": 64, "n_layer": 2, "n_head": 2, "d_model": 32, **SHAPES[layout]}
+        shape = {"max_seq_len": context, "n_layer": 2, "n_head": 2, "d_model": 32, **SHAPES[layout]}
         to_hf(Transformer(ModelConfig(first + 2, **shape)), folder, layout, eos_id=first + 1)
     (folder / "tokenizer.json").write_text(json.dumps(learned))
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": names[1], "chat_template": TEMPLATE}

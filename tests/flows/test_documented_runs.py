@@ -25,6 +25,7 @@ import pytest
 from runs import answer, environment, invoke
 
 from tests.documented import arguments_of, shown
+from tests.open_models import open_model
 
 pytestmark = [pytest.mark.full, pytest.mark.prefect, pytest.mark.timeout(900)]
 
@@ -35,8 +36,8 @@ Im Winter bleibt die Herde im Stall, und das Heu vom letzten Jahr muss bis zum e
 Wer früh genug mäht, hat im März noch Vorrat; wer zu lange wartet, kauft beim Nachbarn teuer ein.
 Die Wolle wird im Mai geschoren, gewaschen und nach Farben getrennt in die Stadt gebracht.
 """
-GUIDES = tuple(f"docs/guides/{name}.md" for name in ("documents", "tokens", "training", "network", "evaluation"))
-PAGES = ("README.md", *GUIDES, "docs/guides/generation.md", "docs/guides/keeping.md", "docs/papers.md")
+NAMES = ("documents", "tokens", "training", "network", "evaluation", "generation", "keeping", "open-model")
+PAGES = ("README.md", *(f"docs/guides/{name}.md" for name in NAMES), "docs/papers.md")
 FIRST_HOUR = "docs/first-hour.md"
 TEAM = {"up", "down"}  # proved with real servers by tests of their own
 ELSEWHERE = ("make ", "pip ", "sheepfold up", "sheepfold down", "prefect ", ". ")  # installs, or needs servers
@@ -96,7 +97,7 @@ class Person:
             calls = list(arguments_of("sheepfold", line))
         if line.startswith("cd "):
             os.chdir(Path(line.removeprefix("cd ")).expanduser())
-        elif "$" in line or not calls:
+        elif "$" in line or " < " in line or not calls:
             self.run(["bash", "-c", line])
         else:
             ran = invoke(self.home, *(re.sub("^~(?=/)", str(self.folder), one) for one in calls[0]))
@@ -131,6 +132,7 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     shutil.copyfile(prose[12], folder / "letters" / "first.txt")
     questions = {
         "questions.csv": "question\nWhat is a sheepfold?\n",
+        "questions.txt": "Who watches pen 3?\n/bye\n",
         "eval.jsonl": '{"text": "A text that is only measured, never trained on, and long enough to be looked at."}\n',
     }
     questions["passwords.txt"] = "a password\n"
@@ -145,9 +147,23 @@ def write_files(folder: Path, sample_folder: Path) -> None:
     with closing(sqlite3.connect(folder / "mails.sqlite")) as mails, mails:
         mails.execute("create table mails (body text)")
         mails.executemany("insert into mails values (?)", [(path.read_text(),) for path in prose[2:6]])
+    write_archive(folder / "archive", prose)
+    open_model(folder / "models" / "base", "llama", context=128)
     write_exam(folder / "exam")
     write_repository(folder / "project", prose[13])
     pq.write_table(pa.table({"body": [path.read_text() for path in prose[2:12]]}), folder / "corpus.parquet")
+
+
+def write_archive(folder: Path, prose: list[Path]) -> None:
+    """General text, and notes with questions and answers."""
+    (folder / "general").mkdir(parents=True)
+    (folder / "notes").mkdir()
+    for number in range(40):
+        (folder / "notes" / f"pen-{number}.txt").write_text(
+            f"Q: Who watches pen {number}?\nA: The dog of pen {number} does.\n\nQ: At {number}?\nA: Yes.\n"
+        )
+    for path in prose[:20]:
+        shutil.copyfile(path, folder / "general" / path.name)
 
 
 def write_exam(folder: Path) -> None:
