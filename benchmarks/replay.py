@@ -8,7 +8,7 @@ by topics, then documents that Debian and packages install. A base is trained on
 of equally many steps continue on both folders, whose weights in the mix are 0 and 1, or the share and the rest. All
 three predict the held-out documents of both folders, as in `benchmarks.recipe`. Intervals of differences are those of
 comparisons of evaluations (`paired_bootstrap`); that of the ratio is of 10,000 resamples of the documents of `general`,
-for both differences at once.
+for both differences at once. They do not cover the spread over seeds, and `notes` changes with the installed packages.
 """
 
 from __future__ import annotations
