@@ -25,8 +25,8 @@ def test_they_are_those_of_its_last_judgement(tiny: Ran, tmp_path: Path, assignm
     home = copy_of_store(tiny, tmp_path / "home")
     settings, checkpoint = tiny_settings(*assignments), tiny.checkpoint
     with direct_run(home) as run:
-        assert promotion_settings(run.store, "default", version_of(run, checkpoint)) == EvaluationSettings()
+        assert promotion_settings(run.store, "default", version_of(run, checkpoint)) == (EvaluationSettings(), None)
         promote_model(run, checkpoint, tiny.evaluation)
         made, _ = evaluate_model(run, checkpoint, tiny.prepared.evalset, settings.evaluate)
         promote_model(run, checkpoint, made, settings)
-        assert promotion_settings(run.store, "default", version_of(run, checkpoint)) == settings.evaluate
+        assert promotion_settings(run.store, "default", version_of(run, checkpoint)) == (settings.evaluate, None)

@@ -410,7 +410,7 @@ KEYS = {
     "tokenizer": "d9c782bc205bb595",
     "dataset": "8d70e8752594ce06",
     "mix": "7aa22c9868e2dd31",
-    "chat": "b685b8b3850d76b9",
+    "chat": "8716d6154bf312ab",
     "model": "c516c48bd0aa3a38",
     "train": "4217de8c69a1a288",
     "execution": "cb1a03730ece1670",
