@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tasks.registry.promote import Promotion
     from tasks.report.evaluation import Measured
 
-VERSION = 3  # raise it when templates change, so that existing pages are rendered again
+VERSION = 4  # raise it when templates change, so that existing pages are rendered again
 
 TEMPLATES = Path(__file__).with_name("templates")
 FILTERS = (

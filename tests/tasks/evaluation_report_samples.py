@@ -19,7 +19,7 @@ CHECKPOINT, EVALSET, REF = (
 BIT = math.log(2)
 
 
-ASKED = ("val/questions", "val/exact_match", "val/bits_per_byte")
+ASKED = ("val/questions", "val/questions_without_room", "val/exact_match", "val/bits_per_byte")
 
 
 def sums(bits: float, n_bytes: int = 8_000, documents: int = 4) -> Sums:
