@@ -20,7 +20,7 @@ from storage.errors import UserError
 from storage.manifest import ArtifactRef
 from storage.schemas import COMPLETIONS, COMPLETIONS_FILE, DOCUMENTS_FILE
 from storage.store import Store
-from storage.tables import read_rows, write_table
+from storage.tables import stream_rows, write_table
 from tasks.chat.settings import ChatSettings
 from tasks.chat.template import ChatError, Template, plain_template, read_template, stopped_clock
 from tasks.core.stage import Work, stage
@@ -103,17 +103,20 @@ def questions_of(settings: ChatSettings, base: Path | None) -> Questions | None:
 
 def read_questions(store: Store, evalset: ArtifactRef, asked: Questions) -> list[Question]:
     """Return the questions of an evaluation set, in the order of their documents."""
-    columns = ["doc_id", "kind", "language", "source", "method", "text"]
-    found = [
-        Question(row["doc_id"], number, item, {name: row[name] for name in columns[1:-1]})
-        for row in read_rows(store.folder(evalset) / DOCUMENTS_FILE, columns)
-        for number, item in enumerate(find_conversations(row["text"], row["kind"]))
-        if item.kind in asked.kinds
-    ]
+    found = list(_questions(store, evalset, asked))
     if asked.most and len(found) > asked.most:
         by_hash = sorted(found, key=lambda one: sha256(f"{one.doc_id}:{one.number}".encode()).digest())
         found = by_hash[: asked.most]
     return sorted(found, key=lambda one: (one.doc_id, one.number))
+
+
+def _questions(store: Store, evalset: ArtifactRef, asked: Questions) -> Iterator[Question]:
+    columns = ["doc_id", "kind", "language", "source", "method", "text"]
+    for row in stream_rows(store.folder(evalset) / DOCUMENTS_FILE, columns):
+        labels = {name: row[name] for name in columns[1:-1]}
+        for number, item in enumerate(find_conversations(row["text"], row["kind"])):
+            if item.kind in asked.kinds:
+                yield Question(row["doc_id"], number, item, labels)
 
 
 def check_questions(store: Store, evalset: ArtifactRef, asked: Questions) -> None:
@@ -122,7 +125,7 @@ def check_questions(store: Store, evalset: ArtifactRef, asked: Questions) -> Non
     Raises:
         UserError: it has none.
     """
-    if not read_questions(store, evalset, asked):
+    if next(_questions(store, evalset, asked), None) is None:
         raise UserError(
             f"no evaluation document has a conversation of chat.pairs={','.join(asked.kinds)}, so answers could not be "
             "judged: ask for more kinds, add documents, or hold out more of them (curate.validation_share)"

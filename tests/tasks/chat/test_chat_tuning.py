@@ -41,6 +41,7 @@ from tasks.training.bundle import CHAT_FILE, Bundle
 from tasks.upkeep.forget import forget
 from tasks.upkeep.verify import check_sequences, check_tokens
 from tests.open_models import TEMPLATE, open_model
+from tests.tasks.serving.test_serving import client_of, running
 
 CHATS = ("model.max_seq_len=128", "chat.pairs=all", "chat.answers=0", "chat.answer_tokens=24", "train.max_steps=60")
 CORPUS = 24
@@ -208,6 +209,15 @@ def test_the_same_request_again_computes_nothing(tuned: Tuned) -> None:
 def test_the_model_keeps_its_form_and_is_served(tuned: Tuned) -> None:
     served = load_served(tuned.home, "challenger" if tuned.promotion.alias == "challenger" else "champion", "default")
     assert served is not None and served.template is not None
+    messages: Any = [{"role": "user", "content": "How many sheep are in pen 3?"}]
+    with running(served.bundle, template=served.template) as (_, address):
+        answer = client_of(address).chat.completions.create(model="sheepfold", messages=messages, temperature=0)
+    (said,) = answer.choices
+    assert said.message.role == "assistant"
+    ids = served.template.prompt(messages)
+    assert answer.usage is not None and answer.usage.prompt_tokens == len(ids)
+    (expected, *_) = served.bundle.stream(ids, temperature=0.0, max_new_tokens=128 - len(ids))
+    assert isinstance(expected, str) and (said.message.content or "").startswith(expected)
 
 
 def test_a_chat_is_answered_line_by_line(tuned: Tuned) -> None:
