@@ -17,7 +17,7 @@ USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 KINDS = ("conversation", "questions", "dialogue", "interview", "mail", "faq", "section")
 
 LONGEST_NAME, LONGEST_HEADING = 40, 200
-SHORTEST_ANSWER, LONGEST_ANSWER = 20, 8_000  # characters of a section
+SHORTEST_ANSWER, LONGEST_ANSWER = 20, 2_000  # characters below a heading or a question; longer ones are chapters
 FEWEST_TURNS = 4  # of a dialogue whose speakers have names
 SPEECH_SHARE = 0.6  # of the turns of a dialogue end as sentences do
 FEWEST_QUESTIONS = 3  # questions on lines of their own, which make a document an FAQ
