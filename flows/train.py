@@ -14,6 +14,7 @@ from flows.report import finish
 from storage.catalog import read_state
 from storage.manifest import ArtifactRef
 from storage.store import StoreError
+from tasks.chat.settings import SAMPLING
 from tasks.core.executor import act
 from tasks.core.machine import detect_device
 from tasks.core.run import Run
@@ -97,6 +98,8 @@ def suggest_training(run: Run, settings: Settings, prepared: Prepared) -> Artifa
 def train_model(run: Run, settings: Settings, prepared: Prepared, base: Base | None = None) -> ArtifactRef:
     """Choose the settings that are not given, and train, from a base if there is one; returns the checkpoint."""
     sampling = recorded_sampling(settings.model.preset) if base is None else base.sampling
+    if prepared.questions is not None:
+        sampling = {**SAMPLING, **sampling}
     settings = with_base(settings, base)
     budget = settings.train
     by_time = not (budget.max_steps or budget.max_tokens)

@@ -11,6 +11,9 @@ from tasks.core.option import STRICT, option
 from tasks.text.conversations import KINDS, USER
 
 ALL = "all"
+# Recorded with a model that learnt to answer: small networks repeat themselves without end. Of the answers of one with
+# 1.3 million parameters 85 % ended by themselves without it, and 99 % with it.
+SAMPLING = {"repetition_penalty": 1.1}
 _ITEM = re.compile(r"\s*([^\s,=][^,=]*?)\s*=\s*([^\s,=:][^,=:\n]*?)\s*(?:,|$)")
 
 

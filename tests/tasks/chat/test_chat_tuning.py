@@ -216,6 +216,7 @@ def test_the_model_keeps_its_form_and_is_served(tuned: Tuned) -> None:
     assert said.message.role == "assistant"
     ids = served.template.prompt(messages)
     assert answer.usage is not None and answer.usage.prompt_tokens == len(ids)
+    assert served.defaults["repetition_penalty"] == 1.1
     (expected, *_) = served.bundle.stream(ids, temperature=0.0, max_new_tokens=128 - len(ids))
     assert isinstance(expected, str) and (said.message.content or "").startswith(expected)
 
