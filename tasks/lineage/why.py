@@ -40,12 +40,12 @@ def explain(store: Store, thing: str, corpus: str) -> dict[str, Any]:
         UserError: Several things have it.
     """
     found = (
-        _completion(store, thing, by_key=True)
+        _completion(store, corpus, thing, by_key=True)
         or _artifact(store, thing)
         or _document(store, corpus, thing)
         or _forgotten(store, thing)
         or _model(store, corpus, thing)
-        or _completion(store, thing, by_key=False)
+        or _completion(store, corpus, thing, by_key=False)
         or _document(store, corpus, thing, below=True)
         or _removed_document(store, corpus, thing)
     )
@@ -110,8 +110,8 @@ def _artifact(store: Store, thing: str) -> dict[str, Any] | None:
     return {**_lineage(store, found[0].ref), "led_to": led_to, "models": models}
 
 
-def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None:
-    """Explain a completion by KEY/ID, where KEY may be a prefix, or by its ID, which gives the newest.
+def _completion(store: Store, corpus: str, thing: str, by_key: bool) -> dict[str, Any] | None:
+    """Explain a completion by KEY/ID, where KEY may be a prefix, or by its ID: that of the last run, else the newest.
 
     `7#2` is the ID of the third completion of the prompt `7`. An answer to a question of an evaluation document is a
     completion too.
@@ -121,7 +121,8 @@ def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None
         return None
     found = []
     made = [*store.manifests("generate"), *store.manifests("answers")]
-    for manifest in sorted(made, key=lambda made: (made.created, made.key), reverse=True):
+    latest = read_state(store, corpus).get("generate", [])
+    for manifest in sorted(made, key=lambda made: (made.ref in latest, made.created, made.key), reverse=True):
         if manifest.key.startswith(key):
             rows = read_rows(store.folder(manifest.ref) / COMPLETIONS_FILE, COLUMNS)
             found += [(manifest, row) for row in rows if _name(row) == name]
@@ -132,7 +133,9 @@ def _completion(store: Store, thing: str, by_key: bool) -> dict[str, Any] | None
         listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
         raise UserError(f"{thing!r} matches {len(found)} completions: give a longer prefix of one of {listed}")
     if len(found) > 1:
-        note = {"note": f"the newest of {len(found)} completions {name!r}; name the others by KEY/{name}"}
+        note = {
+            "note": f"that of the last run, else the newest, of {len(found)} completions {name!r}; name the others by KEY/{name}"
+        }
     newest, row = found[0]
     shown = {**{column: row[column] for column in COLUMNS[:-1]}, "id": given_id(row)}
     asked = {"asked_from": json.loads(row["fields"])} if newest.stage == "answers" else {}

@@ -99,7 +99,7 @@ def test_further_samples_of_a_prompt_are_named_by_their_number(home: Home) -> No
 def test_a_bare_id_is_that_of_the_newest_generation_and_says_that_there_are_others(home: Home) -> None:
     found = explain(open_store(home.store), "0", "default")
     assert found["completion"]["prompt"] == "prompt of 2026-01-03"
-    assert found["note"].startswith("the newest of 3 completions '0'")
+    assert found["note"].startswith("that of the last run, else the newest, of 3 completions '0'")
     assert explain(open_store(home.store), f"{found['address']}", "default")["completion"] == found["completion"]
 
 
