@@ -133,9 +133,8 @@ def _completion(store: Store, corpus: str, thing: str, by_key: bool) -> dict[str
         listed = ", ".join(f"{manifest.key}/{name}" for manifest, _ in found)
         raise UserError(f"{thing!r} matches {len(found)} completions: give a longer prefix of one of {listed}")
     if len(found) > 1:
-        note = {
-            "note": f"that of the last run, else the newest, of {len(found)} completions {name!r}; name the others by KEY/{name}"
-        }
+        which = f"that of the last run, else the newest, of {len(found)} completions {name!r}"
+        note = {"note": f"{which}; name the others by KEY/{name}"}
     newest, row = found[0]
     shown = {**{column: row[column] for column in COLUMNS[:-1]}, "id": given_id(row)}
     asked = {"asked_from": json.loads(row["fields"])} if newest.stage == "answers" else {}
