@@ -32,7 +32,7 @@ from tasks.lineage.contamination import contamination
 from tasks.lineage.gram_overlap import OverlapSettings, gram_overlap
 from tasks.lineage.memorised import MemorisedSettings, memorised
 from tasks.lineage.trace_index import trace_indexes
-from tasks.lineage.training_data import trained_texts
+from tasks.lineage.training_data import base_of, trained_texts
 from tasks.registry.models import checkpoint_of, log_evaluation, version_checkpoint, version_of
 from tasks.registry.promote import trained_on
 from tasks.report.evaluation import Measured
@@ -136,12 +136,6 @@ def promotion_settings(
         return found, None
     (baseline,) = (manifest_of(store, ref).settings for ref in judged.input_refs("ngram"))
     return replace(found, ngram_order=baseline["order"], ngram_tokens=baseline["max_tokens"]), None
-
-
-def base_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
-    """Return the base of a trained model, if it has one."""
-    made = manifest_of(store, checkpoint)
-    return made.input_refs("base")[0] if "base" in made.inputs else None
 
 
 @subflow("trace")

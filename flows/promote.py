@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from flows.context import flow, open_run, subflow
-from flows.evaluate import base_of, evaluate_model, remember_evaluation
+from flows.evaluate import evaluate_model, remember_evaluation
 from flows.options import SettingsOptions
 from flows.report import finish
 from flows.train import latest_training
@@ -21,7 +21,7 @@ from tasks.core.settings import Settings
 from tasks.curate.evalset import frozen_evalset
 from tasks.evaluation.evaluate import EvaluateSettings, evaluate
 from tasks.evaluation.gates import gates, known_leaks
-from tasks.lineage.training_data import forgotten_since
+from tasks.lineage.training_data import base_of, forgotten_since
 from tasks.registry.models import ensure_training_run, version_checkpoint
 from tasks.registry.promote import ChampionChanged, Promotion, champion_of, move_aliases, trained_on
 

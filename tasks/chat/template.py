@@ -21,11 +21,10 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tasks.text.conversations import ASSISTANT, USER
 from tasks.tokens.hf_spec import library_tokenizer
 from tasks.tokens.tokenizer_kinds import N_SPECIAL, SPECIAL_TOKENS, HfTokenizer, Tokenizer
 from tasks.training.bundle import CHAT_FILE
-
-ASSISTANT = "assistant"
 
 
 class ChatError(ValueError):
@@ -148,7 +147,7 @@ class Template:
     def begins_turn(self, text: str) -> bool:
         """Return True if a line of an answer is one by which the template begins somebody's turn."""
         try:
-            chat = [{"role": "user", "content": "\0"}, {"role": ASSISTANT, "content": "\0"}]
+            chat = [{"role": USER, "content": "\0"}, {"role": ASSISTANT, "content": "\0"}]
             rendered = self._special.sub("", self._rendered(chat))
         except ChatError:
             return False

@@ -113,9 +113,14 @@ def first_paths(store: Store, ref: ArtifactRef, doc_ids: Collection[str]) -> dic
 def trainings_of(store: Store, checkpoint: ArtifactRef | None) -> Iterator[Manifest]:
     """Yield the training of a checkpoint and those that it continues; none for an imported model."""
     while checkpoint is not None and checkpoint.stage == "train":
-        made = manifest_of(store, checkpoint)
-        yield made
-        checkpoint = next(iter(made.input_refs("base")), None) if "base" in made.inputs else None
+        yield manifest_of(store, checkpoint)
+        checkpoint = base_of(store, checkpoint)
+
+
+def base_of(store: Store, checkpoint: ArtifactRef) -> ArtifactRef | None:
+    """Return the model that a training continues, if it continues one."""
+    made = manifest_of(store, checkpoint)
+    return made.input_refs("base")[0] if "base" in made.inputs else None
 
 
 def forgotten_since(store: Store, checkpoint: ArtifactRef) -> int:

@@ -18,6 +18,7 @@ KINDS = ("conversation", "questions", "dialogue", "interview", "mail", "faq", "s
 
 LONGEST_NAME, LONGEST_HEADING = 40, 200
 SHORTEST_ANSWER, LONGEST_ANSWER = 20, 2_000  # characters below a heading or a question; longer ones are chapters
+MOST_MESSAGES = 32  # of a conversation, an even number; a template renders it anew for every answer
 FEWEST_TURNS = 4  # of a dialogue whose speakers have names
 SPEECH_SHARE = 0.6  # of the turns of a dialogue end as sentences do
 FEWEST_QUESTIONS = 3  # questions on lines of their own, which make a document an FAQ
@@ -136,7 +137,7 @@ def _made(
     kind: str, start: int, end: int, messages: Sequence[tuple[str, str]], synthetic: bool = False
 ) -> Iterator[Conversation]:
     """Yield the conversation if each side says something and an answer ends it."""
-    said = [Message(role, content.strip()) for role, content in messages]
+    said = [Message(role, content.strip()) for role, content in messages[:MOST_MESSAGES]]
     while said and said[-1].role != ASSISTANT:
         said.pop()
     if len(said) > 1 and all(one.content for one in said):
@@ -274,8 +275,10 @@ def _dialogues(run: Sequence[_Turn]) -> Iterator[Conversation]:
     is_interview = asking[user] >= SPEECH_SHARE * n_turns and asking[user] > 2 * min(asking.values())
     said = run[run[0].speaker != user :]
     said = said[: len(said) - (said[-1].speaker == user)]  # the last word is an answer
-    messages = [(USER if turn.speaker == user else ASSISTANT, turn.content) for turn in said]
-    yield from _made("interview" if is_interview else "dialogue", said[0].start, said[-1].end, messages)
+    for begin in range(0, len(said), MOST_MESSAGES):
+        some = said[begin : begin + MOST_MESSAGES]
+        messages = [(USER if turn.speaker == user else ASSISTANT, turn.content) for turn in some]
+        yield from _made("interview" if is_interview else "dialogue", some[0].start, some[-1].end, messages)
 
 
 # replies to mails

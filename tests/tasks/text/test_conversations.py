@@ -56,6 +56,14 @@ def test_a_play_is_a_dialogue_of_two() -> None:
     assert (kind, messages[-1]) == ("dialogue", ("assistant", "I am a ghost."))
 
 
+def test_a_long_dialogue_is_several_conversations() -> None:
+    text = "".join(f"Ann: Is it {n}?\n\nBob: It is {n}.\n\n" for n in range(40))
+    found = find_conversations(text)
+    assert [len(item.messages) for item in found] == [32, 32, 16]
+    assert [item.messages[0].content for item in found] == ["Is it 0?", "Is it 16?", "Is it 32?"]
+    assert text[found[1].start : found[1].end].endswith("Bob: It is 31.")
+
+
 def test_a_third_speaker_begins_another_dialogue() -> None:
     two = "A B: How are you?\n\nC D: Well.\n\nA B: Good.\n\nC D: And you?\n\nA B: Well.\n\nC D: Good.\n\n"
     other = "E F: May I speak?\n\nC D: You may.\n\nE F: So I will.\n\nC D: Please do.\n"
